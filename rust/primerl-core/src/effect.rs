@@ -1,0 +1,79 @@
+//! What the shell has to do. Effects are carried out in order; a [`Effect::is_durable`] one only after the event
+//! that caused it is on disk.
+
+use crate::ids::*;
+use crate::pack::PackedBatch;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Answer to [`crate::Event::LeaseRequested`].
+    Lease { request: RequestId, worker: WorkerId, rollouts: Vec<LeasedRollout> },
+    /// Nothing to lease within the long poll, and why. The worker asks again unless `finished`.
+    NoLease { request: RequestId, reason: String, finished: bool },
+    /// Abort the rollout's engine requests, refuse further ones, and tell its worker (if it has one) at its next heartbeat.
+    CancelRollout { rollout: RolloutId, worker: Option<WorkerId>, reason: CancelReason },
+    /// The rollout is over: its conversations may be forgotten. Sent for every rollout, once, cancelled ones too.
+    RolloutClosed { rollout: RolloutId },
+
+    /// Pause, load, check the hash, resume; then report `EngineProved` or `EngineLost`.
+    UpdateEngine { engine: EngineId, version: PolicyVersion, manifest: String, digest: String },
+
+    /// Answer to [`crate::Event::BatchRequested`].
+    Batch { request: RequestId, rank: u32, batch: Arc<PackedBatch> },
+    /// Not ready within the long poll: what the batch waits for, in words. The trainer asks again.
+    BatchNotReady { request: RequestId, waiting_for: String },
+    /// There will be no such step.
+    NoMoreBatches { request: RequestId },
+    /// A batch was cut: write it to the spool, record its metrics. Comes before any `Batch` of that step.
+    BatchCut { batch: Arc<PackedBatch> },
+
+    /// An evaluation ended.
+    Evaluated(EvaluationReport),
+    /// Something a person should read (a dropped group, a lost worker, ...).
+    Warn { message: String },
+    /// The last step's weights were proved and the last evaluation is done (or a shutdown was asked for and all is cancelled).
+    Finished { reason: String },
+}
+
+impl Effect {
+    /// Losing it after it was seen outside would break a promise.
+    pub fn is_durable(&self) -> bool {
+        matches!(self, Effect::Batch { .. } | Effect::BatchCut { .. } | Effect::Evaluated(_) | Effect::Finished { .. })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeasedRollout {
+    pub rollout: RolloutId,
+    pub group: GroupId,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    pub evaluation: bool,
+    /// The environment's own time limit must be shorter than this; microseconds from now.
+    pub deadline: crate::Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CancelReason {
+    /// More than `max_off_policy_steps` policies contributed.
+    Stale,
+    Timeout,
+    WorkerLost,
+    /// Its group was dropped.
+    GroupDropped,
+    RunFinished,
+}
+
+/// Means over the rollouts of one evaluation of one environment at one pinned version.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvaluationReport {
+    pub environment: EnvironmentId,
+    pub version: PolicyVersion,
+    pub rollouts: u32,
+    pub failed: u32,
+    pub mean_reward: f64,
+    /// Mean of each metric the environment reported.
+    pub metrics: BTreeMap<String, f64>,
+}

@@ -1,0 +1,74 @@
+//! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
+
+use crate::ids::*;
+use crate::turn::Turn;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A worker listed the environment's examples. Repeated registrations must agree in number; the first one counts.
+    EnvironmentReady { environment: EnvironmentId, examples: u32 },
+    WorkerJoined { worker: WorkerId, environment: EnvironmentId },
+    /// Any sign of life.
+    WorkerSeen { worker: WorkerId },
+    /// The worker said goodbye; its leases go back.
+    WorkerLeft { worker: WorkerId },
+    /// A worker asks for up to `max` rollouts. Answered by [`crate::Effect::Lease`] or, at the long-poll deadline
+    /// or the end of the run, by [`crate::Effect::NoLease`].
+    LeaseRequested { request: RequestId, worker: WorkerId, max: u32 },
+    /// The requester hung up: forget a waiting lease or batch request.
+    RequestDropped { request: RequestId },
+    TurnFinished { rollout: RolloutId, turn: Turn },
+    /// The engine's request failed for good (no engine could answer within the rollout's deadline).
+    TurnFailed { rollout: RolloutId, message: String },
+    /// The environment reported. Repeating it is harmless.
+    RolloutFinished { rollout: RolloutId, worker: WorkerId, outcome: Outcome },
+
+    EngineJoined { engine: EngineId },
+    /// The engine proved by hash that it serves this version.
+    EngineProved { engine: EngineId, version: PolicyVersion },
+    /// It failed to load, died, or reported other weights: no traffic until it proves again.
+    EngineLost { engine: EngineId, reason: String },
+
+    /// Data rank `rank` asks for its part of step `step`.
+    BatchRequested { request: RequestId, step: Step, rank: u32 },
+    /// The trainer published weights; the shell has checked the manifest.
+    WeightsPublished { version: PolicyVersion, manifest: String, digest: String },
+
+    /// Time passed: check deadlines.
+    Tick,
+    /// Stop dispatching, cancel what is in flight, finish.
+    ShutdownRequested { reason: String },
+}
+
+/// What the environment says about one rollout.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The environment ran to its end. `ok` does not mean trainable: there may be no sampled token.
+    pub ok: bool,
+    pub traces: Vec<Trace>,
+    /// The first error, if any.
+    pub error: Option<RolloutError>,
+}
+
+/// One seat of a rollout: one conversation with its own reward.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Equals the `session` of its turns (`X-Session-ID`).
+    pub session: String,
+    pub trainable: bool,
+    pub ok: bool,
+    pub reward: f64,
+    pub metrics: BTreeMap<String, f64>,
+    pub stop_condition: Option<String>,
+    pub truncated: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RolloutError {
+    /// Which boundary failed: `environment`, `engine`, `timeout`, `worker_lost`, ...
+    pub kind: String,
+    pub message: String,
+}

@@ -1,0 +1,22 @@
+//! Every decision of a reinforcement-learning run, as a deterministic state machine.
+//!
+//! [`Core::handle`] takes an [`Event`] and the time, and returns the [`Effect`]s the shell has to carry out.
+//! There is no clock, socket, thread or Python in this crate: time is passed in, randomness is one seeded
+//! generator that is part of the state. So a run can be replayed from its events, and simulated.
+//!
+//! The modules are the stages of the data flow (`docs/architecture.md`), in order.
+
+pub mod config;
+pub mod effect;
+pub mod event;
+pub mod ids;
+pub mod pack;
+pub mod time;
+pub mod turn;
+
+pub use config::Config;
+pub use effect::Effect;
+pub use event::Event;
+pub use ids::*;
+pub use time::{Duration, Time};
+pub use turn::{Turn, VersionRun};

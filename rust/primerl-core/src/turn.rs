@@ -1,0 +1,81 @@
+//! One engine request, as the engine answered it.
+
+use crate::ids::{PolicyVersion, TurnIndex};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// A run of consecutive sampled tokens of one policy version, taken from the engine's own `weight_versions`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionRun {
+    pub version: PolicyVersion,
+    pub n_tokens: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn; the stop token is the last of `sampled`.
+    Stop,
+    /// `max_tokens` or the context was reached: the next turn's prompt has to close this one.
+    Length,
+    /// The request was aborted; what was sampled until then is kept.
+    Abort,
+}
+
+/// Why a turn does not extend an earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkReason {
+    /// The first turn of its conversation (no fork, strictly speaking).
+    FirstTurn,
+    /// The request's messages contain no answer of ours: a second conversation on the same session.
+    NewConversation,
+    /// Earlier messages differ from what this conversation recorded.
+    HistoryEdited,
+    /// Same messages, other tools or template arguments.
+    ToolsChanged,
+    /// The template's rendering of the new messages could not be proven to be a suffix.
+    TemplateNotExtendable,
+}
+
+/// A finished turn. Its prompt is `parent.prompt ++ parent.sampled ++ prompt_suffix` when it has a parent,
+/// else `prompt_suffix` alone, so a turn holds only the tokens it added.
+///
+/// Worked example, two turns of one conversation:
+/// ```text
+/// turn 0: parent None,    prompt_suffix [p0 p1 p2],  sampled [a b END]
+/// turn 1: parent Some(0), prompt_suffix [\n u0 u1],  sampled [c END]
+/// prompt of turn 1 = p0 p1 p2 a b END \n u0 u1
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Name of the conversation within the rollout (`X-Session-ID`; empty when absent).
+    pub session: Arc<str>,
+    pub parent: Option<TurnIndex>,
+    /// `None` exactly when `parent` is `Some`.
+    pub fork: Option<ForkReason>,
+    pub prompt_suffix: Arc<[u32]>,
+    pub sampled: Arc<[u32]>,
+    /// Engine log-probability of each sampled token, nats; same length as `sampled`.
+    pub logprobs: Arc<[f32]>,
+    /// Lengths add up to `sampled.len()`.
+    pub versions: Vec<VersionRun>,
+    pub temperature: f32,
+    pub finish: FinishReason,
+    /// Digest of the messages that made the prompt (and tools, template arguments).
+    pub context_digest: u128,
+    /// Digest of those messages and the assistant message we answered: a later request whose messages
+    /// begin with this digest extends this turn. With both, a conversation is rebuilt from its turns.
+    pub answer_digest: u128,
+}
+
+impl Turn {
+    /// Sampled tokens have one log-probability and one version each.
+    pub fn is_consistent(&self) -> bool {
+        let by_version: u64 = self.versions.iter().map(|run| u64::from(run.n_tokens)).sum();
+        self.logprobs.len() == self.sampled.len()
+            && by_version == self.sampled.len() as u64
+            && self.logprobs.iter().all(|logprob| logprob.is_finite())
+            && self.parent.is_some() != self.fork.is_some()
+    }
+}

@@ -1,0 +1,1 @@
+//! The tokio shell around primerl-core: gateway, engines, environment leases, trainer endpoints, journal.
