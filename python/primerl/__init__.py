@@ -1,0 +1,40 @@
+"""Asynchronous reinforcement-learning post-training for language models.
+
+Importing this package imports neither torch nor the extension module: each name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from primerl._core import PrimerlError as PrimerlError
+    from primerl._core import RenderError as RenderError
+    from primerl.api import Batch as Batch
+    from primerl.api import MicroBatch as MicroBatch
+    from primerl.api import Run as Run
+
+_LAZY = {
+    "Batch": "primerl.api",
+    "MicroBatch": "primerl.api",
+    "PrimerlError": "primerl._core",
+    "RenderError": "primerl._core",
+    "Run": "primerl.api",
+    "__version__": "primerl._core",
+}
+
+__all__ = ["Batch", "MicroBatch", "PrimerlError", "RenderError", "Run", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,3 @@
+"""Bindings of the Rust crates: conversions only."""
+
+__version__: str
