@@ -1,1 +1,3 @@
 //! The tokio shell around primerl-core: gateway, engines, environment leases, trainer endpoints, journal.
+
+pub mod envs;

@@ -1,0 +1,3 @@
+//! Environment workers: the wire between them and the orchestrator, and both of its ends.
+
+pub mod wire;

@@ -1,0 +1,203 @@
+//! Bodies of the environment workers' calls (`docs/architecture.md`, "Env workers"), shared by both ends.
+//!
+//! Every body is a msgpack map with named fields. Fields that a newer peer adds are ignored by an older one,
+//! so workers and orchestrators of neighbouring versions understand each other.
+
+use primerl_core::event::Outcome;
+use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub const CONTENT_TYPE: &str = "application/msgpack";
+
+pub const REGISTER: &str = "/envs/register";
+pub const LEASE: &str = "/envs/lease";
+pub const HEARTBEAT: &str = "/envs/heartbeat";
+pub const RESULT: &str = "/envs/result";
+pub const LEAVE: &str = "/envs/leave";
+
+/// `code` of the 410 that tells a worker to register again: the orchestrator does not know its number (any more).
+pub const WORKER_UNKNOWN: &str = "worker_unknown";
+/// `code` of the 404 for an environment that the run does not have.
+pub const ENVIRONMENT_UNKNOWN: &str = "environment_unknown";
+/// `code` of the 409 for a worker that lists another number of examples than the first worker of its environment.
+pub const EXAMPLES_DIFFER: &str = "examples_differ";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerRole {
+    Train,
+    Eval,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisterRequest {
+    /// The environment's name in the run's config.
+    pub environment: String,
+    pub role: WorkerRole,
+    /// Unique to the process, so that a worker that registers again is recognised.
+    pub name: String,
+    pub pid: u32,
+    /// How many examples the worker can be leased; the same for all workers of an environment.
+    pub examples: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RegisterAnswer {
+    pub worker: WorkerId,
+    pub environment: EnvironmentId,
+    /// Name of the model to put into requests.
+    pub model: String,
+    /// Seconds between heartbeats.
+    pub heartbeat_s: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRequest {
+    pub worker: WorkerId,
+    /// At most this many rollouts; at least 1.
+    pub max: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LeaseAnswer {
+    /// Empty when the long poll ended without work.
+    pub rollouts: Vec<Lease>,
+    /// There will be no more work.
+    pub finished: bool,
+    /// Why `rollouts` is empty, for people.
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lease {
+    pub rollout: RolloutId,
+    pub group: GroupId,
+    pub example: ExampleIndex,
+    /// Base URL of the rollout's OpenAI-compatible endpoint, ending in `/v1`.
+    pub base_url: String,
+    /// Sampling parameters as in a chat request: `temperature`, `max_tokens`, ...
+    pub sampling: serde_json::Map<String, serde_json::Value>,
+    /// Seconds from now after which the orchestrator gives the rollout up.
+    pub deadline_s: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeartbeatRequest {
+    pub worker: WorkerId,
+    /// Leased and not yet reported.
+    pub running: Vec<RolloutId>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeartbeatAnswer {
+    /// Stop these, report nothing for them.
+    pub cancel: Vec<RolloutId>,
+    pub finished: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResultRequest {
+    pub worker: WorkerId,
+    pub rollout: RolloutId,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResultAnswer {
+    /// False when the rollout was over already (cancelled, given to another worker, reported before).
+    pub accepted: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveRequest {
+    pub worker: WorkerId,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveAnswer {}
+
+/// A body as a msgpack map with named fields.
+pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    rmp_serde::to_vec_named(body)
+}
+
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
+    rmp_serde::from_slice(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::event::{RolloutError, Trace};
+
+    fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
+        value: T,
+    ) -> serde_json::Value {
+        let bytes = encode(&value).expect("encodes");
+        assert_eq!(decode::<T>(&bytes).expect("decodes"), value);
+        decode(&bytes).expect("is a self-describing map")
+    }
+
+    #[test]
+    fn bodies_are_maps_with_the_documented_names() {
+        let lease = Lease {
+            rollout: RolloutId(7),
+            group: GroupId(2),
+            example: ExampleIndex(5),
+            base_url: "http://127.0.0.1:1/rollouts/7/v1".into(),
+            sampling: serde_json::from_str(r#"{"temperature": 1.0, "max_tokens": 28}"#)
+                .expect("valid JSON"),
+            deadline_s: 120.0,
+        };
+        let map = round_trip(LeaseAnswer {
+            rollouts: vec![lease],
+            finished: false,
+            reason: String::new(),
+        });
+        assert_eq!(map["rollouts"][0]["rollout"], 7);
+        assert_eq!(map["rollouts"][0]["sampling"]["max_tokens"], 28);
+        let map = round_trip(RegisterRequest {
+            environment: "reverse-text".into(),
+            role: WorkerRole::Eval,
+            name: "w".into(),
+            pid: 1,
+            examples: 128,
+        });
+        assert_eq!(map["role"], "eval");
+    }
+
+    #[test]
+    fn an_outcome_survives_the_wire() {
+        let trace = Trace {
+            session: "t".into(),
+            trainable: true,
+            ok: true,
+            reward: 0.5,
+            ..Trace::default()
+        };
+        let error = RolloutError {
+            kind: "environment".into(),
+            message: "boom".into(),
+        };
+        let map = round_trip(ResultRequest {
+            worker: WorkerId(1),
+            rollout: RolloutId(7),
+            outcome: Outcome {
+                ok: false,
+                traces: vec![trace],
+                error: Some(error),
+            },
+        });
+        assert_eq!(map["outcome"]["traces"][0]["session"], "t");
+        assert_eq!(map["outcome"]["error"]["kind"], "environment");
+    }
+
+    #[test]
+    fn fields_of_a_newer_peer_are_ignored() {
+        let body =
+            rmp_serde::to_vec_named(&serde_json::json!({"accepted": true, "added_later": [1, 2]}))
+                .expect("encodes");
+        assert!(decode::<ResultAnswer>(&body).expect("decodes").accepted);
+    }
+}
