@@ -1,0 +1,131 @@
+"""Environments of a run, and what one env worker is told."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from primerl.config.base import Name, Section, Seconds
+
+
+class Environment(Section):
+    """An environment, as the orchestrator needs it."""
+
+    id: str = Field(min_length=1)
+    """Name of the installed verifiers environment, for example `reverse-text`."""
+    name: Name | None = None
+    """Name in metrics, logs and files; the environment's id where it is left out."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+
+
+class Workers(Section):
+    """What env workers of this machine run."""
+
+    taskset: dict[str, Any] = {}
+    """The taskset's own settings, passed to the environment unchanged."""
+    args: dict[str, Any] = {}
+    """The environment's other settings, passed to it unchanged."""
+    num_workers: NonNegativeInt = 1
+    """Worker processes started on this machine; 0 where they are started elsewhere."""
+    max_concurrent: PositiveInt = 128
+    """Rollouts one worker runs at the same time."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the environment is built from: `args`, with the taskset's settings under `taskset`."""
+        return {**self.args, "taskset": self.taskset} if self.taskset else dict(self.args)
+
+
+class TrainSource(Environment):
+    """An environment whose rollouts are trained on."""
+
+    ratio: float = Field(default=1.0, gt=0)
+    """Relative share of the groups that come from this environment."""
+    max_retries: NonNegativeInt = 2
+    """How often a failed rollout is tried again before its group is dropped."""
+
+
+class EvaluationSampling(Section):
+    """How evaluation rollouts are sampled."""
+
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """Sampling temperature; 0 is greedy."""
+    max_tokens: PositiveInt | None = None
+    """Longest completion of one turn, in tokens; as in training where it is left out."""
+
+
+class EvaluationSource(Environment):
+    """An environment that measures the policy and is never trained on."""
+
+    num_examples: PositiveInt | None = None
+    """Examples taken from the front of the list; all of them where it is left out."""
+    rollouts_per_example: PositiveInt = 1
+    """Rollouts of each example."""
+    interval: PositiveInt | None = None
+    """Evaluate after every so many steps; only at the end (and the start) where it is left out."""
+    base_model: bool = True
+    """Also evaluate the weights training starts from."""
+    sampling: EvaluationSampling = EvaluationSampling()
+
+
+class TrainEnvironment(TrainSource, Workers):
+    """An environment that is trained on, with its workers."""
+
+
+class EvaluationEnvironment(EvaluationSource, Workers):
+    """An environment that is measured, with its workers."""
+
+
+class TrainEnvironments(Section):
+    """What is trained on."""
+
+    env: list[TrainEnvironment] = Field(min_length=1)
+    """Training environments, at least one."""
+
+
+class EvaluationEnvironments(Section):
+    """What is measured."""
+
+    env: list[EvaluationEnvironment] = []
+    """Evaluation environments."""
+
+
+class TrainSources(Section):
+    """What is trained on."""
+
+    env: list[TrainSource] = Field(min_length=1)
+    """Training environments, at least one."""
+
+
+class EvaluationSources(Section):
+    """What is measured."""
+
+    env: list[EvaluationSource] = []
+    """Evaluation environments."""
+
+
+class EnvWorkerConfig(Section):
+    """One env worker process (`primerl env-worker @ file`)."""
+
+    orchestrator_url: str
+    """URL of the run's orchestrator."""
+    environment: Name
+    """Name of the environment in the run."""
+    role: Literal["train", "eval"] = "train"
+    """Whether its rollouts are trained on."""
+    worker_name: str = ""
+    """Unique name of this process; made from host and process id where it is left out."""
+    id: str = Field(min_length=1)
+    """Name of the installed verifiers environment."""
+    args: dict[str, Any] = {}
+    """Settings of the environment, its taskset's under `taskset`."""
+    seed: NonNegativeInt = 0
+    """Seed of the order of examples; the same in all workers of an environment."""
+    max_concurrent: PositiveInt = 128
+    """Rollouts run at the same time."""
+    unreachable_s: Seconds = 60.0
+    """Give up after the orchestrator did not answer for this long."""

@@ -1,0 +1,85 @@
+"""`primerl rl`: one file for the whole run."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from primerl.config.base import Name, Section, Seconds
+from primerl.config.inference import InferenceSettings
+from primerl.config.orchestrator import OrchestratorSettings
+from primerl.config.trainer import TrainerSettings
+
+
+class Model(Section):
+    """The model that is trained and sampled from."""
+
+    path: str
+    """Model folder: config.json, weights, tokenizer.json and a chat template."""
+    name: Name | None = None
+    """Name under which environments see the model; the folder's name where it is left out."""
+
+
+class RunInference(InferenceSettings):
+    """The inference engines of the run."""
+
+    replicas: NonNegativeInt = 1
+    """Engines started on this machine; 0 where all of orchestrator.engines run elsewhere."""
+
+
+class RunTimeouts(Section):
+    """How long the launcher waits, in seconds, before it stops the run and says what is missing."""
+
+    start_s: Seconds = 180.0
+    """Until engines are ready, env workers have registered and the trainer has reported."""
+    no_progress_s: Seconds = 600.0
+    """Longest time in which no rollout ends and no step is trained."""
+    stop_s: Seconds = 10.0
+    """Time a process has to end by itself before it is killed."""
+
+
+class RLConfig(Section):
+    """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
+
+    output_dir: str = Field(default="outputs/rl", min_length=1)
+    """Folder of the run: logs, metrics, weights."""
+    max_steps: PositiveInt
+    """Steps to train."""
+    seq_len: PositiveInt = 2048
+    """Longest sequence and micro-batch, in tokens."""
+    seed: NonNegativeInt = 0
+    """Seed of every random choice."""
+    clean_output_dir: bool = False
+    """Delete what an earlier run left in output_dir."""
+    dry_run: bool = False
+    """Check everything and write the resolved configs, but start nothing."""
+    keep_broadcasts: bool = False
+    """Keep the weights of every step, which `primerl verify` needs."""
+    model: Model
+    trainer: TrainerSettings = TrainerSettings()
+    orchestrator: OrchestratorSettings
+    inference: RunInference = RunInference()
+    timeouts: RunTimeouts = RunTimeouts()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = self.orchestrator.sampling.max_tokens
+        if longest >= self.seq_len:
+            raise ValueError(
+                f"orchestrator.sampling.max_tokens ({longest}) must be below seq_len ({self.seq_len}), "
+                "which holds the prompt too; lower one or raise the other"
+            )
+        context = self.inference.max_model_len
+        if context is not None and longest >= context:
+            raise ValueError(
+                f"orchestrator.sampling.max_tokens ({longest}) must be below inference.max_model_len ({context}), "
+                "which holds the prompt too; lower one or raise the other"
+            )
+        if self.inference.replicas == 0 and not self.orchestrator.engines:
+            raise ValueError("inference.replicas is 0 and orchestrator.engines names no engine; set one of them")
+        if self.inference.replicas > 1 and self.inference.port:
+            raise ValueError(
+                f"inference.port ({self.inference.port}) cannot be shared by {self.inference.replicas} replicas; set it to 0"
+            )
+        return self
