@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
+// Tagged outside: an inner tag would buffer the fields, and serde cannot buffer the 128-bit digests of a turn.
+#[serde(rename_all = "snake_case")]
 pub enum Event {
     /// A worker listed the environment's examples. Repeated registrations must agree in number; the first one counts.
     EnvironmentReady { environment: EnvironmentId, examples: u32 },
