@@ -17,7 +17,10 @@ LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 
 class Section(pydantic_config.BaseConfig):
     model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
 

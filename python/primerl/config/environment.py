@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from primerl.config.base import Name, Section, Seconds
+from primerl.config.base import Name, Seconds, Section
 
 
 class Environment(Section):

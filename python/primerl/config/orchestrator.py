@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Log, Name, Port, Section, Seconds
+from primerl.config.base import Log, Name, Port, Seconds, Section
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Name, Section, Seconds
+from primerl.config.base import Name, Seconds, Section
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.trainer import TrainerSettings
@@ -80,6 +80,7 @@ class RLConfig(Section):
             raise ValueError("inference.replicas is 0 and orchestrator.engines names no engine; set one of them")
         if self.inference.replicas > 1 and self.inference.port:
             raise ValueError(
-                f"inference.port ({self.inference.port}) cannot be shared by {self.inference.replicas} replicas; set it to 0"
+                f"inference.port ({self.inference.port}) cannot be shared by "
+                f"{self.inference.replicas} replicas; set it to 0"
             )
         return self
