@@ -1,5 +1,6 @@
 //! What a run is told. Checked once, by [`Config::validate`], before a [`crate::Core`] is made.
 
+use crate::ids::{EnvironmentId, PolicyVersion};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,9 @@ pub struct Timeouts {
     pub long_poll: Duration,
     /// An evaluation that has not ended by then is closed with what it has.
     pub evaluation: Duration,
+    /// A trainer that holds a batch and has not published its weights for this long is warned about, and again after
+    /// the same span: the core waits on (a step may be long), but never in silence.
+    pub weights: Duration,
 }
 
 /// FLOPs of a forward and backward pass over one sequence of `n` tokens:
@@ -89,4 +93,235 @@ pub struct Timeouts {
 pub struct FlopsModel {
     pub linear: f64,
     pub quadratic: f64,
+}
+
+/// What is wrong with a [`Config`]; each message names the field and what to do about it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    #[error("{field} is 0: set it to at least 1")]
+    Zero { field: &'static str },
+    #[error(
+        "batch_size = {batch_size} is not a multiple of group_size = {group_size}: \
+         a batch holds whole groups; set batch_size to {lower} or {upper}"
+    )]
+    BatchNotWholeGroups {
+        batch_size: u32,
+        group_size: u32,
+        lower: u32,
+        upper: u32,
+    },
+    #[error(
+        "max_off_policy_steps = {max_off_policy_steps} is below max_async_level = {max_async_level}: \
+         rollouts would be generated only to be voided as stale; raise the first or lower the second"
+    )]
+    AsyncBeyondOffPolicy {
+        max_off_policy_steps: u64,
+        max_async_level: u64,
+    },
+    #[error("oversampling_factor = {value} must be a finite number of at least 1")]
+    Oversampling { value: f64 },
+    #[error("environments: there is no training environment; add at least one")]
+    NoTrainingEnvironment,
+    #[error(
+        "environments: {name:?} is used {count} times; metrics and logs go by name, give each environment its own"
+    )]
+    DuplicateEnvironment { name: String, count: usize },
+    #[error("environments[{index}].name is empty; give it a name")]
+    UnnamedEnvironment { index: usize },
+    #[error(
+        "environments[{index}] ({name:?}) trains but comes after an evaluation environment; list training environments first"
+    )]
+    EnvironmentOrder { index: usize, name: String },
+    #[error(
+        "environment {name:?}: ratio = {ratio} must be a finite number above 0; leave the environment out to not use it"
+    )]
+    Ratio { name: String, ratio: f64 },
+    #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
+    ZeroInEnvironment { name: String, field: &'static str },
+    #[error(
+        "flops.{field} = {value} must be a finite number of at least 0, and one of the two above 0"
+    )]
+    Flops { field: &'static str, value: f64 },
+}
+
+impl Config {
+    /// Everything that can be known to be wrong before the run.
+    ///
+    /// # Errors
+    /// The first field found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_sizes()?;
+        self.validate_environments()?;
+        self.validate_timeouts()?;
+        for (field, value) in [
+            ("linear", self.flops.linear),
+            ("quadratic", self.flops.quadratic),
+        ] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(ConfigError::Flops { field, value });
+            }
+        }
+        if self.flops.linear + self.flops.quadratic <= 0.0 {
+            return Err(ConfigError::Flops {
+                field: "linear",
+                value: self.flops.linear,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whole groups in one batch.
+    pub fn groups_per_batch(&self) -> usize {
+        (self.batch_size / self.group_size) as usize
+    }
+
+    /// Most training rollouts in flight at once.
+    pub fn max_in_flight(&self) -> usize {
+        (self.oversampling_factor * f64::from(self.batch_size)).floor() as usize
+    }
+
+    /// The environment with this id.
+    ///
+    /// # Panics
+    /// If the id is not an index into `environments`.
+    pub fn environment(&self, id: EnvironmentId) -> &Environment {
+        &self.environments[id.0 as usize]
+    }
+
+    /// Ids and definitions of all environments, in the order of the config.
+    pub fn environment_ids(&self) -> impl Iterator<Item = (EnvironmentId, &Environment)> {
+        self.environments
+            .iter()
+            .enumerate()
+            .map(|(index, environment)| (EnvironmentId(index as u32), environment))
+    }
+
+    fn validate_sizes(&self) -> Result<(), ConfigError> {
+        let sizes = [
+            ("max_steps", self.max_steps),
+            ("batch_size", u64::from(self.batch_size)),
+            ("group_size", u64::from(self.group_size)),
+            ("seq_len", u64::from(self.seq_len)),
+            ("data_ranks", u64::from(self.data_ranks)),
+        ];
+        if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError::Zero { field });
+        }
+        let (batch_size, group_size) = (self.batch_size, self.group_size);
+        if batch_size % group_size != 0 {
+            let whole = batch_size / group_size;
+            let lower = (whole.max(1)).saturating_mul(group_size);
+            let upper = (whole + 1).saturating_mul(group_size);
+            return Err(ConfigError::BatchNotWholeGroups {
+                batch_size,
+                group_size,
+                lower,
+                upper,
+            });
+        }
+        let (max_off_policy_steps, max_async_level) =
+            (self.max_off_policy_steps, self.max_async_level);
+        if max_off_policy_steps < max_async_level {
+            return Err(ConfigError::AsyncBeyondOffPolicy {
+                max_off_policy_steps,
+                max_async_level,
+            });
+        }
+        let value = self.oversampling_factor;
+        if !value.is_finite() || value < 1.0 {
+            return Err(ConfigError::Oversampling { value });
+        }
+        Ok(())
+    }
+
+    fn validate_environments(&self) -> Result<(), ConfigError> {
+        let mut evaluation_seen = false;
+        for (index, environment) in self.environments.iter().enumerate() {
+            let name = environment.name.clone();
+            if name.is_empty() {
+                return Err(ConfigError::UnnamedEnvironment { index });
+            }
+            let count = self
+                .environments
+                .iter()
+                .filter(|other| other.name == name)
+                .count();
+            if count > 1 {
+                return Err(ConfigError::DuplicateEnvironment { name, count });
+            }
+            match &environment.role {
+                Role::Train if evaluation_seen => {
+                    return Err(ConfigError::EnvironmentOrder { index, name });
+                }
+                Role::Train if !environment.ratio.is_finite() || environment.ratio <= 0.0 => {
+                    return Err(ConfigError::Ratio {
+                        name,
+                        ratio: environment.ratio,
+                    });
+                }
+                Role::Train => {}
+                Role::Evaluate(evaluation) => {
+                    evaluation_seen = true;
+                    evaluation.validate(&name)?;
+                }
+            }
+        }
+        if !self
+            .environments
+            .iter()
+            .any(|environment| environment.role == Role::Train)
+        {
+            return Err(ConfigError::NoTrainingEnvironment);
+        }
+        Ok(())
+    }
+
+    fn validate_timeouts(&self) -> Result<(), ConfigError> {
+        let timeouts = [
+            ("timeouts.rollout", self.timeouts.rollout),
+            ("timeouts.worker", self.timeouts.worker),
+            ("timeouts.long_poll", self.timeouts.long_poll),
+            ("timeouts.evaluation", self.timeouts.evaluation),
+            ("timeouts.weights", self.timeouts.weights),
+        ];
+        match timeouts.into_iter().find(|(_, span)| span.0 == 0) {
+            Some((field, _)) => Err(ConfigError::Zero { field }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Evaluation {
+    fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        let zero = |field| {
+            Err(ConfigError::ZeroInEnvironment {
+                name: name.to_owned(),
+                field,
+            })
+        };
+        match self {
+            Evaluation {
+                num_examples: Some(0),
+                ..
+            } => zero("num_examples"),
+            Evaluation {
+                rollouts_per_example: 0,
+                ..
+            } => zero("rollouts_per_example"),
+            Evaluation {
+                interval: Some(0), ..
+            } => zero("interval"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether `version` is evaluated, in a run of `max_steps`.
+    pub fn is_due(&self, version: PolicyVersion, max_steps: u64) -> bool {
+        let PolicyVersion(version) = version;
+        let interval_due = self
+            .interval
+            .is_some_and(|interval| version > 0 && version % interval == 0);
+        (version == 0 && self.base_model) || interval_due || version == max_steps
+    }
 }

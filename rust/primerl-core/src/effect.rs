@@ -3,27 +3,55 @@
 
 use crate::ids::*;
 use crate::pack::PackedBatch;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Answer to [`crate::Event::LeaseRequested`].
-    Lease { request: RequestId, worker: WorkerId, rollouts: Vec<LeasedRollout> },
+    Lease {
+        request: RequestId,
+        worker: WorkerId,
+        rollouts: Vec<LeasedRollout>,
+    },
     /// Nothing to lease within the long poll, and why. The worker asks again unless `finished`.
-    NoLease { request: RequestId, reason: String, finished: bool },
+    NoLease {
+        request: RequestId,
+        reason: String,
+        finished: bool,
+    },
     /// Abort the rollout's engine requests, refuse further ones, and tell its worker (if it has one) at its next heartbeat.
-    CancelRollout { rollout: RolloutId, worker: Option<WorkerId>, reason: CancelReason },
+    CancelRollout {
+        rollout: RolloutId,
+        worker: Option<WorkerId>,
+        reason: CancelReason,
+    },
+    /// The worker was not heard of for `timeouts.worker`: its leases were handed out again. It has to register anew,
+    /// as another worker; until then its calls are refused.
+    WorkerLost { worker: WorkerId, reason: String },
     /// The rollout is over: its conversations may be forgotten. Sent for every rollout, once, cancelled ones too.
     RolloutClosed { rollout: RolloutId },
 
     /// Pause, load, check the hash, resume; then report `EngineProved` or `EngineLost`.
-    UpdateEngine { engine: EngineId, version: PolicyVersion, manifest: String, digest: String },
+    UpdateEngine {
+        engine: EngineId,
+        version: PolicyVersion,
+        manifest: String,
+        digest: String,
+    },
 
     /// Answer to [`crate::Event::BatchRequested`].
-    Batch { request: RequestId, rank: u32, batch: Arc<PackedBatch> },
+    Batch {
+        request: RequestId,
+        rank: u32,
+        batch: Arc<PackedBatch>,
+    },
     /// Not ready within the long poll: what the batch waits for, in words. The trainer asks again.
-    BatchNotReady { request: RequestId, waiting_for: String },
+    BatchNotReady {
+        request: RequestId,
+        waiting_for: String,
+    },
     /// There will be no such step.
     NoMoreBatches { request: RequestId },
     /// A batch was cut: write it to the spool, record its metrics. Comes before any `Batch` of that step.
@@ -40,7 +68,13 @@ pub enum Effect {
 impl Effect {
     /// Losing it after it was seen outside would break a promise.
     pub fn is_durable(&self) -> bool {
-        matches!(self, Effect::Batch { .. } | Effect::BatchCut { .. } | Effect::Evaluated(_) | Effect::Finished { .. })
+        matches!(
+            self,
+            Effect::Batch { .. }
+                | Effect::BatchCut { .. }
+                | Effect::Evaluated(_)
+                | Effect::Finished { .. }
+        )
     }
 }
 
@@ -55,7 +89,8 @@ pub struct LeasedRollout {
     pub deadline: crate::Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CancelReason {
     /// More than `max_off_policy_steps` policies contributed.
     Stale,
@@ -67,7 +102,7 @@ pub enum CancelReason {
 }
 
 /// Means over the rollouts of one evaluation of one environment at one pinned version.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluationReport {
     pub environment: EnvironmentId,
     pub version: PolicyVersion,

@@ -10,38 +10,82 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// A worker listed the environment's examples. Repeated registrations must agree in number; the first one counts.
-    EnvironmentReady { environment: EnvironmentId, examples: u32 },
-    WorkerJoined { worker: WorkerId, environment: EnvironmentId },
+    EnvironmentReady {
+        environment: EnvironmentId,
+        examples: u32,
+    },
+    WorkerJoined {
+        worker: WorkerId,
+        environment: EnvironmentId,
+    },
     /// Any sign of life.
-    WorkerSeen { worker: WorkerId },
+    WorkerSeen {
+        worker: WorkerId,
+    },
     /// The worker said goodbye; its leases go back.
-    WorkerLeft { worker: WorkerId },
+    WorkerLeft {
+        worker: WorkerId,
+    },
     /// A worker asks for up to `max` rollouts. Answered by [`crate::Effect::Lease`] or, at the long-poll deadline
     /// or the end of the run, by [`crate::Effect::NoLease`].
-    LeaseRequested { request: RequestId, worker: WorkerId, max: u32 },
+    LeaseRequested {
+        request: RequestId,
+        worker: WorkerId,
+        max: u32,
+    },
     /// The requester hung up: forget a waiting lease or batch request.
-    RequestDropped { request: RequestId },
-    TurnFinished { rollout: RolloutId, turn: Turn },
+    RequestDropped {
+        request: RequestId,
+    },
+    TurnFinished {
+        rollout: RolloutId,
+        turn: Turn,
+    },
     /// The engine's request failed for good (no engine could answer within the rollout's deadline).
-    TurnFailed { rollout: RolloutId, message: String },
+    TurnFailed {
+        rollout: RolloutId,
+        message: String,
+    },
     /// The environment reported. Repeating it is harmless.
-    RolloutFinished { rollout: RolloutId, worker: WorkerId, outcome: Outcome },
+    RolloutFinished {
+        rollout: RolloutId,
+        worker: WorkerId,
+        outcome: Outcome,
+    },
 
-    EngineJoined { engine: EngineId },
+    EngineJoined {
+        engine: EngineId,
+    },
     /// The engine proved by hash that it serves this version.
-    EngineProved { engine: EngineId, version: PolicyVersion },
+    EngineProved {
+        engine: EngineId,
+        version: PolicyVersion,
+    },
     /// It failed to load, died, or reported other weights: no traffic until it proves again.
-    EngineLost { engine: EngineId, reason: String },
+    EngineLost {
+        engine: EngineId,
+        reason: String,
+    },
 
     /// Data rank `rank` asks for its part of step `step`.
-    BatchRequested { request: RequestId, step: Step, rank: u32 },
+    BatchRequested {
+        request: RequestId,
+        step: Step,
+        rank: u32,
+    },
     /// The trainer published weights; the shell has checked the manifest.
-    WeightsPublished { version: PolicyVersion, manifest: String, digest: String },
+    WeightsPublished {
+        version: PolicyVersion,
+        manifest: String,
+        digest: String,
+    },
 
     /// Time passed: check deadlines.
     Tick,
     /// Stop dispatching, cancel what is in flight, finish.
-    ShutdownRequested { reason: String },
+    ShutdownRequested {
+        reason: String,
+    },
 }
 
 /// What the environment says about one rollout.

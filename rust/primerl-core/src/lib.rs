@@ -7,16 +7,23 @@
 //! The modules are the stages of the data flow (`docs/architecture.md`), in order.
 
 pub mod config;
+pub mod conversation;
+pub mod core;
+pub mod counters;
 pub mod effect;
 pub mod event;
 pub mod ids;
 pub mod pack;
+pub mod status;
 pub mod time;
 pub mod turn;
 
-pub use config::Config;
+pub use crate::core::Core;
+pub use config::{Config, ConfigError};
+pub use conversation::Conversation;
 pub use effect::Effect;
 pub use event::Event;
 pub use ids::*;
+pub use status::Status;
 pub use time::{Duration, Time};
 pub use turn::{Turn, VersionRun};

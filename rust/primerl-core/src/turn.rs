@@ -72,7 +72,11 @@ pub struct Turn {
 impl Turn {
     /// Sampled tokens have one log-probability and one version each.
     pub fn is_consistent(&self) -> bool {
-        let by_version: u64 = self.versions.iter().map(|run| u64::from(run.n_tokens)).sum();
+        let by_version: u64 = self
+            .versions
+            .iter()
+            .map(|run| u64::from(run.n_tokens))
+            .sum();
         self.logprobs.len() == self.sampled.len()
             && by_version == self.sampled.len() as u64
             && self.logprobs.iter().all(|logprob| logprob.is_finite())

@@ -1,0 +1,127 @@
+//! What a run is doing and waiting for, as the core knows it. The shell adds addresses, process ids and rates.
+
+use crate::counters::Counters;
+use crate::ids::*;
+use crate::time::Time;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    pub run: RunStatus,
+    pub rollouts: RolloutStatus,
+    pub groups: GroupStatus,
+    pub trainer: TrainerStatus,
+    pub environments: Vec<EnvironmentStatus>,
+    pub engines: Vec<EngineStatus>,
+    pub workers: Vec<WorkerStatus>,
+    pub waits: Vec<Wait>,
+    /// Evaluations that are going on.
+    pub evaluations: Vec<EvaluationStatus>,
+    /// Metrics of the batch cut last.
+    pub last_step: Option<BTreeMap<String, f64>>,
+    /// Failed rollouts by [`crate::event::RolloutError::kind`].
+    pub failures: BTreeMap<String, u64>,
+    /// Events that named nothing the core knows (a rollout that is over, an engine that never joined), by kind.
+    pub ignored: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct RunStatus {
+    /// The next step to be cut; `max_steps` + 1 once all were.
+    pub next_step: Step,
+    pub max_steps: u64,
+    /// Newest version that at least one engine has proved.
+    pub policy_version: Option<PolicyVersion>,
+    /// Newest version the trainer has published.
+    pub published_version: Option<PolicyVersion>,
+    /// Why the run is over, once it is.
+    pub finished: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct RolloutStatus {
+    /// Leased and not ended.
+    pub in_flight: u64,
+    /// Of those, rollouts of evaluations.
+    pub in_flight_evaluation: u64,
+    /// Ended well, waiting for their group or for their batch to be cut.
+    pub finished: u64,
+    /// Drawn and waiting for a worker; not yet dispatched.
+    pub queued: u64,
+    #[serde(flatten)]
+    pub counters: Counters,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct GroupStatus {
+    /// Complete, waiting for the cut.
+    pub ready: usize,
+    /// Complete groups a batch needs.
+    pub needed: usize,
+    /// Begun and not cut.
+    pub live: usize,
+    /// Dropped since the run began.
+    pub dropped: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainerStatus {
+    /// A rank waits for a batch.
+    pub waiting: bool,
+    /// Since when the longest-waiting rank has waited, its long polls joined.
+    pub waiting_since: Option<Time>,
+    pub last_seen: Option<Time>,
+    /// The newest step of which some rank has its batch.
+    pub fetched: Option<Step>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct EnvironmentStatus {
+    pub environment: EnvironmentId,
+    pub name: String,
+    /// Number of examples, once a worker has registered.
+    pub examples: Option<u32>,
+    pub workers: usize,
+    pub queued: usize,
+    pub in_flight: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct EngineStatus {
+    pub engine: EngineId,
+    /// What it proved last; no traffic without.
+    pub version: Option<PolicyVersion>,
+    /// The version it was told to load, while it does.
+    pub updating: Option<PolicyVersion>,
+    /// Why it is out of rotation.
+    pub lost: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerStatus {
+    pub worker: WorkerId,
+    pub environment: EnvironmentId,
+    pub last_seen: Time,
+    pub running: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct EvaluationStatus {
+    pub environment: EnvironmentId,
+    pub version: PolicyVersion,
+    pub ended: u32,
+    pub total: u32,
+    pub since: Time,
+    pub deadline: Time,
+}
+
+/// Someone waits: who, for what, since when, and when the core will act on it (answer, warn or give up).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Wait {
+    pub who: String,
+    #[serde(rename = "for")]
+    pub waiting_for: String,
+    pub since: Time,
+    pub deadline: Time,
+}
