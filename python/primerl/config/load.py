@@ -24,7 +24,9 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
     Raises [`ConfigError`][] for anything that is wrong with them.
     """
     try:
-        return pydantic_config.cli(cls, args=arguments, prog=program, description=(cls.__doc__ or "").split("\n")[0])
+        summary = (cls.__doc__ or "").split("\n")[0]
+        config: C = pydantic_config.cli(cls, args=arguments, prog=program, description=summary)
+        return config
     except pydantic_config.ConfigFileError as error:
         if isinstance(error.__cause__, ValidationError):
             raise ConfigError(describe(error.__cause__, cls, arguments)) from None

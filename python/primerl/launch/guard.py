@@ -1,0 +1,244 @@
+"""The parent of every process of a run: a small process of its own, so that nothing outlives the run.
+
+Run as `python -I -S guard.py`, with a socket to its owner (launcher or training script) as standard input; the standard
+library is all it may use. The protocol is one JSON object a line:
+
+    owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path}
+                     {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
+    guard -> owner   {"started": name, "pid": int}
+                     {"exited": name, "code": int, "cpu_s": float}   code < 0: the signal's number
+                     {"failed": name, "reason": str}   it could not be started
+                     {"stopped": true}   nothing of the run is left (only after a stop without names)
+
+What can die, and who cleans up:
+- a process: the guard kills the rest of its process group, and reports;
+- the owner, even by SIGKILL: its end of the socket closes, and the guard stops everything;
+- the guard, even by SIGKILL: the kernel kills its children (PR_SET_PDEATHSIG), and the owner kills their groups.
+Descendants that left their group are found by a mark in their environment. The guard has no threads: the kernel ties
+the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+MARK = "PRIMERL_RUN_MARK"
+PR_SET_PDEATHSIG = 1
+# After the owner died there is nobody to wait for an orderly end.
+ORPHAN_GRACE_S = 2.0
+# A process the owner forked may hold the socket open after the owner's death, so its process id is watched as well.
+OWNER_CHECK_S = 1.0
+
+
+def signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        # Gone already; or only a zombie is left, which macOS reports as a permission error.
+        return
+
+
+def marked(mark: str) -> list[int]:
+    """Process ids whose environment carries the mark (Linux; elsewhere process groups have to do)."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    try:
+        entries = os.listdir("/proc")
+    except OSError:
+        return []
+    for entry in entries:
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def kill_marked(mark: str) -> list[int]:
+    """SIGKILL to everything that carries the mark, until nothing does. Returns what was killed."""
+    killed: list[int] = []
+    # A process may fork between the listing and its death; its child is in the next listing.
+    for _ in range(50):
+        found = marked(mark)
+        if not found:
+            break
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            killed.append(pid)
+        time.sleep(0.02)
+    return killed
+
+
+class Guard:
+    def __init__(self, connection: socket.socket, mark: str) -> None:
+        self.connection = connection
+        self.mark = mark
+        self.running: dict[int, str] = {}  # pid = process group -> name
+        self.received = b""
+        self.owner_alive = True
+        self.owner = os.getppid()
+        self.kill_at: dict[int, float] = {}  # process group -> when SIGKILL follows SIGTERM
+        self.stopping = False
+
+    def run(self) -> int:
+        readable, wakeup = socket.socketpair()
+        readable.setblocking(False)
+        wakeup.setblocking(False)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # The owner decides; it is told by its own signals, or it dies and the socket says so.
+            signal.signal(number, signal.SIG_IGN)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            selector.register(readable, selectors.EVENT_READ)
+            while True:
+                next_kill = min(self.kill_at.values(), default=math.inf)
+                for key, _ in selector.select(max(0.0, min(OWNER_CHECK_S, next_kill - time.monotonic()))):
+                    if key.fileobj is readable:
+                        readable.recv(4096)
+                    elif not self.receive():
+                        self.orphaned(selector)
+                if self.owner_alive and os.getppid() != self.owner:
+                    self.orphaned(selector)
+                self.reap()
+                self.kill_overdue()
+                if self.stopping and not self.running:
+                    kill_marked(self.mark)
+                    self.reap()
+                    self.send({"stopped": True})
+                    return 0
+
+    def orphaned(self, selector: selectors.BaseSelector) -> None:
+        selector.unregister(self.connection)
+        self.owner_alive = False
+        self.stop(ORPHAN_GRACE_S, [])
+
+    def receive(self) -> bool:
+        """Carries out what the owner sent. False when the owner is gone."""
+        try:
+            data = self.connection.recv(65536)
+        except OSError:
+            return False
+        self.received += data
+        *lines, self.received = self.received.split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "start" in request:
+                self.start(request["start"], request["command"], request["environment"], request["log"])
+            else:
+                self.stop(request["stop"], request.get("names", []))
+        return bool(data)
+
+    def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> None:
+        if self.stopping:
+            self.send({"failed": name, "reason": "the run is being stopped"})
+            return
+        read_end, write_end = os.pipe()  # closed by a successful exec, else carries the reason
+        guard_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            become(command, {**environment, MARK: self.mark}, log, write_end, guard_pid)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as pipe:
+            reason = pipe.read().decode(errors="replace")
+        if reason:
+            os.waitpid(pid, 0)
+            self.send({"failed": name, "reason": reason})
+            return
+        self.running[pid] = name
+        self.send({"started": name, "pid": pid})
+
+    def stop(self, grace_s: float, names: list[str]) -> None:
+        self.stopping = self.stopping or not names
+        deadline = time.monotonic() + grace_s
+        for pid, name in self.running.items():
+            if not names or name in names:
+                # A second, shorter stop overtakes the first.
+                self.kill_at[pid] = min(deadline, self.kill_at.get(pid, deadline))
+                signal_group(pid, signal.SIGTERM)
+
+    def kill_overdue(self) -> None:
+        now = time.monotonic()
+        for pid, deadline in list(self.kill_at.items()):
+            if now >= deadline:
+                signal_group(pid, signal.SIGKILL)
+                # Reaped through SIGCHLD; asked again later in case it forked just then.
+                self.kill_at[pid] = now + 0.1
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            name = self.running.pop(pid, None)
+            self.kill_at.pop(pid, None)
+            if name is None:
+                continue
+            signal_group(pid, signal.SIGKILL)  # what it left behind in its group
+            cpu_s = usage.ru_utime + usage.ru_stime
+            self.send({"exited": name, "code": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s})
+
+    def send(self, message: dict[str, Any]) -> None:
+        if not self.owner_alive:
+            return
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The owner has just died; the selector says so next.
+            return
+
+
+def become(command: list[str], environment: dict[str, str], log: str, report: int, guard_pid: int) -> None:
+    """In the forked child: turns into the command. Never returns."""
+    try:
+        os.setsid()
+        die_with_parent(guard_pid)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.set_inheritable(report, False)
+        os.execvpe(command[0], command, environment)
+    except BaseException as error:  # noqa: BLE001 - the parent is told, and the child must not go on as a second guard
+        os.write(report, f"{command[0]}: {error}".encode())
+    finally:
+        os._exit(127)
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel sends SIGKILL to this process when its parent dies (Linux only)."""
+    if not sys.platform.startswith("linux"):
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        raise RuntimeError("the guard died before its child had started")
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=os.dup(0)) as owner:
+        sys.exit(Guard(owner, sys.argv[1]).run())

@@ -1,0 +1,179 @@
+"""The owner's half of the guard: start processes by name, hear how they end, stop them all."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from primerl.launch import guard
+
+GUARD = "guard"
+# Added to the grace period: the guard answers within this, or it is not well.
+GUARD_ANSWER_S = 5.0
+
+
+@dataclass(slots=True)
+class Process:
+    name: str
+    log: Path
+    pid: int | None = None
+    code: int | None = None
+    """Exit code; below 0 the number of the signal that ended it."""
+    cpu_s: float = 0.0
+    """CPU seconds, known when it has ended."""
+    failure: str | None = None
+    """Why it could not be started."""
+
+    @property
+    def ended(self) -> bool:
+        return self.code is not None or self.failure is not None
+
+    def describe_end(self) -> str:
+        if self.failure is not None:
+            return f"could not be started: {self.failure}"
+        if self.code is not None and self.code < 0:
+            try:
+                return f"was killed by {signal.Signals(-self.code).name}"
+            except ValueError:
+                return f"was killed by signal {-self.code}"
+        return f"exited with code {self.code}"
+
+
+class Processes:
+    """All processes of one run, under one guard. Use as a context manager: leaving it leaves no process behind."""
+
+    def __init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self.by_name: dict[str, Process] = {}
+        self.guard_died = False
+        self._stopped = False
+        self._received = b""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._connection = ours
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, self.mark],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal is for the owner alone
+            )
+
+    @property
+    def guard_pid(self) -> int:
+        return self._guard.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(grace_s=0.0 if kind is not None else GUARD_ANSWER_S)
+        self.close()
+
+    def start(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Process:
+        """Starts a command in a session of its own, its output appended to `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        process = self.by_name[name] = Process(name, log)
+        self._send(
+            {
+                "start": name,
+                "command": list(command),
+                "environment": dict(environment),
+                "log": os.fspath(log.absolute()),
+            }
+        )
+        return process
+
+    def poll(self, timeout_s: float) -> list[Process]:
+        """Waits up to that long for news; returns the processes that have ended since the last call."""
+        if self.guard_died:
+            return []
+        ended: list[Process] = []
+        if self._readable(timeout_s):
+            try:
+                data = self._connection.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                self._lose_guard()
+                return ended
+            self._received += data
+            *lines, self._received = self._received.split(b"\n")
+            for line in lines:
+                process = self._note(json.loads(line))
+                if process is not None:
+                    ended.append(process)
+        return ended
+
+    def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
+        """SIGTERM to all (or the named ones), SIGKILL after the grace period; returns when they have ended."""
+        if self._stopped:
+            return
+        self._send({"stop": grace_s, "names": list(names)})
+        deadline = time.monotonic() + grace_s + GUARD_ANSWER_S
+        while not self.guard_died and time.monotonic() < deadline:
+            if self._stopped or (names and all(self.by_name[name].ended for name in names)):
+                return
+            self.poll(max(0.0, deadline - time.monotonic()))
+        if not self.guard_died and not names:
+            self._guard.kill()
+            self._lose_guard()
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        self.stop(grace_s=0.0)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._guard.poll() is None and not self._stopped:
+            self._guard.kill()
+        self._guard.wait()
+
+    def _readable(self, timeout_s: float) -> bool:
+        # select() would refuse a descriptor above 1023 in a program that has many open.
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def _note(self, message: dict[str, Any]) -> Process | None:
+        if "stopped" in message:
+            self._stopped = True
+            return None
+        name = message.get("started") or message.get("exited") or message["failed"]
+        process = self.by_name[name]
+        if "started" in message:
+            process.pid = message["pid"]
+            return None
+        if "exited" in message:
+            process.code, process.cpu_s = message["code"], message["cpu_s"]
+        else:
+            process.failure = message["reason"]
+        return process
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._lose_guard()
+
+    def _lose_guard(self) -> None:
+        """The guard is dead. The kernel has killed its children; their groups and strays are ours to end."""
+        self.guard_died = True
+        for process in self.by_name.values():
+            if process.pid is not None and not process.ended:
+                guard.signal_group(process.pid, signal.SIGKILL)
+                process.code = -signal.SIGKILL
+        guard.kill_marked(self.mark)
