@@ -1,0 +1,241 @@
+//! The worker's half of the environment leases: registers, leases rollouts, sends heartbeats and results.
+//!
+//! It runs on a thread of its own and never calls its owner, so a busy owner (a reward function that blocks
+//! Python's event loop) loses no lease: heartbeats go on. What the owner has to know comes as [`Notice`]s.
+//!
+//! ```text
+//! registered ──lease──> held ──report──> reporting ──answered──> gone
+//!     │                  │ └─release──────────────────────────────┘
+//!     └──410: everything held is void, register again
+//! ```
+//! Who waits for what, and what ends the wait:
+//! - the lease loop waits for free capacity (ended by `report` or `release`), then for the long poll (the server);
+//! - a report is sent until it is answered, also over a new registration;
+//! - all of them end when the orchestrator has not answered anything for `give_up`: [`End::Unreachable`].
+
+mod calls;
+mod loops;
+mod mailbox;
+mod request;
+
+pub use calls::{Answer, Call, CallError};
+pub use mailbox::Mailbox;
+
+use super::wire::{Lease, RegisterAnswer, RegisterRequest};
+use calls::Calls;
+use parking_lot::Mutex;
+use primerl_core::event::Outcome;
+use primerl_core::{RolloutId, WorkerId};
+use request::Contact;
+use std::collections::HashSet;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `http://host:port`
+    pub orchestrator_url: String,
+    pub registration: RegisterRequest,
+    /// Most rollouts held at once.
+    pub max_concurrent: u32,
+    /// The client ends when the orchestrator answered nothing for this long.
+    pub give_up: Duration,
+}
+
+/// Something the owner has to know.
+#[derive(Debug)]
+pub enum Notice {
+    Registered(RegisterAnswer),
+    Leased(Vec<Lease>),
+    /// Stop these and [`EnvClient::release`] them; nothing is to be reported.
+    Cancelled(Vec<RolloutId>),
+    /// The orchestrator does not know this worker any more: stop all rollouts; they are released already.
+    LeasesVoid,
+    Answered {
+        call: u64,
+        answer: Result<Answer, CallError>,
+    },
+    /// Something that the client mends by itself (or cannot mend), for the log.
+    Problem(String),
+    /// No more leases. After [`End::Finished`] rollouts that still run may be reported.
+    Ended(End),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum End {
+    #[error("finished: {0}")]
+    Finished(String),
+    #[error("orchestrator {url} did not answer for {seconds} s: {reason}")]
+    Unreachable {
+        url: String,
+        seconds: u64,
+        reason: String,
+    },
+    /// The orchestrator does not want this worker: a mistake in a config, which waiting does not mend.
+    #[error("orchestrator {url} refused: {reason}")]
+    Refused { url: String, reason: String },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("orchestrator_url: {0:?} is not of the form http://host:port")]
+    Url(String),
+    #[error("max_concurrent must be at least 1")]
+    NoCapacity,
+    #[error("cannot start the lease client: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("cannot build the HTTP client: {0}")]
+    Http(#[from] reqwest::Error),
+}
+
+/// What the orchestrator gave this process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Registration {
+    worker: WorkerId,
+    heartbeat: Duration,
+}
+
+struct Shared {
+    options: Options,
+    http: reqwest::Client,
+    mailbox: Mailbox,
+    calls: Calls,
+    /// Current registration; `None` while there is none. Written by `register_loop` and by whoever sees a 410.
+    registration: watch::Sender<Option<Registration>>,
+    /// Written by the lease loop, the owner's thread and the report tasks; never held over an await.
+    /// Taken before `registration` where both are.
+    rollouts: Mutex<Rollouts>,
+    /// Told when `rollouts` shrank.
+    shrank: Notify,
+    /// When the orchestrator answered last, and what went wrong since. Written after every request.
+    contact: Mutex<Contact>,
+    stop: CancellationToken,
+}
+
+#[derive(Default)]
+struct Rollouts {
+    /// Leased, and running in the owner.
+    held: HashSet<RolloutId>,
+    /// Reported by the owner, not yet answered by the orchestrator.
+    reporting: HashSet<RolloutId>,
+    /// [`Notice::Ended`] was sent: it is sent once.
+    ended: bool,
+}
+
+/// Handle of the client's thread. Dropping it stops the thread without a goodbye.
+pub struct EnvClient {
+    shared: Arc<Shared>,
+    runtime: tokio::runtime::Handle,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl EnvClient {
+    pub fn start(options: Options) -> Result<Self, StartError> {
+        let url = options.orchestrator_url.trim_end_matches('/').to_owned();
+        let valid =
+            reqwest::Url::parse(&url).is_ok_and(|url| url.scheme() == "http" && url.has_host());
+        if !valid {
+            return Err(StartError::Url(options.orchestrator_url));
+        }
+        if options.max_concurrent == 0 {
+            return Err(StartError::NoCapacity);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let shared = {
+            let _in_runtime = runtime.enter();
+            Arc::new(Shared {
+                options: Options {
+                    orchestrator_url: url,
+                    ..options
+                },
+                // A proxy of the environment is for the internet, not for the machines of a run.
+                http: reqwest::Client::builder().no_proxy().build()?,
+                mailbox: Mailbox::new()?,
+                calls: Calls::default(),
+                registration: watch::Sender::new(None),
+                rollouts: Mutex::default(),
+                shrank: Notify::new(),
+                contact: Mutex::new(Contact::new()),
+                stop: CancellationToken::new(),
+            })
+        };
+        let for_thread = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("env-client".into())
+            .spawn(move || runtime.block_on(for_thread.run()))?;
+        Ok(Self {
+            shared,
+            runtime: handle,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Readable while [`Self::take_notices`] has something to give.
+    pub fn descriptor(&self) -> RawFd {
+        self.shared.mailbox.descriptor()
+    }
+
+    pub fn take_notices(&self) -> Vec<Notice> {
+        self.shared.mailbox.take()
+    }
+
+    /// The rollout ended: send its outcome (until it is answered) and lease another in its place.
+    /// A rollout that is not held (any more) is ignored: nobody waits for it.
+    pub fn report(&self, rollout: RolloutId, outcome: Outcome) {
+        {
+            let mut rollouts = self.shared.rollouts.lock();
+            if !rollouts.held.remove(&rollout) {
+                return;
+            }
+            rollouts.reporting.insert(rollout);
+        }
+        self.shared.shrank.notify_waiters();
+        let shared = self.shared.clone();
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = shared.send_report(rollout, outcome) => {}
+                () = shared.stop.cancelled() => {}
+            }
+        });
+    }
+
+    /// The rollout was stopped without an outcome.
+    pub fn release(&self, rollout: RolloutId) {
+        self.shared.rollouts.lock().held.remove(&rollout);
+        self.shared.shrank.notify_waiters();
+    }
+
+    pub fn call(&self, call: Call) -> u64 {
+        self.shared.calls.start(&self.shared, &self.runtime, call)
+    }
+
+    pub fn abort(&self, call: u64) {
+        self.shared.calls.abort(call);
+    }
+
+    /// Waits for outstanding reports, says goodbye, and stops the thread; all of it within `patience`.
+    pub fn leave(&self, patience: Duration) {
+        let Some(thread) = self.thread.lock().take() else {
+            return;
+        };
+        let shared = self.shared.clone();
+        self.runtime.spawn(async move {
+            let _ = tokio::time::timeout(patience, shared.goodbye()).await;
+            shared.stop.cancel();
+        });
+        // A panic there was printed by the thread; there is nothing left to stop.
+        let _ = thread.join();
+    }
+}
+
+impl Drop for EnvClient {
+    fn drop(&mut self) {
+        self.shared.stop.cancel();
+    }
+}

@@ -1,0 +1,137 @@
+//! Model calls of the environments: one connection pool for all rollouts, whatever their base URLs.
+
+use super::{Notice, Shared};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::AbortHandle;
+
+/// Waits before the second and third attempt of a call whose connection failed.
+const RETRY_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+
+#[derive(Debug)]
+pub struct Call {
+    pub url: String,
+    /// `X-Session-ID`: which conversation of the rollout this is.
+    pub session: String,
+    /// JSON.
+    pub body: Bytes,
+    pub timeout: Duration,
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Bytes,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("no answer from {url} within {seconds} s")]
+    Timeout { url: String, seconds: f64 },
+    #[error("cannot reach {url}: {reason}")]
+    Unreachable { url: String, reason: String },
+}
+
+/// Calls in flight, by number. Written by the owner's thread (start, abort) and by the calls as they end.
+#[derive(Default)]
+pub(super) struct Calls {
+    in_flight: Mutex<InFlight>,
+}
+
+#[derive(Default)]
+struct InFlight {
+    last: u64,
+    handles: HashMap<u64, AbortHandle>,
+}
+
+impl Calls {
+    /// Starts a call; its end is told by [`Notice::Answered`] with the number returned here.
+    pub(super) fn start(
+        &self,
+        shared: &Arc<Shared>,
+        runtime: &tokio::runtime::Handle,
+        call: Call,
+    ) -> u64 {
+        let mut in_flight = self.in_flight.lock();
+        in_flight.last += 1;
+        let number = in_flight.last;
+        let shared = shared.clone();
+        // The task removes itself under the same lock, so it cannot end before it is listed.
+        let task = runtime.spawn(async move {
+            let answer = send(&shared.http, &call).await;
+            if shared
+                .calls
+                .in_flight
+                .lock()
+                .handles
+                .remove(&number)
+                .is_some()
+            {
+                shared.mailbox.put(Notice::Answered {
+                    call: number,
+                    answer,
+                });
+            }
+        });
+        in_flight.handles.insert(number, task.abort_handle());
+        number
+    }
+
+    /// Hangs up: the gateway aborts the engine's request when its client disconnects.
+    pub(super) fn abort(&self, call: u64) {
+        if let Some(handle) = self.in_flight.lock().handles.remove(&call) {
+            handle.abort();
+        }
+    }
+}
+
+/// A connection that failed is tried again, marked as a retry so that the gateway answers from its record
+/// where it has one. An answer of any status is final: failing over to another engine is the gateway's work.
+async fn send(http: &reqwest::Client, call: &Call) -> Result<Answer, CallError> {
+    let deadline = tokio::time::Instant::now() + call.timeout;
+    let mut attempt = 0;
+    loop {
+        match tokio::time::timeout_at(deadline, attempt_once(http, call, attempt)).await {
+            Err(_) => {
+                return Err(CallError::Timeout {
+                    url: call.url.clone(),
+                    seconds: call.timeout.as_secs_f64(),
+                });
+            }
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => match RETRY_AFTER.get(attempt) {
+                Some(pause) => tokio::time::sleep(*pause).await,
+                None => {
+                    return Err(CallError::Unreachable {
+                        url: call.url.clone(),
+                        reason: super::request::chain(&error),
+                    });
+                }
+            },
+        }
+        attempt += 1;
+    }
+}
+
+async fn attempt_once(
+    http: &reqwest::Client,
+    call: &Call,
+    attempt: usize,
+) -> Result<Answer, reqwest::Error> {
+    let response = http
+        .post(&call.url)
+        .header("content-type", "application/json")
+        .header("x-session-id", &call.session)
+        .header("x-stainless-retry-count", attempt)
+        .body(call.body.clone())
+        .send()
+        .await?;
+    let status = response.status().as_u16();
+    Ok(Answer {
+        status,
+        body: response.bytes().await?,
+    })
+}

@@ -1,0 +1,276 @@
+//! The tasks of the client's thread: registration, leases, heartbeats, reports.
+
+use super::super::wire::*;
+use super::request::RequestError;
+use super::{End, Notice, Registration, Shared};
+use primerl_core::event::Outcome;
+use primerl_core::{RolloutId, WorkerId};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Longest wait for the answer of a call that the orchestrator answers at once.
+const PROMPT: Duration = Duration::from_secs(10);
+/// Longer than any long poll; a dead orchestrator is noticed by the heartbeat, not here.
+const LONG_POLL: Duration = Duration::from_secs(120);
+/// An empty lease that comes faster than this was not a long poll.
+const HARDLY_A_POLL: Duration = Duration::from_millis(100);
+
+impl Shared {
+    pub(super) async fn run(self: Arc<Self>) {
+        let work = async {
+            tokio::join!(
+                self.register_loop(),
+                self.lease_loop(),
+                self.heartbeat_loop()
+            )
+        };
+        tokio::select! {
+            // Ended, but reports and model calls may still be running.
+            _ = work => self.stop.cancelled().await,
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    async fn register_loop(&self) {
+        loop {
+            let mut backoff = Backoff::default();
+            let answer: RegisterAnswer = loop {
+                match self
+                    .post(REGISTER, &self.options.registration, PROMPT)
+                    .await
+                {
+                    Ok(answer) => break answer,
+                    Err(RequestError::Refused(reason)) => return self.refused(reason),
+                    Err(_) if self.gave_up() => return,
+                    Err(_) => backoff.pause().await,
+                }
+            };
+            let heartbeat = Duration::from_secs_f64(answer.heartbeat_s.clamp(0.05, 60.0));
+            let registration = Registration {
+                worker: answer.worker,
+                heartbeat,
+            };
+            self.mailbox.put(Notice::Registered(answer));
+            self.registration.send_replace(Some(registration));
+            if self
+                .registration
+                .subscribe()
+                .wait_for(Option::is_none)
+                .await
+                .is_err()
+            {
+                return;
+            }
+            self.mailbox.put(Notice::LeasesVoid);
+        }
+    }
+
+    async fn registered(&self) -> Registration {
+        let mut current = self.registration.subscribe();
+        loop {
+            if let Some(registration) = *current.borrow_and_update() {
+                return registration;
+            }
+            // It fails only when the sender is gone, which lives in `self`.
+            let _ = current.changed().await;
+        }
+    }
+
+    /// The orchestrator answered 410 to `worker`.
+    fn forgotten(&self, worker: WorkerId) {
+        let mut rollouts = self.rollouts.lock();
+        self.registration.send_if_modified(|current| {
+            // A late 410 for an earlier registration says nothing about this one.
+            let ours = current.is_some_and(|current| current.worker == worker);
+            if ours {
+                rollouts.held.clear();
+                *current = None;
+            }
+            ours
+        });
+        drop(rollouts);
+        self.shrank.notify_waiters();
+    }
+
+    async fn lease_loop(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let max = self.free_capacity().await;
+            let worker = self.registered().await.worker;
+            let asked = Instant::now();
+            match self
+                .post::<_, LeaseAnswer>(LEASE, &LeaseRequest { worker, max }, LONG_POLL)
+                .await
+            {
+                Ok(answer) => {
+                    let idle = answer.rollouts.is_empty();
+                    self.leased(worker, answer.rollouts);
+                    if answer.finished {
+                        return self.end(End::Finished(answer.reason));
+                    }
+                    if idle && asked.elapsed() < HARDLY_A_POLL {
+                        backoff.pause().await;
+                    } else {
+                        backoff = Backoff::default();
+                    }
+                }
+                Err(RequestError::WorkerUnknown) => self.forgotten(worker),
+                Err(RequestError::Refused(reason)) => return self.refused(reason),
+                Err(RequestError::Failed(_)) => backoff.pause().await,
+            }
+        }
+    }
+
+    fn leased(&self, worker: WorkerId, leases: Vec<Lease>) {
+        if leases.is_empty() {
+            return;
+        }
+        let mut rollouts = self.rollouts.lock();
+        // Registered anew while the answer was on its way: these leases were void before they came.
+        if self
+            .registration
+            .borrow()
+            .is_some_and(|current| current.worker == worker)
+        {
+            rollouts
+                .held
+                .extend(leases.iter().map(|lease| lease.rollout));
+            self.mailbox.put(Notice::Leased(leases));
+        }
+    }
+
+    async fn free_capacity(&self) -> u32 {
+        loop {
+            let shrank = self.shrank.notified();
+            let held = u32::try_from(self.rollouts.lock().held.len()).unwrap_or(u32::MAX);
+            let free = self.options.max_concurrent.saturating_sub(held);
+            if free > 0 {
+                return free;
+            }
+            shrank.await;
+        }
+    }
+
+    async fn heartbeat_loop(&self) {
+        loop {
+            let registration = self.registered().await;
+            self.heartbeat(registration.worker).await;
+            if self.gave_up() {
+                return;
+            }
+            tokio::time::sleep(registration.heartbeat).await;
+        }
+    }
+
+    async fn heartbeat(&self, worker: WorkerId) {
+        let running = {
+            let rollouts = self.rollouts.lock();
+            rollouts
+                .held
+                .iter()
+                .chain(&rollouts.reporting)
+                .copied()
+                .collect()
+        };
+        match self
+            .post::<_, HeartbeatAnswer>(HEARTBEAT, &HeartbeatRequest { worker, running }, PROMPT)
+            .await
+        {
+            Ok(answer) if !answer.cancel.is_empty() => {
+                self.mailbox.put(Notice::Cancelled(answer.cancel))
+            }
+            Ok(_) | Err(RequestError::Failed(_)) => {}
+            Err(RequestError::WorkerUnknown) => self.forgotten(worker),
+            Err(RequestError::Refused(reason)) => self
+                .mailbox
+                .put(Notice::Problem(format!("heartbeat refused: {reason}"))),
+        }
+    }
+
+    pub(super) async fn send_report(&self, rollout: RolloutId, outcome: Outcome) {
+        let mut backoff = Backoff::default();
+        let mut request = ResultRequest {
+            worker: WorkerId(0),
+            rollout,
+            outcome,
+        };
+        while !self.gave_up() {
+            request.worker = self.registered().await.worker;
+            match self.post::<_, ResultAnswer>(RESULT, &request, PROMPT).await {
+                Ok(_) => break,
+                Err(RequestError::WorkerUnknown) => self.forgotten(request.worker),
+                Err(RequestError::Failed(_)) => backoff.pause().await,
+                Err(RequestError::Refused(reason)) => {
+                    self.mailbox.put(Notice::Problem(format!(
+                        "result of rollout {rollout} refused: {reason}"
+                    )));
+                    break;
+                }
+            }
+        }
+        self.rollouts.lock().reporting.remove(&rollout);
+        self.shrank.notify_waiters();
+    }
+
+    pub(super) async fn goodbye(&self) {
+        loop {
+            let shrank = self.shrank.notified();
+            if self.rollouts.lock().reporting.is_empty() {
+                break;
+            }
+            shrank.await;
+        }
+        let registration = *self.registration.borrow();
+        if let Some(Registration { worker, .. }) = registration {
+            // Best effort: without it the leases go back when the heartbeats stay away.
+            let _ = self
+                .post::<_, LeaveAnswer>(LEAVE, &LeaveRequest { worker }, PROMPT)
+                .await;
+        }
+    }
+
+    fn refused(&self, reason: String) {
+        self.end(End::Refused {
+            url: self.options.orchestrator_url.clone(),
+            reason,
+        });
+    }
+
+    /// Whether the orchestrator has been silent for too long; if so, the owner is told.
+    fn gave_up(&self) -> bool {
+        let (silent, problem) = self.contact.lock().silence();
+        let over = silent > self.options.give_up;
+        if over {
+            let url = self.options.orchestrator_url.clone();
+            self.end(End::Unreachable {
+                url,
+                seconds: silent.as_secs(),
+                reason: problem,
+            });
+        }
+        over
+    }
+
+    fn end(&self, end: End) {
+        if !std::mem::replace(&mut self.rollouts.lock().ended, true) {
+            self.mailbox.put(Notice::Ended(end));
+        }
+    }
+}
+
+/// Doubling waits between attempts of one thing.
+struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(Duration::from_millis(100))
+    }
+}
+
+impl Backoff {
+    async fn pause(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(Duration::from_secs(2));
+    }
+}

@@ -1,0 +1,128 @@
+//! One call of the lease protocol: msgpack out, msgpack or an OpenAI-shaped error back.
+
+use super::super::wire;
+use super::{Notice, Shared};
+use reqwest::StatusCode;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Why a call gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    #[error("the worker is unknown")]
+    WorkerUnknown,
+    /// The same request would be refused again.
+    #[error("{0}")]
+    Refused(String),
+    /// Worth trying again.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// When the orchestrator answered last, and what went wrong since.
+pub(super) struct Contact {
+    answered: Instant,
+    problem: Option<String>,
+}
+
+impl Contact {
+    pub(super) fn new() -> Self {
+        Self {
+            answered: Instant::now(),
+            problem: None,
+        }
+    }
+
+    pub(super) fn silence(&self) -> (Duration, String) {
+        match &self.problem {
+            Some(problem) => (self.answered.elapsed(), problem.clone()),
+            // Nothing failed since the last answer: it was not asked, or is being asked.
+            None => (Duration::ZERO, String::new()),
+        }
+    }
+}
+
+impl Shared {
+    pub(super) async fn post<B: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+        timeout: Duration,
+    ) -> Result<A, RequestError> {
+        let body = wire::encode(body)
+            .map_err(|error| RequestError::Refused(format!("cannot encode {path}: {error}")))?;
+        let result = self.exchange(path, body, timeout).await;
+        let mut contact = self.contact.lock();
+        match &result {
+            Err(RequestError::Failed(problem)) => {
+                // Told once an outage, not once an attempt.
+                if contact.problem.replace(problem.clone()).is_none() {
+                    self.mailbox
+                        .put(Notice::Problem(format!("{path}: {problem}; trying again")));
+                }
+            }
+            _ => *contact = Contact::new(),
+        }
+        drop(contact);
+        let bytes = result?;
+        wire::decode(&bytes).map_err(|error| {
+            RequestError::Refused(format!("cannot read the answer to {path}: {error}"))
+        })
+    }
+
+    async fn exchange(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<bytes::Bytes, RequestError> {
+        let failed = |error: reqwest::Error| RequestError::Failed(chain(&error));
+        let response = self
+            .http
+            .post(format!("{}{path}", self.options.orchestrator_url))
+            .header("content-type", wire::CONTENT_TYPE)
+            .timeout(timeout)
+            .body(body)
+            .send()
+            .await
+            .map_err(failed)?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(failed)?;
+        match status {
+            StatusCode::OK => Ok(bytes),
+            StatusCode::GONE => Err(RequestError::WorkerUnknown),
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+                Err(RequestError::Failed(explain(status, &bytes)))
+            }
+            status if status.is_client_error() => {
+                Err(RequestError::Refused(explain(status, &bytes)))
+            }
+            status => Err(RequestError::Failed(explain(status, &bytes))),
+        }
+    }
+}
+
+/// The message of an OpenAI-shaped error body, or the body itself.
+fn explain(status: StatusCode, body: &[u8]) -> String {
+    let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let message = json
+        .as_ref()
+        .and_then(|json| json.pointer("/error/message"))
+        .and_then(serde_json::Value::as_str);
+    let text = String::from_utf8_lossy(body);
+    let shown: String = message.unwrap_or(&text).chars().take(2000).collect();
+    format!("{status}: {shown}")
+}
+
+/// An error with all its causes: the outermost link of a connection error says nothing.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,272 @@
+//! The env worker's lease client for Python: conversions of `primerl_orchestrator::envs::client`.
+
+use primerl_core::RolloutId;
+use primerl_core::event::Outcome;
+use primerl_orchestrator::envs::client::{
+    Call, End, EnvClient as Client, Notice, Options, StartError,
+};
+use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+use std::time::Duration;
+
+fn start_error(error: StartError) -> PyErr {
+    match error {
+        StartError::Url(_) | StartError::NoCapacity => PyValueError::new_err(error.to_string()),
+        other => PyOSError::new_err(other.to_string()),
+    }
+}
+
+fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|_| {
+        PyValueError::new_err(format!(
+            "{name} must be a number of seconds from 0, not {value}"
+        ))
+    })
+}
+
+/// A rollout to run.
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Lease {
+    rollout: u64,
+    group: u64,
+    example: u32,
+    base_url: String,
+    sampling: Py<PyDict>,
+    deadline_s: f64,
+}
+
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Registered {
+    worker: u64,
+    environment: u32,
+    model: String,
+    heartbeat_s: f64,
+}
+
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Leased {
+    leases: Py<PyList>,
+}
+
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Cancelled {
+    rollouts: Vec<u64>,
+}
+
+#[pyclass(frozen, module = "primerl._core")]
+pub struct LeasesVoid;
+
+/// `status` is 0 and `error` is set when no answer came.
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Answered {
+    call: u64,
+    status: u16,
+    body: Py<PyBytes>,
+    error: Option<String>,
+}
+
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Problem {
+    message: String,
+}
+
+/// `kind` is "finished", "unreachable" or "refused".
+#[pyclass(frozen, get_all, module = "primerl._core")]
+pub struct Ended {
+    kind: &'static str,
+    message: String,
+}
+
+fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
+    let sampling = pythonize::pythonize(py, &lease.sampling)?
+        .cast_into::<PyDict>()?
+        .unbind();
+    let wire::Lease {
+        rollout,
+        group,
+        example,
+        base_url,
+        deadline_s,
+        ..
+    } = lease;
+    Py::new(
+        py,
+        Lease {
+            rollout: rollout.0,
+            group: group.0,
+            example: example.0,
+            base_url,
+            sampling,
+            deadline_s,
+        },
+    )
+}
+
+fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
+    Ok(match notice {
+        Notice::Registered(answer) => {
+            let wire::RegisterAnswer {
+                worker,
+                environment,
+                model,
+                heartbeat_s,
+            } = answer;
+            Py::new(
+                py,
+                Registered {
+                    worker: worker.0,
+                    environment: environment.0,
+                    model,
+                    heartbeat_s,
+                },
+            )?
+            .into_any()
+        }
+        Notice::Leased(leases) => {
+            let leases: Vec<_> = leases
+                .into_iter()
+                .map(|one| lease(py, one))
+                .collect::<PyResult<_>>()?;
+            Py::new(
+                py,
+                Leased {
+                    leases: PyList::new(py, leases)?.unbind(),
+                },
+            )?
+            .into_any()
+        }
+        Notice::Cancelled(rollouts) => Py::new(
+            py,
+            Cancelled {
+                rollouts: rollouts.into_iter().map(|id| id.0).collect(),
+            },
+        )?
+        .into_any(),
+        Notice::LeasesVoid => Py::new(py, LeasesVoid)?.into_any(),
+        Notice::Answered { call, answer } => {
+            let (status, body, error) = match answer {
+                Ok(answer) => (answer.status, PyBytes::new(py, &answer.body), None),
+                Err(error) => (0, PyBytes::new(py, b""), Some(error.to_string())),
+            };
+            Py::new(
+                py,
+                Answered {
+                    call,
+                    status,
+                    body: body.unbind(),
+                    error,
+                },
+            )?
+            .into_any()
+        }
+        Notice::Problem(message) => Py::new(py, Problem { message })?.into_any(),
+        Notice::Ended(end) => {
+            let kind = match end {
+                End::Finished(_) => "finished",
+                End::Unreachable { .. } => "unreachable",
+                End::Refused { .. } => "refused",
+            };
+            Py::new(
+                py,
+                Ended {
+                    kind,
+                    message: end.to_string(),
+                },
+            )?
+            .into_any()
+        }
+    })
+}
+
+/// Registers with an orchestrator and holds its leases, on a thread of its own.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct EnvClient {
+    client: Client,
+}
+
+#[pymethods]
+impl EnvClient {
+    #[new]
+    #[pyo3(signature = (*, orchestrator_url, environment, role, name, examples, max_concurrent, give_up_s))]
+    fn new(
+        orchestrator_url: String,
+        environment: String,
+        role: &str,
+        name: String,
+        examples: u32,
+        max_concurrent: u32,
+        give_up_s: f64,
+    ) -> PyResult<Self> {
+        let role = match role {
+            "train" => WorkerRole::Train,
+            "eval" => WorkerRole::Eval,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "role must be \"train\" or \"eval\", not {other:?}"
+                )));
+            }
+        };
+        let registration = RegisterRequest {
+            environment,
+            role,
+            name,
+            pid: std::process::id(),
+            examples,
+        };
+        let give_up = seconds("give_up_s", give_up_s)?;
+        let options = Options {
+            orchestrator_url,
+            registration,
+            max_concurrent,
+            give_up,
+        };
+        Client::start(options)
+            .map(|client| Self { client })
+            .map_err(start_error)
+    }
+
+    /// Readable while `notices` has something to give: for `loop.add_reader`.
+    fn fileno(&self) -> i32 {
+        self.client.descriptor()
+    }
+
+    fn notices(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        self.client
+            .take_notices()
+            .into_iter()
+            .map(|one| notice(py, one))
+            .collect()
+    }
+
+    fn report(&self, rollout: u64, outcome: &Bound<'_, PyAny>) -> PyResult<()> {
+        let outcome: Outcome = pythonize::depythonize(outcome)?;
+        self.client.report(RolloutId(rollout), outcome);
+        Ok(())
+    }
+
+    fn release(&self, rollout: u64) {
+        self.client.release(RolloutId(rollout));
+    }
+
+    fn call(&self, url: String, session: String, body: &[u8], timeout_s: f64) -> PyResult<u64> {
+        let timeout = seconds("timeout_s", timeout_s)?;
+        Ok(self.client.call(Call {
+            url,
+            session,
+            body: body.to_vec().into(),
+            timeout,
+        }))
+    }
+
+    fn abort(&self, call: u64) {
+        self.client.abort(call);
+    }
+
+    fn leave(&self, py: Python<'_>, patience_s: f64) -> PyResult<()> {
+        let patience = seconds("patience_s", patience_s)?;
+        py.detach(|| self.client.leave(patience));
+        Ok(())
+    }
+}
