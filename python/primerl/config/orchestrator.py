@@ -24,6 +24,22 @@ class Sampling(Section):
     """Sampling temperature; the trainer divides its logits by the same number."""
     max_tokens: PositiveInt = 512
     """Longest completion of one turn, in tokens."""
+    top_p: float = 1.0
+    """Must stay 1: the trainer assumes the model's own distribution."""
+    top_k: int = 0
+    """Must stay 0: the trainer assumes the model's own distribution."""
+    min_p: float = 0.0
+    """Must stay 0: the trainer assumes the model's own distribution."""
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Self:
+        for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+            value = getattr(self, name)
+            if value != neutral:
+                raise ValueError(
+                    f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}"
+                )
+        return self
 
 
 class Algorithm(Section):

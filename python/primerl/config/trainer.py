@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Section
+from primerl.config.base import Fraction, Seconds, Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optimizer(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) and its learning-rate schedule."""
 
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Term added to the denominator."""
@@ -23,9 +25,11 @@ class Optimizer(Section):
     max_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
     schedule: Literal["constant", "linear"] = "constant"
-    """`linear` falls to a tenth of the peak at the last step."""
+    """`linear` falls to `final_lr_ratio` of the peak at the last step."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from zero."""
+    final_lr_ratio: float = Field(default=0.1, ge=0)
+    """Share of `lr` at which `linear` ends."""
 
 
 class Loss(Section):
@@ -42,8 +46,8 @@ class Loss(Section):
 class Weights(Section):
     """Which broadcast weights stay on disk."""
 
-    keep_last: PositiveInt = 3
-    """Newest versions that are kept."""
+    keep_last: int = Field(default=3, ge=2)
+    """Newest versions that are kept: one may still be read while the next is written."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
 
@@ -60,8 +64,12 @@ class TrainerSettings(Section):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations."""
-    threads: PositiveInt = 1
-    """CPU threads of the model."""
+    threads: NonNegativeInt = 0
+    """CPU threads of torch; 0 leaves torch's own choice."""
+    orchestrator_timeout_s: Seconds = 60.0
+    """Give up when the orchestrator has not answered for this long."""
+    batch_timeout_s: Seconds = 1800.0
+    """Give up when the orchestrator answers, but one batch takes longer than this."""
     optim: Optimizer = Optimizer()
     loss: Loss = Loss()
     weights: Weights = Weights()
@@ -87,3 +95,85 @@ class TrainerConfig(TrainerSettings):
     seed: NonNegativeInt = 0
     """Seed of every random choice."""
     model: TrainedModel
+
+
+class TinyModel(Section):
+    """Shape of a small Qwen3 model that is made from scratch, with a byte-level tokenizer."""
+
+    hidden_size: PositiveInt = 64
+    """Width of the residual stream."""
+    intermediate_size: PositiveInt = 192
+    """Width of the feed-forward layers."""
+    num_hidden_layers: PositiveInt = 2
+    """Layers."""
+    num_attention_heads: PositiveInt = 4
+    """Query heads."""
+    num_key_value_heads: PositiveInt = 2
+    """Key and value heads."""
+    head_dim: PositiveInt = 32
+    """Width of a head."""
+    vocab_size: PositiveInt = 264
+    """Rows of the embedding; the tokenizer has 262 entries."""
+    tie_word_embeddings: bool = True
+    """Use the embedding as output layer too."""
+    rope_theta: float = Field(default=10000.0, gt=0)
+    """Base of the rotary position embedding."""
+    rms_norm_eps: float = Field(default=1e-6, gt=0)
+    """Term added in the normalisation."""
+    max_position_embeddings: PositiveInt = 2048
+    """Longest sequence, in tokens."""
+    initializer_range: float = Field(default=0.08, gt=0)
+    """Standard deviation of the initial weights."""
+
+
+class SFTModel(Section):
+    """The model to start from: exactly one of `path` and `tiny`."""
+
+    path: str | None = None
+    """Model folder."""
+    tiny: TinyModel | None = None
+    """Shape of a model that is made from scratch."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("give either `path` (a model folder) or a table `[model.tiny]`, not both")
+        return self
+
+
+class SFTData(Section):
+    """Rows to imitate."""
+
+    path: str
+    """JSON lines, each with `messages`, or with `prompt` and `completion`."""
+    batch_size: PositiveInt = 32
+    """Rows per step."""
+    seq_len: int = Field(default=2048, ge=2)
+    """Longest micro-batch, in tokens; no row may be longer."""
+    shuffle: bool = True
+    """Read the rows in a random order, another one in each epoch."""
+    seed: NonNegativeInt | None = None
+    """Seed of the order of rows; the run's own where it is left out."""
+
+
+class SFTConfig(Section):
+    """Supervised fine-tuning on conversations; the loss is on what the assistant says."""
+
+    output_dir: str = Field(min_length=1)
+    """Folder of the run: metrics, weights."""
+    max_steps: PositiveInt
+    """Steps to train."""
+    seed: NonNegativeInt = 0
+    """Seed of every random choice."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of weights and activations."""
+    threads: NonNegativeInt = 0
+    """CPU threads of torch; 0 leaves torch's own choice."""
+    clean_output_dir: bool = False
+    """Delete what an earlier run left in output_dir."""
+    dry_run: bool = False
+    """Check everything and write the resolved config, but start nothing."""
+    model: SFTModel
+    data: SFTData
+    optim: Optimizer = Optimizer()
+    log: TrainerLog = TrainerLog()

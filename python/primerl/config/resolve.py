@@ -1,0 +1,180 @@
+"""From the run's one config to one file for each process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import tomli_w
+from pydantic import BaseModel
+
+from primerl.config.environment import (
+    Environment,
+    EnvWorkerConfig,
+    EvaluationEnvironment,
+    EvaluationSource,
+    TrainSource,
+    Workers,
+)
+from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
+from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
+from primerl.config.rl import RLConfig
+from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
+
+Source = TypeVar("Source", bound=Environment)
+Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """One process of the run: its subcommand, its name, where its config and its log go."""
+
+    kind: Kind
+    name: str
+    config: BaseModel
+    file: Path
+    log: Path
+    threads: int
+
+
+def orchestrator(config: RLConfig) -> ProcessConfig:
+    source = config.orchestrator
+    train = [TrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
+    evaluation = [_evaluation(environment, config) for environment in source.eval.env]
+    resolved = OrchestratorConfig.model_validate(
+        {
+            **shared(source, Orchestration),
+            "output_dir": absolute(config.output_dir),
+            "seed": config.seed,
+            "max_steps": config.max_steps,
+            "seq_len": config.seq_len,
+            "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
+            "train": {"env": [named(environment) for environment in train]},
+            "eval": {"env": [named(environment) for environment in evaluation]},
+        }
+    )
+    return _process(config, "orchestrator", "orchestrator", resolved, threads=1)
+
+
+def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    source = config.inference
+    processes = []
+    for index in range(source.replicas):
+        resolved = InferenceConfig.model_validate(
+            {
+                **shared(source, InferenceSettings),
+                "max_model_len": source.max_model_len or config.seq_len,
+                "model": EngineModel(path=absolute(config.model.path), name=model_name(config)),
+                # Two engines with one seed would sample the same tokens for the same prompt.
+                "seed": config.seed + index,
+                "join": orchestrator_url,
+            }
+        )
+        name = "inference" if source.replicas == 1 else f"inference_{index}"
+        processes.append(_process(config, "inference", name, resolved, threads=source.threads))
+    return processes
+
+
+def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    processes = []
+    roles: list[tuple[Literal["train", "eval"], list[Any]]] = [
+        ("train", list(config.orchestrator.train.env)),
+        ("eval", list(config.orchestrator.eval.env)),
+    ]
+    for role, environments in roles:
+        for environment in environments:
+            for index in range(environment.num_workers):
+                resolved = EnvWorkerConfig(
+                    orchestrator_url=orchestrator_url,
+                    environment=environment.label,
+                    role=role,
+                    worker_name=f"{environment.label}-{index}",
+                    id=environment.id,
+                    args=environment.arguments,
+                    seed=config.seed,
+                    max_concurrent=cast(Workers, environment).max_concurrent,
+                )
+                name = f"env_{environment.label}_{index}"
+                log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
+                processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
+    return processes
+
+
+def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
+    settings = shared(config.trainer, TrainerSettings)
+    weights = config.trainer.weights.model_copy(update={"keep_all": True} if config.keep_broadcasts else {})
+    resolved = TrainerConfig.model_validate(
+        {
+            **settings,
+            "weights": weights,
+            "output_dir": absolute(config.output_dir),
+            "orchestrator_url": orchestrator_url,
+            "max_steps": config.max_steps,
+            "seed": config.seed,
+            "model": TrainedModel(path=absolute(config.model.path)),
+        }
+    )
+    return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+
+
+def model_name(config: RLConfig) -> str:
+    return config.model.name or Path(absolute(config.model.path)).name
+
+
+def absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def shared(config: BaseModel, target: type[BaseModel]) -> dict[str, Any]:
+    """Values of the fields both have."""
+    return {name: getattr(config, name) for name in type(config).model_fields if name in target.model_fields}
+
+
+def named(environment: Source) -> Source:
+    copy: Source = environment.model_copy(update={"name": environment.label})
+    return copy
+
+
+def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> EvaluationSource:
+    source = EvaluationSource(**shared(environment, EvaluationSource))
+    if source.sampling.max_tokens is not None:
+        return source
+    longest = config.orchestrator.sampling.max_tokens
+    source.sampling = source.sampling.model_copy(update={"max_tokens": longest})
+    return source
+
+
+def _process(
+    config: RLConfig, kind: Kind, name: str, resolved: BaseModel, *, threads: int, log: Path | None = None
+) -> ProcessConfig:
+    folder = Path(absolute(config.output_dir))
+    return ProcessConfig(
+        kind=kind,
+        name=name,
+        config=resolved,
+        file=folder / "configs" / f"{name}.toml",
+        log=folder / "logs" / (log or f"{name}.log"),
+        threads=threads,
+    )
+
+
+def to_toml(config: BaseModel) -> str:
+    # TOML has no null: a key that is left out is one that was not given.
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def write(process: ProcessConfig) -> None:
+    write_text(process.file, to_toml(process.config))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Under a temporary name, synced, then renamed: a reader sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

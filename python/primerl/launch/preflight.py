@@ -1,0 +1,226 @@
+"""Everything that can be known to be wrong before a process is started or a file is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from primerl.config import resolve
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+
+# Importing an environment is a matter of seconds; one that hangs is as good as broken.
+CHECK_S = 120.0
+LOCK = Path("run") / "launcher.lock"
+
+
+def check(config: RLConfig) -> None:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
+    problems: list[str] = []
+    for find in (_output_dir, _model, _ports):
+        try:
+            find(config)
+        except ConfigError as error:
+            problems.append(str(error))
+    # The slow checks run side by side, and only when the quick ones found nothing.
+    if not problems:
+        problems = _slow_checks(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _output_dir(config: RLConfig) -> None:
+    check_output_dir(config.output_dir, clean=config.clean_output_dir)
+
+
+def check_output_dir(output_dir: str, *, clean: bool) -> None:
+    folder = Path(resolve.absolute(output_dir))
+    parent = next(path for path in [folder, *folder.parents] if path.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if in_use(folder):
+        raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
+    if not clean:
+        raise ConfigError(
+            f"output_dir: {folder} is not empty; choose another --output-dir, or delete what an earlier run left there "
+            "with --clean-output-dir"
+        )
+    if not (folder / "configs").is_dir():
+        raise ConfigError(
+            f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
+            "choose another output_dir, or empty it yourself"
+        )
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a launcher holds the folder's lock."""
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return True
+        raise
+    return False
+
+
+@contextlib.contextmanager
+def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
+    """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
+    folder = Path(resolve.absolute(output_dir))
+    if clean and folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    lock = folder / LOCK
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir") from None
+        yield folder
+
+
+def _model(config: RLConfig) -> None:
+    folder = Path(resolve.absolute(config.model.path))
+    check_model(folder)
+    limit = _json(folder / "config.json").get("max_position_embeddings")
+    context = config.inference.max_model_len or config.seq_len
+    if isinstance(limit, int) and context > limit:
+        name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
+        raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+
+
+def check_model(folder: Path) -> None:
+    """A folder with config.json, weights, tokenizer and chat template."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
+            "`primerl sft` has written (<output_dir>/weights/step_<N>)"
+        )
+    _json(folder / "config.json")
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"model.path: {folder} has no tokenizer.json; save the model's fast tokenizer there "
+            "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
+    if (folder / "chat_template.jinja").is_file():
+        return
+    if not (folder / "tokenizer_config.json").is_file() or not _json(folder / "tokenizer_config.json").get(
+        "chat_template"
+    ):
+        raise ConfigError(
+            f"model.path: {folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
+            "tokenizer_config.json (base models have none: take the instruct model's)"
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {path} cannot be read: {error}; fetch the model again") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.path: {path} is not a JSON object; fetch the model again")
+    return content
+
+
+def _ports(config: RLConfig) -> None:
+    for name, host, port in [
+        ("orchestrator", config.orchestrator.host, config.orchestrator.port),
+        ("inference", config.inference.host, config.inference.port),
+    ]:
+        if name == "inference" and config.inference.replicas == 0:
+            continue
+        check_address(name, host, port)
+
+
+def check_address(name: str, host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"{name}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1") from None
+    with socket.socket(family, kind, protocol) as listener:
+        # As servers do: a port whose last owner has just closed is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{name}.port: port {port} is in use; choose another, or 0 for any free one"
+                ) from None
+            raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
+
+
+def _slow_checks(config: RLConfig) -> list[str]:
+    environments = {
+        (environment.id, json.dumps(environment.arguments, sort_keys=True, default=str)): environment
+        for environment in [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    }
+    with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder, ThreadPoolExecutor() as pool:
+        file = Path(folder) / "orchestrator.toml"
+        file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
+        checks = [pool.submit(_orchestrator, file)]
+        checks += [
+            pool.submit(_environment, environment.label, environment.id, environment.arguments)
+            for environment in environments.values()
+        ]
+        return [problem for check in checks if (problem := check.result()) is not None]
+
+
+def _orchestrator(file: Path) -> str | None:
+    """What the orchestrator itself says about its config and the model's template and tokenizer."""
+    command = [sys.executable, "-m", "primerl", "orchestrator", "--config", os.fspath(file), "--check"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+    except subprocess.TimeoutExpired:
+        return f"the orchestrator's own check did not end within {CHECK_S:.0f} s; run `primerl orchestrator --check`"
+    if done.returncode == 0:
+        return None
+    return _said(done).replace(f"{file}: ", "")
+
+
+def _environment(label: str, environment_id: str, arguments: dict[str, Any]) -> str | None:
+    command = [sys.executable, "-m", "primerl.envs.check", environment_id, json.dumps(arguments)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+    except subprocess.TimeoutExpired:
+        return (
+            f"environment {label!r}: importing {environment_id!r} did not end within {CHECK_S:.0f} s; "
+            f"run `python -m primerl.envs.check {environment_id}` to see where it hangs"
+        )
+    return None if done.returncode == 0 else f"environment {label!r}: {_said(done)}"
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    # A traceback's last line is the error; a clean refusal is one line.
+    return lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
