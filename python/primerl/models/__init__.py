@@ -1,0 +1,1 @@
+"""Model folders made from a config, for demos and tests that download nothing."""

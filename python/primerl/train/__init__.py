@@ -1,0 +1,18 @@
+"""Training: the policy trainer (`rl`), supervised fine-tuning (`sft`) and what they share.
+
+Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a
+machine that has nothing else. Supervised fine-tuning takes its loss masks from `primerl.render`, imported where used.
+
+| module | what it holds |
+|---|---|
+| `config` | dataclasses of the settings, read from a mapping |
+| `model` | a `transformers` model over packed sequences |
+| `data` | the batch of a step as tensors |
+| `client` | the orchestrator's trainer endpoints |
+| `loss` | policy loss, with what is measured of it |
+| `optim` | AdamW, learning-rate schedules, gradient clipping |
+| `distributed` | data ranks |
+| `weights` | weights published to the engines |
+| `checkpoint` | the model folder a run ends with |
+| `metrics` | `metrics.jsonl` and the console line |
+"""

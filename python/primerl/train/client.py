@@ -1,0 +1,156 @@
+"""The orchestrator's trainer endpoints, with the deadlines that keep a wait from becoming a hang."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import msgpack
+
+log = logging.getLogger(__name__)
+
+MSGPACK = "application/msgpack"
+_REQUEST_TIMEOUT_S = 30.0
+"""Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+
+class OrchestratorError(Exception):
+    """The orchestrator cannot be reached, or refused a request. The message holds its reason."""
+
+
+class BatchTimeout(Exception):  # noqa: N818 (named as the wait it ends)
+    """No batch came in time; the message says what the orchestrator was waiting for."""
+
+
+class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
+    """The orchestrator has finished, or was told to stop."""
+
+
+class OrchestratorClient:
+    """One kept connection. Not for use by several threads: each takes its own client."""
+
+    def __init__(self, url: str, unreachable_after_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
+        self.url = url
+        self.unreachable_after_s = unreachable_after_s
+        self._prefix = parts.path.rstrip("/")
+        timeout = min(_REQUEST_TIMEOUT_S, unreachable_after_s)
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes:
+        """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
+
+        Args:
+            deadline_s: how long the orchestrator may go on answering that the batch is not ready.
+            waiting: called with what the orchestrator waits for, each time it says so.
+
+        Raises:
+            NoMoreBatches: there is none and there will be none.
+            BatchTimeout: `deadline_s` passed.
+            OrchestratorError: no answer, or a refusal.
+        """
+        deadline = time.monotonic() + deadline_s
+        while True:
+            status, body = self._post("/trainer/batch", {"step": step, "rank": rank})
+            if status == 200:
+                return body
+            if status == 410:
+                raise NoMoreBatches(_message(body))
+            if status != 202:
+                raise OrchestratorError(f"{self.url} refused batch {step} ({status}): {_message(body)}")
+            reason = str(msgpack.unpackb(body).get("waiting_for", "no reason given"))
+            waiting(reason)
+            if time.monotonic() > deadline:
+                raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
+
+    def weights(self, version: int, manifest: str) -> None:
+        """Tell that policy `version` is published. Raises OrchestratorError."""
+        self._accepted("/trainer/weights", {"version": version, "manifest": manifest})
+
+    def heartbeat(self, step: int, doing: str) -> None:
+        """Tell that this process is alive, and what it does. Raises OrchestratorError."""
+        self._accepted("/trainer/heartbeat", {"step": step, "doing": doing})
+
+    def _accepted(self, path: str, fields: dict[str, object]) -> None:
+        status, body = self._post(path, fields)
+        if status != 200:
+            raise OrchestratorError(f"{self.url}{path} refused ({status}): {_message(body)}")
+
+    def _post(self, path: str, fields: dict[str, object]) -> tuple[int, bytes]:
+        """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
+        until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
+        request = msgpack.packb(fields)
+        deadline = time.monotonic() + self.unreachable_after_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+                self._connection.request("POST", self._prefix + path, request, headers)
+                response = self._connection.getresponse()
+                body = response.read()
+                if response.status < 500:
+                    return response.status, body
+                failure = f"{response.status}: {_message(body)}"
+            except (OSError, http.client.HTTPException) as error:
+                failure = f"{type(error).__name__}: {error}"
+            self._connection.close()
+            if time.monotonic() + pause > deadline:
+                raise OrchestratorError(
+                    f"orchestrator at {self.url} did not answer {path} for {self.unreachable_after_s:g} s: {failure}"
+                )
+            log.warning("orchestrator did not answer %s (%s); trying again in %.1f s", path, failure, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", errors="replace")
+
+
+class Heartbeat:
+    """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
+    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does."""
+
+    def __init__(self, url: str, interval_s: float = 2.0) -> None:
+        self._client = OrchestratorClient(url, unreachable_after_s=interval_s)
+        self._interval_s = interval_s
+        self._state = (0, "starting")
+        self._stop = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def doing(self, step: int, what: str) -> None:
+        # One assignment of one tuple: the thread sees the old pair or the new one.
+        self._state = (step, what)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=3 * self._interval_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._client.heartbeat(*self._state)
+                self._failing = False
+            except OrchestratorError as error:
+                # Ending the run over it is the main thread's decision, by the deadline of its own requests.
+                if not self._failing and not self._stop.is_set():
+                    log.warning("heartbeat: %s", error)
+                self._failing = True
+            self._stop.wait(self._interval_s)
+        self._client.close()

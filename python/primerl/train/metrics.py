@@ -1,0 +1,70 @@
+"""`metrics.jsonl` and the console line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Appends one JSON object a step to `<output_dir>/metrics.jsonl`; a line is whole once it is there."""
+
+    def __init__(self, output_dir: Path) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (output_dir / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
+        values = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+        self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+class Clock:
+    """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._parts: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._parts[name] = self._parts.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def step(self) -> dict[str, float]:
+        """`time/step` and `time/<part>` since the last call, in seconds."""
+        now = time.perf_counter()
+        times = {"time/step": now - self._start, **{f"time/{name}": value for name, value in self._parts.items()}}
+        self._start = self._last = now
+        self._parts = {}
+        return times
+
+
+def log_to_stdout(level: str) -> None:
+    """Send this package's log to standard output, one line a record."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("primerl")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+def console_line(step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str]) -> str:
+    """`step 3/60  reward 0.512  ...`: the metrics named in `shown`, under its short names, where present."""
+    parts = [f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics]
+    return f"step {step}/{max_steps}  " + "  ".join(parts)

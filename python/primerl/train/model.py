@@ -1,0 +1,221 @@
+"""A `transformers` causal language model over packed sequences: no padding token is ever computed on outside
+attention, and no sequence attends to another.
+
+A packed micro-batch is one row of T tokens, the sequences one after another. Everything but attention works on
+single tokens, so only attention has to know where sequences begin; it is told through `transformers`' own
+attention interface, by the keyword argument `packed`.
+
+Axes in names: T tokens of the micro-batch, S sequences, L longest sequence of a bucket, H heads, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+ATTENTION = "primerl_packed"
+"""Name of the attention below in `transformers`' registry."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelError(ValueError):
+    """The model folder cannot be used. The message names the folder and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences of similar length, laid out as S rows of L slots for the time of attention.
+
+    `slots[i]` is the slot (row * L + position) of the bucket's i-th token, `tokens[i]` its index in the packed row.
+    """
+
+    rows: int
+    length: int
+    slots: Tensor  # [t] int64
+    tokens: Tensor  # [t] int64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """Where the sequences of a packed row are.
+
+    Worked example, lengths (3, 2): `position_ids` [0 1 2 0 1], `boundaries` [0 3 5].
+    """
+
+    lengths: tuple[int, ...]
+    position_ids: Tensor  # [1, T] int64
+    boundaries: Tensor  # [S + 1] int32
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedSequences:
+        """Raises ValueError for an empty list or a length below 1."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"sequence lengths must be at least 1: {list(lengths)}")
+        starts = [0, *accumulate(lengths)]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        return cls(
+            lengths=tuple(lengths),
+            position_ids=positions.unsqueeze(0).to(device),
+            boundaries=torch.tensor(starts, dtype=torch.int32, device=device),
+            buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
+        )
+
+
+def _similar_lengths(lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Groups of (sequence, length), ordered as packed, in each of which the longest is at most twice the shortest.
+
+    Attention is quadratic, so this bounds what the empty slots of a group cost, with few groups.
+    """
+    by_length = sorted(enumerate(lengths), key=lambda item: -item[1])
+    groups: list[list[tuple[int, int]]] = []
+    for item in by_length:
+        if not groups or 2 * item[1] < groups[-1][0][1]:
+            groups.append([])
+        groups[-1].append(item)
+    return [sorted(group) for group in groups]
+
+
+def _bucket(group: list[tuple[int, int]], starts: Sequence[int], device: torch.device | str) -> Bucket:
+    longest = max(length for _, length in group)
+    slots = torch.cat([torch.arange(length) + row * longest for row, (_, length) in enumerate(group)])
+    tokens = torch.cat([torch.arange(length) + starts[sequence] for sequence, length in group])
+    return Bucket(rows=len(group), length=longest, slots=slots.to(device), tokens=tokens.to(device))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, H_kv, T, D]
+    value: Tensor,  # [1, H_kv, T, D]
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    packed: PackedSequences | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence; returns [1, T, H, D], as `transformers` expects it."""
+    if packed is None:
+        raise ModelError(
+            f"{type(module).__name__} does not hand keyword arguments to its attention, so its sequences "
+            "cannot be packed; this architecture is not supported"
+        )
+    if dropout or softcap is not None or s_aux is not None or attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} asks for dropout, soft-capping, sinks or a mask; not supported")
+    if sliding_window is not None and max(packed.lengths) <= sliding_window:
+        sliding_window = None
+    q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+    else:
+        out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+    return out_THD.unsqueeze(0), None
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
+    """Flash attention over the packed row itself (GPU, half precision)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    longest = max(packed.lengths)
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        packed.boundaries,
+        packed.boundaries,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _by_bucket(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
+    """Attention bucket by bucket. Empty slots are at the end of their row, where causality hides them from every
+    real token, so no mask is needed and the result is exact; what is computed for them is dropped."""
+    if len(packed.buckets) == 1:
+        (bucket,) = packed.buckets
+        return _attend(*(_to_slots(x, bucket) for x in (q, k, v)), bucket, scale, window)
+    out = torch.empty_like(q)
+    parts, tokens = [], []
+    for bucket in packed.buckets:
+        rows = (_to_slots(x.index_select(0, bucket.tokens), bucket) for x in (q, k, v))
+        parts.append(_attend(*rows, bucket, scale, window))
+        tokens.append(bucket.tokens)
+    return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
+
+
+def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
+    """[t, H, D] -> [S, H, L, D]; empty slots are 0."""
+    slots = bucket.rows * bucket.length
+    if x.shape[0] != slots:
+        x = x.new_zeros(slots, *x.shape[1:]).index_copy(0, bucket.slots, x)
+    return x.reshape(bucket.rows, bucket.length, *x.shape[1:]).transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, scale: float, window: int | None) -> Tensor:
+    """[S, H, L, D] -> [t, H, D]"""
+    mask = None
+    if window is not None:
+        mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+    grouped = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+    out = out.transpose(1, 2).flatten(0, 1)
+    return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
+
+
+def load_model(path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu") -> Any:
+    """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode.
+
+    Raises:
+        ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
+    """
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    AttentionInterface.register(ATTENTION, packed_attention)
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], attn_implementation=ATTENTION, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"model folder {folder} cannot be loaded: {error}") from error
+    return model.to(device).train()
+
+
+def predicted_logits(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
+    """Logits of the tokens at packed indices `targets`: [len(targets), V], in fp32.
+
+    The logits of a token are those the model gives at the token before it, and only these are computed.
+    No target may be the first token of its sequence.
+    """
+    output = model(
+        input_ids=token_ids.unsqueeze(0),
+        position_ids=packed.position_ids,
+        use_cache=False,
+        logits_to_keep=targets - 1,
+        packed=packed,
+    )
+    logits: Tensor = output.logits.squeeze(0)
+    return logits.float()

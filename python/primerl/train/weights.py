@@ -1,0 +1,90 @@
+"""Weights for the engines: safetensors with a manifest that proves what was loaded. The format is in
+docs/architecture.md, "Weights"."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor
+
+from primerl.train.files import whole_folder, write_text
+
+FILE = "model.safetensors"
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
+    """The model's tensors under the names of a Hugging Face checkpoint, tied ones once, contiguous on the CPU."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
+    own = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    named = revert_weight_conversion(model, own)
+    return {name: named[name].cpu().contiguous() for name in sorted(named)}
+
+
+def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
+    """Contents of `manifest.json` for tensors that are all in one file of `file_bytes` bytes."""
+    entries = []
+    lines = []
+    for name, tensor in sorted(tensors.items()):
+        dtype, shape, xxh3 = SAFETENSORS_DTYPES[tensor.dtype], list(tensor.shape), tensor_hash(tensor)
+        entries.append({"name": name, "dtype": dtype, "shape": shape, "file": file, "xxh3": xxh3})
+        lines.append(f"{name} {dtype} {'x'.join(map(str, shape))} {xxh3}\n")
+    return {
+        "format": 1,
+        "policy_version": version,
+        "digest": xxhash.xxh3_128_hexdigest("".join(lines).encode()),
+        "files": [{"name": file, "bytes": file_bytes}],
+        "tensors": entries,
+    }
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """XXH3-64 of the raw bytes, 16 hex digits."""
+    # Viewed as bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
+    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+class WeightsPublisher:
+    """Writes `<output_dir>/broadcasts/step_<k>` and removes what no engine needs any more."""
+
+    def __init__(self, output_dir: Path, keep_last: int, keep_all: bool) -> None:
+        self._folder = output_dir / "broadcasts"
+        self._keep_last = keep_last
+        self._keep_all = keep_all
+
+    def publish(self, model: Any, version: int) -> Path:
+        """Write policy `version`; returns the path of its manifest. Raises FileExistsError when it was published."""
+        target = self._folder / f"step_{version}"
+        tensors = checkpoint_tensors(model)
+        with whole_folder(target) as folder:
+            save_file(tensors, folder / FILE, metadata={"format": "pt"})
+            contents = manifest(version, tensors, FILE, (folder / FILE).stat().st_size)
+            (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
+        write_text(self._folder / "LATEST", target.name)
+        if not self._keep_all:
+            self._remove_before(version - self._keep_last + 1)
+        return target / "manifest.json"
+
+    def _remove_before(self, oldest: int) -> None:
+        for path in self._folder.iterdir():
+            match = re.fullmatch(r"step_(\d+)", path.name)
+            if match and int(match[1]) < oldest:
+                shutil.rmtree(path)
