@@ -162,7 +162,11 @@ def _process(
 
 def to_toml(config: BaseModel) -> str:
     # TOML has no null: a key that is left out is one that was not given.
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    return dump_toml(config.model_dump(mode="json", exclude_none=True))
+
+
+def dump_toml(settings: dict[str, Any]) -> str:
+    return tomli_w.dumps(settings)
 
 
 def write(process: ProcessConfig) -> None:

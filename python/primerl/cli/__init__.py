@@ -1,0 +1,67 @@
+"""The `primerl` command. Nothing heavy is imported before the subcommand is known.
+
+Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
+    "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
+    "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
+    "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
+    "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
+    "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
+    "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
+    "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
+}
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else BAD_INPUT
+    name, *rest = arguments
+    if name in ("-V", "--version"):
+        from primerl._core import __version__
+
+        print(f"primerl {__version__}")
+        return 0
+    if name not in COMMANDS:
+        return unknown(name)
+    module, function = COMMANDS[name][0].split(":")
+    try:
+        return int(getattr(import_module(module), function)(rest))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def orchestrate() -> int:
+    """`primerl-orchestrate`: the native binary's flags, in the wheel."""
+    from primerl.cli.processes import native_orchestrator
+
+    return native_orchestrator(sys.argv[1:])
+
+
+def usage() -> str:
+    commands = "\n".join(f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: primerl COMMAND [@ FILE.toml] [--dotted.key value ...]\n\n"
+        f"{commands}\n\n"
+        "`primerl COMMAND --help` lists every key of its config; each can be set in the file or on the command line.\n"
+        "Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted."
+    )
+
+
+def unknown(name: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; commands are {', '.join(COMMANDS)}"
+    print(f"primerl: unknown command {name!r}{hint}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,110 @@
+"""The processes of a run, one subcommand each. The launcher starts them with a resolved file and nothing else.
+
+Such a file is read without the config library, which would cost each process half a second of start-up, and which a
+machine that only trains need not have; the process's own reader refuses unknown keys just as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+BAD_INPUT = 2
+
+
+class BadInputError(Exception):
+    """The message names what is wrong with the file or the command line."""
+
+
+def trainer(arguments: list[str]) -> int:
+    try:
+        settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
+    except BadInputError as error:
+        return refuse(error)
+    from primerl.train.rl import main
+
+    return int(main(settings))
+
+
+def inference(arguments: list[str]) -> int:
+    try:
+        settings = settings_from(arguments, "primerl.config.inference:InferenceConfig", "inference")
+        from primerl.inference.server import InferenceConfig, serve
+
+        config = InferenceConfig.from_toml(settings)
+    except (BadInputError, ValueError) as error:
+        return refuse(error)
+    return int(serve(config))
+
+
+def env_worker(arguments: list[str]) -> int:
+    try:
+        settings = settings_from(arguments, "primerl.config.environment:EnvWorkerConfig", "env-worker")
+        from primerl.envs.worker import WorkerConfig, run_worker
+
+        config = WorkerConfig.from_dict(settings)
+    except (BadInputError, ValueError) as error:
+        return refuse(error)
+    return int(run_worker(config))
+
+
+def orchestrator(arguments: list[str]) -> int:
+    """`@ file` and overrides, or the native binary's own flags."""
+    if len(arguments) == 2 and arguments[0] == "@":
+        return native_orchestrator(["--config", arguments[1]])
+    if "@" not in arguments and "--help" not in arguments and "-h" not in arguments:
+        return native_orchestrator(arguments)
+    try:
+        settings = settings_from(arguments, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
+    except BadInputError as error:
+        return refuse(error)
+    from primerl.config.resolve import dump_toml
+
+    with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
+        file = Path(folder) / "orchestrator.toml"
+        file.write_text(dump_toml(settings))
+        return native_orchestrator(["--config", os.fspath(file)])
+
+
+def native_orchestrator(arguments: list[str]) -> int:
+    from primerl import _core
+
+    return int(_core.orchestrate(arguments))
+
+
+def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
+    """The keys of a resolved file, or of files and overrides checked by the config library."""
+    if len(arguments) == 2 and arguments[0] == "@":
+        return read_toml(Path(arguments[1]))
+    from importlib import import_module
+
+    from primerl.config.load import ConfigError, load
+
+    module, name = schema.split(":")
+    cls: type[BaseModel] = getattr(import_module(module), name)
+    try:
+        config = load(cls, arguments, program=f"primerl {command}")
+    except ConfigError as error:
+        raise BadInputError(str(error)) from None
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInputError(f"there is no file {path}; give the path of a TOML file after `@`") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInputError(f"{path} cannot be read: {error}") from None
+
+
+def refuse(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return BAD_INPUT

@@ -1,0 +1,67 @@
+"""What a person sees during a run: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from primerl.launch import status as status_module
+
+PLAIN_EVERY_S = 10.0
+
+
+def line(status: dict[str, Any]) -> str:
+    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  trainer waits for ...`"""
+    run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
+    parts = [f"step {run.get('step', 0)}/{run.get('max_steps', '?')}"]
+    if "reward/all/mean" in step:
+        parts.append(f"reward {step['reward/all/mean']:.3f}")
+    parts.append(f"{float(status.get('tokens', {}).get('per_second') or 0.0):,.0f} tokens/s")
+    parts.append(f"in flight {rollouts.get('in_flight', 0)}")
+    if "staleness/mean" in step:
+        parts.append(f"staleness {step['staleness/mean']:.1f}")
+    waiting = status_module.waits(status)
+    if waiting:
+        parts.append(waiting)
+    return "  ".join(parts)
+
+
+class Console:
+    """Reports in one place, so that the live line and messages do not overwrite each other."""
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        self.output = output or sys.stdout
+        self.live = self.output.isatty()
+        self._line = ""
+        self._step: Any = None
+        self._printed_at = -PLAIN_EVERY_S
+
+    def say(self, message: str) -> None:
+        """A message that stays."""
+        self._clear()
+        print(message, file=self.output, flush=True)
+
+    def update(self, status: dict[str, Any]) -> None:
+        text = line(status)
+        step = status.get("run", {}).get("step")
+        if self.live:
+            self._clear()
+            width = terminal_width()
+            self._line = text if len(text) < width else text[: width - 2] + "…"
+            print(self._line, end="", file=self.output, flush=True)
+        elif step != self._step or time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
+            self._printed_at = time.monotonic()
+            print(text, file=self.output, flush=True)
+        self._step = step
+
+    def _clear(self) -> None:
+        if self._line:
+            print("\r\x1b[2K", end="", file=self.output)
+            self._line = ""
+
+
+def terminal_width() -> int:
+    import shutil
+
+    return max(40, shutil.get_terminal_size().columns)

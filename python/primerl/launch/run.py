@@ -1,0 +1,270 @@
+"""`primerl rl`: starts the processes of a run, watches them, ends them.
+
+    orchestrator ── writes run/orchestrator.json ──> engines, env workers and trainer start at once with its URL
+         │                                                            │
+         └── GET /status: progress, waits ──> launcher <── exits ─────┘  (through the guard)
+
+Who ends the run: the trainer exits 0 after its last step, the orchestrator exits 0 after the last evaluation, and the
+launcher then stops engines and env workers. Anything else that ends is named, with the last lines of its log.
+Exit codes: 0 finished, 1 a process failed or nothing moved, 2 bad input (nothing started), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from primerl.config import resolve
+from primerl.config.resolve import ProcessConfig
+from primerl.config.rl import RLConfig
+from primerl.launch import preflight
+from primerl.launch import status as orchestrator_status
+from primerl.launch.console import Console
+from primerl.launch.processes import Process, Processes
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+ORCHESTRATOR_START_S = 30.0
+# The orchestrator lives but does not answer: as bad as dead.
+ORCHESTRATOR_ANSWER_S = 20.0
+# The orchestrator tells trainer and env workers that the run is over before it exits itself.
+LAST_WORDS_S = 15.0
+STATUS_EVERY_S = 0.5
+TICK_S = 0.1
+LOG_LINES = 20
+
+
+class RunFailedError(Exception):
+    """The run cannot go on: the message says which part failed and why."""
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Ctrl-C, SIGTERM or a closed terminal."""
+
+
+def run(config: RLConfig, console: Console | None = None) -> int:
+    """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
+    console = console or Console()
+    preflight.check(config)
+    with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+        if config.dry_run:
+            write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
+            console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
+            return 0
+        return Launcher(config, folder, console).run()
+
+
+def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    """All but the orchestrator's, which is written before the URL is known, are returned."""
+    resolve.write(resolve.orchestrator(config))
+    others = [
+        *resolve.inference(config, orchestrator_url),
+        *resolve.env_workers(config, orchestrator_url),
+        resolve.trainer(config, orchestrator_url),
+    ]
+    for process in others:
+        resolve.write(process)
+    return others
+
+
+def start(processes: Processes, process: ProcessConfig) -> Process:
+    command = [sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
+    return processes.start(process.name, command, log=process.log, environment=environment_of(process))
+
+
+def environment_of(process: ProcessConfig) -> dict[str, str]:
+    variables = {**os.environ, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if process.threads:
+        # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            variables[name] = str(process.threads)
+    return variables
+
+
+def wait_for_orchestrator(
+    processes: Processes, process: Process, folder: Path, check: Callable[[], None] = lambda: None
+) -> str:
+    """The URL, once it listens. `check` may raise to give up sooner."""
+    file = folder / "run" / "orchestrator.json"
+    deadline = time.monotonic() + ORCHESTRATOR_START_S
+    while time.monotonic() < deadline:
+        check()
+        ended = processes.poll(TICK_S)
+        if process in ended or processes.guard_died:
+            raise RunFailedError(describe_end(process))
+        with contextlib.suppress(FileNotFoundError):
+            content = json.loads(file.read_text())
+            if content["pid"] == process.pid:
+                return str(content["url"])
+    raise RunFailedError(
+        f"orchestrator did not write {file} within {ORCHESTRATOR_START_S:.0f} s\n{tail(process.log)}".rstrip()
+    )
+
+
+def describe_end(process: Process) -> str:
+    return f"{process.name} {process.describe_end()}; the end of {process.log}:\n{tail(process.log)}".rstrip()
+
+
+def tail(log: Path, lines: int = LOG_LINES) -> str:
+    """The last lines of a log of any size."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+            content = file.read().decode(errors="replace")
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"
+
+
+class Launcher:
+    def __init__(self, config: RLConfig, folder: Path, console: Console) -> None:
+        self.config = config
+        self.folder = folder
+        self.console = console
+        self.began = time.monotonic()
+        self.interrupts = 0
+        self.kinds: dict[str, str] = {}
+        self.url = ""
+        self.status: dict[str, Any] = {}
+        self.heard = 0.0  # when the orchestrator last answered
+        self.training_began: float | None = None
+        self.progress = orchestrator_status.Progress()
+        sources = config.orchestrator
+        self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
+        # Ended without error, but too early unless the run ends within LAST_WORDS_S.
+        self.early: dict[str, float] = {}
+
+    def run(self) -> int:
+        code, reason = 0, "finished"
+        with Processes() as processes:
+            try:
+                with self._signals():
+                    try:
+                        self._start(processes)
+                        self._watch(processes)
+                    except RunFailedError as failure:
+                        code, reason = FAILED, str(failure)
+                        self.console.say(f"the run has failed: {reason}")
+                    except Interrupted:
+                        code, reason = INTERRUPTED, "interrupted"
+                        self.console.say("stopping all processes (Ctrl-C again kills them)")
+                    processes.stop(grace_s=self.config.timeouts.stop_s)
+            except KeyboardInterrupt:
+                code, reason = INTERRUPTED, "killed"
+                processes.kill()
+                self.console.say("killed")
+            self._write_summary(processes, code, reason)
+        if code == 0:
+            self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
+        return code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self.interrupts += 1
+            if self.interrupts > 1 and number == signal.SIGINT:
+                raise KeyboardInterrupt
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = [signal.signal(number, interrupt) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _check_interrupt(self) -> None:
+        if self.interrupts:
+            raise Interrupted
+
+    def _start(self, processes: Processes) -> None:
+        self.console.say(f"starting in {self.folder}")
+        orchestrator = resolve.orchestrator(self.config)
+        resolve.write(orchestrator)
+        self.kinds[orchestrator.name] = orchestrator.kind
+        self.url = wait_for_orchestrator(processes, start(processes, orchestrator), self.folder, self._check_interrupt)
+        for process in write_configs(self.config, self.url):
+            self.kinds[process.name] = process.kind
+            start(processes, process)
+        self.heard = self.progress.since = time.monotonic()
+        self.console.say(f"orchestrator at {self.url}; {len(self.kinds)} processes, logs in {self.folder / 'logs'}")
+
+    def _watch(self, processes: Processes) -> None:
+        """Returns when the run has finished."""
+        asked = 0.0
+        while True:
+            for process in processes.poll(TICK_S):
+                self._ended(process)
+            if processes.guard_died:
+                raise RunFailedError("the guard of the processes was killed")
+            self._check_interrupt()
+            now = time.monotonic()
+            if processes.by_name["orchestrator"].ended:
+                if processes.by_name["trainer"].ended:
+                    return
+            elif now - asked >= STATUS_EVERY_S:
+                asked = now
+                self._look(now)
+            for name, since in self.early.items():
+                if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
+                    raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
+
+    def _ended(self, process: Process) -> None:
+        kind = self.kinds[process.name]
+        if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
+            self.early[process.name] = time.monotonic()
+            return
+        if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
+            return
+        raise RunFailedError(describe_end(process))
+
+    def _look(self, now: float) -> None:
+        status = orchestrator_status.fetch(self.url)
+        if status is None:
+            if now - self.heard > ORCHESTRATOR_ANSWER_S:
+                raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
+            return
+        self.heard, self.status = now, status
+        self.console.update(status)
+        if not self.progress.started:
+            missing = orchestrator_status.missing(status, self.environments)
+            if not missing:
+                self.progress.started, self.progress.since = True, now
+                self.training_began = now
+            elif now - self.began > self.config.timeouts.start_s:
+                raise RunFailedError(
+                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:.0f} s: "
+                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'})"
+                )
+            return
+        limit = self.config.timeouts.no_progress_s
+        if not self.progress.moved(status, now) and now - self.progress.since > limit:
+            waiting = orchestrator_status.waits(status) or "nothing is reported as waiting"
+            raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+
+    def _write_summary(self, processes: Processes, code: int, reason: str) -> None:
+        now = time.monotonic()
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        summary = {
+            "exit_code": code,
+            "reason": reason,
+            "wall_s": now - self.began,
+            # Until every part had reported, and from then on.
+            "start_s": (self.training_began or now) - self.began,
+            "run_s": now - (self.training_began or now),
+            "processes": {
+                name: {"kind": self.kinds[name], "code": process.code, "cpu_s": process.cpu_s}
+                for name, process in processes.by_name.items()
+            },
+            "launcher_cpu_s": own.ru_utime + own.ru_stime,
+            "status": self.status,
+        }
+        resolve.write_text(self.folder / "run" / "summary.json", json.dumps(summary, indent=1) + "\n")

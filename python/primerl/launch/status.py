@@ -1,0 +1,74 @@
+"""What the orchestrator says about itself (`GET /status`), and what is missing or stuck in it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+ANSWER_S = 3.0
+
+
+def fetch(url: str) -> dict[str, Any] | None:
+    """The status, or None when the orchestrator did not answer in time."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/status")
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return content if answer.status == 200 and isinstance(content, dict) else None
+
+
+def finished(status: dict[str, Any]) -> bool:
+    return bool(status.get("run", {}).get("finished"))
+
+
+def waits(status: dict[str, Any]) -> str:
+    """`trainer waits for step 13: 2 of 8 groups ready (4 s); ...`, the longest first."""
+    found = sorted(status.get("waits", []), key=lambda wait: -float(wait.get("since_s") or 0.0))
+    return "; ".join(
+        f"{wait['who']} waits for {wait['for']} ({float(wait.get('since_s') or 0):.0f} s)" for wait in found
+    )
+
+
+def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
+    """Which parts have not reported yet."""
+    parts = []
+    if not any(engine.get("version") is not None for engine in status.get("engines", [])):
+        known = len(status.get("engines", []))
+        parts.append("no inference engine has proved its weights" if known else "no inference engine has joined")
+    present = {worker.get("environment") for worker in status.get("workers", [])}
+    parts += [f"no env worker of {name!r} has registered" for name in environments if name not in present]
+    if status.get("trainer", {}).get("last_seen_s") is None:
+        parts.append("the trainer has not reported")
+    return parts
+
+
+@dataclass(slots=True)
+class Progress:
+    """When something last moved. Pure: times are given."""
+
+    started: bool = False
+    since: float = 0.0
+    marks: tuple[Any, ...] = field(default=())
+
+    def moved(self, status: dict[str, Any], now: float) -> bool:
+        """Whether anything a run is for has happened since the last call: tokens, ended rollouts, steps."""
+        rollouts = status.get("rollouts", {})
+        marks = (
+            status.get("run", {}).get("step"),
+            status.get("run", {}).get("policy_version"),
+            status.get("tokens", {}).get("sampled"),
+            *(rollouts.get(key) for key in ("trained", "filtered", "stale", "failed", "cancelled", "evaluated")),
+        )
+        if marks == self.marks:
+            return False
+        self.marks, self.since = marks, now
+        return True
