@@ -154,8 +154,8 @@ def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0
     # The caller's random state is left alone: a seed here must not depend on, or change, any other draw.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(shape)
-    logging.disable_progress_bar()
+        model = Qwen3ForCausalLM(shape)  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     write_tokenizer(folder, config.max_position_embeddings)
 

@@ -38,5 +38,3 @@ def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int) -> Pa
         if (source / "chat_templates").is_dir():
             shutil.copytree(source / "chat_templates", folder / "chat_templates")
     return target
-
-

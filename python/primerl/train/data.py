@@ -66,7 +66,7 @@ class Batch:
         """For each sequence with trained tokens: (step - 1) - its oldest version."""
         result = []
         for micro_batch in self.micro_batches:
-            for versions in micro_batch.versions.split(list(micro_batch.sequence_lengths)):
+            for versions in torch.split(micro_batch.versions, list(micro_batch.sequence_lengths)):
                 trained = versions[versions >= 0]
                 if trained.numel():
                     result.append(self.step - 1 - int(trained.min()))

@@ -54,7 +54,7 @@ class Ranks:
             gradients.append(parameter.grad)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:

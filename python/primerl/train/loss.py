@@ -8,12 +8,14 @@ A its advantage and rho = p / q:
 
 The gradient goes through rho and log rho, not through `keep`. The loss of a step is the sum over all sampled tokens of
 all data ranks, divided by their number. The mask on the difference of probabilities is DPPO's, binary total-variation
-form ("Rethinking the Trust Region in LLM Reinforcement Learning", 2026), in place of PPO's clip on their ratio.
+form (Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879), in place of PPO's clip
+on their ratio.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,7 +44,16 @@ class LossStatistics:
 
     values: Tensor  # [len(NAMES)] fp64
 
-    NAMES = ("tokens", "loss", "mismatch_kl", "abs_log_ratio", "entropy", "positive", "masked_positive", "masked_negative")
+    NAMES: ClassVar = (
+        "tokens",
+        "loss",
+        "mismatch_kl",
+        "abs_log_ratio",
+        "entropy",
+        "positive",
+        "masked_positive",
+        "masked_negative",
+    )
 
     @classmethod
     def zero(cls, device: torch.device | str = "cpu") -> LossStatistics:
@@ -80,12 +91,12 @@ def policy_loss(
         masked = torch.where(positive, moved > config.mask_high, moved < -config.mask_low)
     # `where` and not a product with 0: a masked token whose ratio overflowed must not make the loss NaN.
     gain = torch.where(masked, 0.0, advantages * torch.where(masked, 0.0, ratio))
-    loss = (config.kl_tau * log_ratio.square() - gain).sum()
+    token_loss = config.kl_tau * log_ratio.square() - gain
     with torch.no_grad():
-        sums = [
+        columns = [
             torch.ones_like(log_ratio),
-            config.kl_tau * log_ratio.square() - gain,
-            # KL(engine || trainer) by the k3 estimator (Schulman, 2020), non-negative for each token.
+            token_loss,
+            # KL(engine || trainer) by the k3 estimator (Schulman, "Approximating KL divergence", 2020).
             torch.expm1(log_ratio) - log_ratio,
             log_ratio.abs(),
             entropy,
@@ -93,5 +104,5 @@ def policy_loss(
             masked & positive,
             masked & ~positive,
         ]
-        statistics = LossStatistics(torch.stack([x.double().sum() for x in sums]))
-    return loss, statistics
+        statistics = LossStatistics(torch.stack([column.double().sum() for column in columns]))
+    return token_loss.sum(), statistics

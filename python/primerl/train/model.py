@@ -5,7 +5,8 @@ A packed micro-batch is one row of T tokens, the sequences one after another. Ev
 single tokens, so only attention has to know where sequences begin; it is told through `transformers`' own
 attention interface, by the keyword argument `packed`.
 
-Axes in names: T tokens of the micro-batch, S sequences, L longest sequence of a bucket, H heads, D head size, V vocabulary.
+Axes in names: T tokens of the micro-batch, S sequences, L longest sequence of a bucket, H heads, D head size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -150,14 +151,13 @@ def _by_bucket(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: 
     real token, so no mask is needed and the result is exact; what is computed for them is dropped."""
     if len(packed.buckets) == 1:
         (bucket,) = packed.buckets
-        return _attend(*(_to_slots(x, bucket) for x in (q, k, v)), bucket, scale, window)
-    out = torch.empty_like(q)
+        return _attend(_to_slots(q, bucket), _to_slots(k, bucket), _to_slots(v, bucket), bucket, scale, window)
     parts, tokens = [], []
     for bucket in packed.buckets:
-        rows = (_to_slots(x.index_select(0, bucket.tokens), bucket) for x in (q, k, v))
-        parts.append(_attend(*rows, bucket, scale, window))
+        q_rows, k_rows, v_rows = (_to_slots(x.index_select(0, bucket.tokens), bucket) for x in (q, k, v))
+        parts.append(_attend(q_rows, k_rows, v_rows, bucket, scale, window))
         tokens.append(bucket.tokens)
-    return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
+    return torch.empty_like(q).index_copy(0, torch.cat(tokens), torch.cat(parts))
 
 
 def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
@@ -174,9 +174,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, scale: float, windo
     if window is not None:
         mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
     grouped = q.shape[1] != k.shape[1]
-    out = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-    )
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
     out = out.transpose(1, 2).flatten(0, 1)
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
 
@@ -194,9 +192,9 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     if not (folder / "config.json").is_file():
         raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     AttentionInterface.register(ATTENTION, packed_attention)
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation=ATTENTION, local_files_only=True
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -59,7 +59,7 @@ def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: in
 def tensor_hash(tensor: Tensor) -> str:
     """XXH3-64 of the raw bytes, 16 hex digits."""
     # Viewed as bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
-    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 class WeightsPublisher:

@@ -1,0 +1,39 @@
+"""SIGTERM and SIGINT as one exception, so that a stop unwinds through the same clean-up as an error."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stopped(BaseException):
+    """The process was asked to stop. Not an `Exception`: nothing that handles failures may swallow it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.exit_code = 128 + signal_number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Within the block the first SIGTERM or SIGINT raises `Stopped` in the main thread; later ones do what they do by
+    default, so that a clean-up that hangs can be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_DFL)
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
