@@ -1,0 +1,34 @@
+"""`primerl report` and `primerl verify`: looking at a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primerl.config.load import fail
+
+
+def report(arguments: list[str]) -> int:
+    folder = folder_from(arguments, "report", "shows a table and the reward curve, and writes reward.png")
+    if isinstance(folder, int):
+        return folder
+    from primerl.runs.report import NoRunError, show
+
+    try:
+        show(folder)
+    except NoRunError as error:
+        return fail(str(error), title="No report")
+    return 0
+
+
+def folder_from(arguments: list[str], command: str, does: str) -> Path | int:
+    """The one argument, or the exit code after help or a complaint."""
+    use = f"usage: primerl {command} OUTPUT_DIR\n\n{does}; OUTPUT_DIR is the folder of a run"
+    if arguments in (["-h"], ["--help"]):
+        print(use)
+        return 0
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        return fail(f"expected the folder of one run, found {' '.join(arguments) or 'nothing'}\n{use}", title="No run")
+    folder = Path(arguments[0])
+    if not folder.is_dir():
+        return fail(f"there is no folder {folder}; give the output_dir of a run", title="No run")
+    return folder

@@ -1,0 +1,190 @@
+"""`primerl report`: a table, the reward curve in the terminal, and reward.png, from what a run wrote.
+
+Sources: `metrics.jsonl` (trainer, one line a step), `evals.jsonl` (orchestrator, one line an evaluation) and
+`run/summary.json` (launcher: times, CPU seconds of each process, the last status).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Steps averaged at both ends: single steps are noisy.
+ENDS = 5
+STALENESS = re.compile(r"^staleness/(\d+)$")
+
+
+class NoRunError(Exception):
+    """The folder holds no run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    folder: Path
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def column(self, name: str) -> list[float]:
+        return [float(step[name]) for step in self.steps if step.get(name) is not None]
+
+
+def load(folder: Path) -> Results:
+    steps = read_lines(folder / "metrics.jsonl")
+    if not steps:
+        raise NoRunError(f"{folder} holds no finished step (no metrics.jsonl); give the output_dir of a run")
+    summary_file = folder / "run" / "summary.json"
+    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    return Results(folder, steps, read_lines(folder / "evals.jsonl"), summary)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    # A run that was killed may have left half a last line.
+    lines = file.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def rows(results: Results) -> list[tuple[str, str]]:
+    """What the table shows: name and value."""
+    found = [("steps", str(results.steps[-1].get("step", len(results.steps))))]
+    found += _reward(results) + _evaluations(results) + _speed(results)
+    histogram = staleness(results)
+    if histogram:
+        total = sum(histogram.values())
+        shares = "  ".join(f"{lag}: {count / total:.0%}" for lag, count in sorted(histogram.items()))
+        found.append(("staleness (share of samples)", shares))
+    return found + _shares(results)
+
+
+def _reward(results: Results) -> list[tuple[str, str]]:
+    reward = results.column("reward/all/mean")
+    if not reward:
+        return []
+    count = min(ENDS, len(reward))
+    return [
+        (f"reward, first {count} steps", f"{mean(reward[:count]):.3f}"),
+        (f"reward, last {count} steps", f"{mean(reward[-count:]):.3f}"),
+    ]
+
+
+def _evaluations(results: Results) -> list[tuple[str, str]]:
+    by_environment: dict[str, list[dict[str, Any]]] = {}
+    for evaluation in results.evaluations:
+        by_environment.setdefault(str(evaluation["environment"]), []).append(evaluation)
+    found = []
+    for name, evaluations in by_environment.items():
+        first, last = evaluations[0], evaluations[-1]
+        values = {"reward": "mean_reward"}
+        measured = {metric: (first["metrics"].get(metric), last["metrics"][metric]) for metric in last["metrics"]}
+        measured = {"reward": (first[values["reward"]], last[values["reward"]]), **measured}
+        for metric, (before, after) in measured.items():
+            text = f"{after:.3f}" if before is None or first is last else f"{before:.3f} -> {after:.3f}"
+            found.append((f"{name}, {metric} (version {first['version']} -> {last['version']})", text))
+    return found
+
+
+def _speed(results: Results) -> list[tuple[str, str]]:
+    found = []
+    summary = results.summary
+    if "wall_s" in summary:
+        found.append(("wall time", f"{summary['wall_s']:.1f} s (start {summary['start_s']:.1f} s)"))
+    sampled = summary.get("status", {}).get("tokens", {}).get("sampled")
+    if sampled and summary.get("run_s"):
+        found.append(("sampled tokens/s", f"{sampled / summary['run_s']:,.0f}"))
+    throughput = results.column("perf/throughput")
+    if throughput:
+        found.append(("trained tokens/s (while training)", f"{mean(throughput):,.0f}"))
+    return found
+
+
+def staleness(results: Results) -> dict[int, int]:
+    """Samples by how many steps old their oldest token was when it was trained."""
+    histogram: dict[int, int] = {}
+    for step in results.steps:
+        for name, count in step.items():
+            match = STALENESS.match(name)
+            if match and count:
+                lag = int(match.group(1))
+                histogram[lag] = histogram.get(lag, 0) + int(count)
+    return histogram
+
+
+def _shares(results: Results) -> list[tuple[str, str]]:
+    found = []
+    step_s, wait_s = sum(results.column("time/step")), sum(results.column("time/wait_for_batch"))
+    if step_s:
+        found.append(("trainer idle", f"{wait_s / step_s:.0%}"))
+    status = results.summary.get("status", {})
+    idle = [engine["idle_share"] for engine in status.get("engines", []) if engine.get("idle_share") is not None]
+    if idle:
+        found.append(("engine idle", f"{mean(idle):.0%}"))
+    cpu = {name: process["cpu_s"] for name, process in results.summary.get("processes", {}).items()}
+    total = sum(cpu.values()) + results.summary.get("launcher_cpu_s", 0.0)
+    if cpu.get("orchestrator") and total:
+        found.append(("orchestrator's share of CPU time", f"{cpu['orchestrator'] / total:.1%} of {total:.1f} s"))
+    return found
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def show(folder: Path) -> None:
+    """Prints the table and the curve, and writes reward.png."""
+    from rich.console import Console
+    from rich.table import Table
+
+    results = load(folder)
+    table = Table(title=str(folder), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    for name, value in rows(results):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    reward = results.column("reward/all/mean")
+    steps = [step["step"] for step in results.steps if step.get("reward/all/mean") is not None]
+    if not reward:
+        return
+    absent = [name for name in ("plotext", "matplotlib") if importlib.util.find_spec(name) is None]
+    if absent:
+        console.print(f"no reward curve: {' and '.join(absent)} missing; install primerl with [report]", markup=False)
+        return
+    print(curve(steps, reward, width=min(100, console.width)))
+    console.print(f"reward curve: {picture(folder / 'reward.png', steps, reward)}", markup=False)
+
+
+def curve(steps: list[int], reward: list[float], *, width: int, height: int = 16) -> str:
+    """The reward curve as text."""
+    import plotext
+
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, height)
+    figure.title("mean reward of each step")
+    figure.draw(figure.signal(steps, reward, marker="braille").lines())
+    return str(figure.build().string(colorless=True))
+
+
+def picture(file: Path, steps: list[int], reward: list[float]) -> Path:
+    """The reward curve as a PNG. Returns where it is."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)  # no display is asked for
+    axes = figure.subplots()
+    axes.plot(steps, reward)
+    axes.set_xlabel("step")
+    axes.set_ylabel("mean reward")
+    axes.grid(alpha=0.3)
+    temporary = file.with_name(f".{file.name}")
+    figure.savefig(temporary, format="png")
+    temporary.rename(file)
+    return file
