@@ -1,1 +1,32 @@
-//! Messages to tokens and back: chat templates, tokenizers, extension of a recorded conversation.
+//! Messages to tokens and back, for one model folder at a time.
+//!
+//! [`Renderer::load`] reads the model's own tokenizer and chat template. From there:
+//! messages become token ids ([`Renderer::render`]), exactly those of `transformers`' `apply_chat_template`;
+//! a recorded conversation grows by the tokens of its new messages only ([`Renderer::extend`]);
+//! sampled ids become the assistant message an environment sees ([`Renderer::parse`]);
+//! and supervised training gets ids with a mask of what the assistant wrote ([`Renderer::render_with_mask`]).
+//!
+//! The crate is pure: it reads the model's files at load time, and the date where a template asks for it.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod extend;
+mod mask;
+mod message;
+mod model_files;
+mod parse;
+mod renderer;
+mod template;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tokenizer;
+
+pub use error::{LoadError, MaskFailure, RenderError};
+pub use extend::{ExtensionContext, NotExtendable};
+pub use mask::MaskedIds;
+pub use message::{Content, FunctionCall, Message, ToolCall, canonical, canonical_json};
+pub use parse::{PlainText, ResponseParser};
+pub use renderer::Renderer;
+pub use template::{ChatTemplate, RenderOptions};
+pub use tokenizer::{AddedToken, BackendChoice, StreamDecoder, Tokenizer};

@@ -1,0 +1,75 @@
+//! What can go wrong between messages and tokens, by the boundary that failed.
+
+use std::path::PathBuf;
+
+/// A model folder that cannot be used. The message names the file and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    #[error("model folder {} does not exist; give the path of a local model folder", .0.display())]
+    NoFolder(PathBuf),
+    #[error("model folder {} has no tokenizer.json; save the tokenizer with `save_pretrained` of a fast tokenizer", .0.display())]
+    NoTokenizer(PathBuf),
+    #[error(
+        "model folder {} has no chat template; add chat_template.jinja (or `chat_template` in tokenizer_config.json), or use an instruction-tuned model",
+        .0.display()
+    )]
+    NoChatTemplate(PathBuf),
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{} is not valid JSON of the expected shape", path.display())]
+    Json {
+        path: PathBuf,
+        source: serde_json::Error,
+    },
+    #[error("{}: {message}", path.display())]
+    Tokenizer { path: PathBuf, message: String },
+    #[error("the chat template of {} does not compile", path.display())]
+    Template {
+        path: PathBuf,
+        source: Box<minijinja::Error>,
+    },
+    #[error("{}: the end-of-sequence token {token:?} is not in the tokenizer's vocabulary", path.display())]
+    UnknownStopToken { path: PathBuf, token: String },
+}
+
+/// Messages that cannot be rendered, or text that cannot be encoded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RenderError {
+    /// The template itself refused the conversation (`raise_exception`), or failed on it.
+    #[error("the chat template failed: {message}")]
+    Template {
+        message: String,
+        source: Box<minijinja::Error>,
+    },
+    #[error(
+        "messages[{message}].content holds a part of type {kind:?}; only parts of type \"text\" are supported"
+    )]
+    UnsupportedContent { message: usize, kind: String },
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+    #[error("messages[{message}]: {reason}")]
+    Mask { message: usize, reason: MaskFailure },
+    #[error("a message contains the reserved marker {0:?}; remove it from the data")]
+    ReservedMarker(&'static str),
+}
+
+/// Why the tokens of an assistant message could not be told apart from the rest with certainty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MaskFailure {
+    #[error(
+        "the chat template rewrites this assistant message depending on what follows it, so its tokens cannot be located; use a template with {{% generation %}} blocks, or train on conversations that end with their only assistant message"
+    )]
+    Rewritten,
+    #[error("the chat template writes nothing for this assistant message")]
+    Dropped,
+    #[error(
+        "a token crosses the boundary of this assistant message (its text merges with the text beside it); remove the white space at its start or end"
+    )]
+    TokenAcrossBoundary,
+}

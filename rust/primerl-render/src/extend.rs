@@ -1,0 +1,357 @@
+//! Extending a recorded conversation: only the new messages are rendered, never the history.
+//!
+//! The suffix is a template difference. The template renders a minimal conversation, one user message, an answer that
+//! is a sentinel, and the new messages; what follows the sentinel is what has to follow the recorded tokens. It begins
+//! with the stop token that ends the turn, which is the only place where cutting cannot split or join tokens.
+//!
+//! That this text does not depend on the history is proven once for each shape of new messages ([`Shape`]), by full
+//! renders of scenario conversations, and remembered. What is not proven is not extended: the caller renders in full.
+//!
+//! Some templates rewrite history in a full render (Qwen3 drops the thinking of earlier turns). An extension keeps the
+//! tokens as they were sampled.
+
+use crate::message::{Content, FunctionCall, Message, ToolCall};
+use crate::renderer::Renderer;
+use crate::template::RenderOptions;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Stands for the answer; survives every trimming and splitting that templates do.
+const SENTINEL: &str = "zPrimerlAnswerSentinelz";
+/// Shapes remembered; far more than one run shows.
+const MAX_PROOFS: usize = 1024;
+
+/// The turn that is extended.
+#[derive(Clone, Copy, Debug)]
+pub struct ExtensionContext<'a> {
+    /// The assistant message that was answered, as the new request holds it; its tool calls matter, its text does not.
+    pub answer: &'a Message,
+    /// The ids sampled in that turn; its last one tells whether the turn was closed.
+    pub sampled: &'a [u32],
+    /// As for the full render of the new request.
+    pub options: &'a RenderOptions,
+}
+
+/// Why new messages cannot be appended to recorded tokens.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotExtendable {
+    #[error("there is no new message")]
+    NoNewMessages,
+    #[error("the template cannot render the new messages after a short conversation: {0}")]
+    TemplateFailed(String),
+    #[error("the template does not write the answer verbatim")]
+    AnswerNotVerbatim,
+    #[error("the template does not end the answer with a stop token")]
+    NoTurnEnd,
+    #[error("the turn ended with token {sampled}, but the template continues with {expected}")]
+    OtherStopToken { sampled: u32, expected: u32 },
+    #[error(
+        "what the template writes for the new messages depends on the conversation before them"
+    )]
+    DependsOnHistory,
+    #[error("the tokens of the new messages depend on the text before them")]
+    TokensMerge,
+}
+
+/// What may change how new messages are rendered, other than their text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    /// Role of each new message and its number of tool calls.
+    messages: Vec<(String, usize)>,
+    answer_tool_calls: usize,
+    has_tools: bool,
+    add_generation_prompt: bool,
+    template_kwargs: String,
+}
+
+/// Verdicts so far. Written by whoever meets a new shape first; held only to look up or insert.
+#[derive(Default)]
+pub(crate) struct Proofs(Mutex<HashMap<Shape, Result<(), NotExtendable>>>);
+
+impl Renderer {
+    /// The ids to append to `prompt ids + sampled ids` so that the conversation goes on with `new_messages`: the close of
+    /// the answered turn (left out where it was sampled), the messages, the generation prompt. Takes time in the length
+    /// of the new messages (and the tools), not of the conversation.
+    pub fn extend(
+        &self,
+        previous: &ExtensionContext<'_>,
+        new_messages: &[Message],
+    ) -> Result<Vec<u32>, NotExtendable> {
+        if new_messages.is_empty() {
+            return Err(NotExtendable::NoNewMessages);
+        }
+        self.prove(Shape::of(previous, new_messages), previous.options)?;
+        let suffix = self.suffix_text(previous.answer, new_messages, previous.options)?;
+        let ids = self.encode_suffix(&suffix)?;
+        match previous.sampled.last() {
+            Some(&last) if last == ids[0] => Ok(ids[1..].to_vec()),
+            Some(&last) if self.is_stop_token(last) => Err(NotExtendable::OtherStopToken {
+                sampled: last,
+                expected: ids[0],
+            }),
+            _ => Ok(ids),
+        }
+    }
+
+    /// What the template writes right after a plain answer that a user message follows.
+    pub(crate) fn text_after_answer(&self) -> Option<String> {
+        let messages = [
+            Message::user("x"),
+            Message::assistant(SENTINEL),
+            Message::user("y"),
+        ];
+        let text = self
+            .render_text(&messages, &RenderOptions::default())
+            .ok()?;
+        text.split_once(SENTINEL).map(|(_, after)| after.to_owned())
+    }
+
+    /// Tries the shapes that agents use, so that a run's first turns find the verdict.
+    pub(crate) fn prove_common_shapes(&self) {
+        let (tool, user) = (("tool".to_owned(), 0), ("user".to_owned(), 0));
+        let shapes = [
+            (vec![user.clone()], 0, false),
+            (vec![user.clone()], 0, true),
+            (vec![tool.clone()], 1, true),
+            (vec![tool.clone(), tool.clone()], 2, true),
+            (vec![tool, user], 1, true),
+        ];
+        let options = RenderOptions::default();
+        for (messages, answer_tool_calls, has_tools) in shapes {
+            let shape = Shape {
+                messages,
+                answer_tool_calls,
+                has_tools,
+                add_generation_prompt: true,
+                template_kwargs: crate::message::canonical_json(&json!({})),
+            };
+            // A refusal is remembered; the turn that meets it forks with this reason.
+            let _ = self.prove(shape, &options);
+        }
+    }
+
+    /// Text from the stop token that closes the answer to the end of the render.
+    fn suffix_text(
+        &self,
+        answer: &Message,
+        new_messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<String, NotExtendable> {
+        let mut messages = vec![Message::user("x"), stand_in(answer)];
+        messages.extend_from_slice(new_messages);
+        let text = self
+            .render_text(&messages, options)
+            .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))?;
+        let calls = answer.tool_calls.as_ref().map_or(0, Vec::len);
+        let mark = if calls == 0 {
+            SENTINEL.to_owned()
+        } else {
+            argument_sentinel(calls - 1)
+        };
+        let mut pieces = text.split(mark.as_str());
+        let (Some(_), Some(after), None) = (pieces.next(), pieces.next(), pieces.next()) else {
+            return Err(NotExtendable::AnswerNotVerbatim);
+        };
+        let close = self
+            .stop_token_texts()
+            .filter_map(|(_, stop)| after.find(stop))
+            .min()
+            .ok_or(NotExtendable::NoTurnEnd)?;
+        // After a call's arguments the template closes its syntax; after plain text nothing may come between, for the
+        // model would have had to sample it.
+        if calls == 0 && close > 0 {
+            return Err(NotExtendable::NoTurnEnd);
+        }
+        Ok(after[close..].to_owned())
+    }
+
+    fn encode_suffix(&self, suffix: &str) -> Result<Vec<u32>, NotExtendable> {
+        let ids = self
+            .tokenizer()
+            .encode(suffix)
+            .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))?;
+        match self.leading_stop_token(suffix) {
+            Some((stop, _)) if ids.first() == Some(&stop) => Ok(ids),
+            _ => Err(NotExtendable::TokensMerge),
+        }
+    }
+
+    fn prove(&self, shape: Shape, options: &RenderOptions) -> Result<(), NotExtendable> {
+        if let Some(verdict) = self
+            .proofs
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&shape)
+        {
+            return verdict.clone();
+        }
+        // Proven outside of the lock: two threads may prove the same shape once, and find the same.
+        let verdict = self.prove_scenarios(&shape, options);
+        let mut proofs = self.proofs.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if proofs.len() >= MAX_PROOFS {
+            proofs.clear();
+        }
+        proofs.insert(shape, verdict.clone());
+        verdict
+    }
+
+    fn prove_scenarios(&self, shape: &Shape, options: &RenderOptions) -> Result<(), NotExtendable> {
+        let options = RenderOptions {
+            tools: shape.has_tools.then(|| vec![scenario_tool()]),
+            add_generation_prompt: shape.add_generation_prompt,
+            template_kwargs: options.template_kwargs.clone(),
+        };
+        let mut compared = 0;
+        for (answer_text, text) in [
+            ("yes", "z"),
+            ("Two words.\n\n1. more", "Line one\n\n  é 12\n<b>"),
+        ] {
+            let answer = scenario_answer(answer_text, shape.answer_tool_calls);
+            let new_messages = shape.scenario_messages(text);
+            let suffix = self.suffix_text(&answer, &new_messages, &options)?;
+            for history in scenario_histories() {
+                let mut messages = history;
+                messages.push(answer.clone());
+                messages.extend_from_slice(&new_messages);
+                // Not every template takes every history (system messages, tools).
+                let Ok(full) = self.render_text(&messages, &options) else {
+                    continue;
+                };
+                self.compare(&full, &suffix, answer_text, shape.answer_tool_calls == 0)?;
+                compared += 1;
+            }
+        }
+        if compared >= 4 {
+            Ok(())
+        } else {
+            Err(NotExtendable::DependsOnHistory)
+        }
+    }
+
+    /// Whether `full` is some text, then `suffix`, in letters and in tokens.
+    fn compare(
+        &self,
+        full: &str,
+        suffix: &str,
+        answer: &str,
+        answer_ends: bool,
+    ) -> Result<(), NotExtendable> {
+        let before = full
+            .strip_suffix(suffix)
+            .ok_or(NotExtendable::DependsOnHistory)?;
+        if answer_ends && !before.ends_with(answer) {
+            return Err(NotExtendable::AnswerNotVerbatim);
+        }
+        let encode = |text| {
+            self.tokenizer()
+                .encode(text)
+                .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))
+        };
+        let mut ids = encode(before)?;
+        ids.extend(self.encode_suffix(suffix)?);
+        if ids == encode(full)? {
+            Ok(())
+        } else {
+            Err(NotExtendable::TokensMerge)
+        }
+    }
+}
+
+impl Shape {
+    fn of(previous: &ExtensionContext<'_>, new_messages: &[Message]) -> Self {
+        let calls = |message: &Message| message.tool_calls.as_ref().map_or(0, Vec::len);
+        let options = previous.options;
+        Self {
+            messages: new_messages
+                .iter()
+                .map(|message| (message.role.clone(), calls(message)))
+                .collect(),
+            answer_tool_calls: calls(previous.answer),
+            has_tools: options.tools.is_some(),
+            add_generation_prompt: options.add_generation_prompt,
+            template_kwargs: crate::message::canonical_json(&Value::Object(
+                options.template_kwargs.clone(),
+            )),
+        }
+    }
+
+    fn scenario_messages(&self, text: &str) -> Vec<Message> {
+        let mut answered = 0;
+        let mut message = |(role, calls): &(String, usize)| {
+            let mut message = scenario_answer(text, *calls);
+            message.role = role.clone();
+            if role == "tool" {
+                message.tool_call_id = Some(call_id(answered));
+                message.name = Some(format!("f{answered}"));
+                answered += 1;
+            }
+            message
+        };
+        self.messages.iter().map(&mut message).collect()
+    }
+}
+
+/// The answer as the minimal conversation holds it: its calls keep their names and ids, for templates name tool results
+/// after them; all text is sentinels.
+fn stand_in(answer: &Message) -> Message {
+    let mut stand_in = Message::assistant(SENTINEL);
+    stand_in.role = answer.role.clone();
+    stand_in.tool_calls = answer.tool_calls.clone().filter(|calls| !calls.is_empty());
+    for (index, call) in stand_in.tool_calls.iter_mut().flatten().enumerate() {
+        call.function.arguments = json!({ "a": argument_sentinel(index) });
+    }
+    stand_in
+}
+
+fn argument_sentinel(index: usize) -> String {
+    format!("zPrimerlArgument{index}z")
+}
+
+fn call_id(index: usize) -> String {
+    // Nine letters and digits: Mistral's templates insist.
+    format!("call{index:05}")
+}
+
+fn scenario_answer(text: &str, calls: usize) -> Message {
+    let call = |index| ToolCall {
+        id: Some(call_id(index)),
+        kind: Some("function".to_owned()),
+        function: FunctionCall {
+            name: format!("f{index}"),
+            arguments: json!({"a": "b"}),
+        },
+        extra: serde_json::Map::new(),
+    };
+    let tool_calls = (calls > 0).then(|| (0..calls).map(call).collect());
+    Message {
+        content: Content::Text(text.to_owned()),
+        tool_calls,
+        ..Message::assistant("")
+    }
+}
+
+fn scenario_tool() -> Value {
+    json!({"type": "function", "function": {"name": "f0", "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}})
+}
+
+fn scenario_histories() -> Vec<Vec<Message>> {
+    let user = || Message::user("Why?\n\nBecause.");
+    let system = || Message::text("system", "Be brief.");
+    let answered = || Message::assistant("Then no.");
+    let mut tool_result = Message::text("tool", "{\"r\": 1}");
+    tool_result.tool_call_id = Some(call_id(0));
+    tool_result.name = Some("f0".to_owned());
+    let called = || scenario_answer("", 1);
+    vec![
+        vec![user()],
+        vec![system(), user()],
+        vec![user(), answered(), user()],
+        vec![system(), user(), answered(), user(), answered(), user()],
+        vec![user(), called(), tool_result.clone()],
+        vec![system(), user(), called(), tool_result, answered(), user()],
+    ]
+}

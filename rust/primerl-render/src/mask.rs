@@ -1,0 +1,269 @@
+//! Token ids with a mask of what the assistant wrote, for supervised training.
+//!
+//! The mask covers the answers and the stop token that ends each, not the white space after it. Templates with
+//! `{% generation %}` blocks say it themselves. For the others each answer is located by rendering: the text before it
+//! must be a prefix of the whole, and so must the text through it; where a template changes an earlier answer by what
+//! follows (Qwen3), the text around a sentinel in its place must be the text around the answer. What cannot be located
+//! in this way is an error that names the message.
+
+use crate::error::{MaskFailure, RenderError};
+use crate::message::{Content, Message};
+use crate::renderer::Renderer;
+use crate::template::{RenderOptions, SPAN_END, SPAN_START};
+use std::ops::Range;
+
+const SENTINEL: &str = "zPrimerlMaskSentinelz";
+
+/// A rendered conversation; both columns have one entry per token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MaskedIds {
+    pub ids: Vec<u32>,
+    /// 1 where the assistant wrote the token, else 0.
+    pub mask: Vec<u8>,
+}
+
+/// Bytes of the rendered text that belong to messages[message].
+struct Span {
+    message: usize,
+    bytes: Range<usize>,
+}
+
+impl Renderer {
+    /// Ids of the whole conversation (those of [`Renderer::render`] without a generation prompt) and the mask of its
+    /// assistant messages. `options.add_generation_prompt` does not matter.
+    pub fn render_with_mask(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<MaskedIds, RenderError> {
+        let options = RenderOptions {
+            add_generation_prompt: false,
+            ..options.clone()
+        };
+        let text = self.render_text(messages, &options)?;
+        let spans = if self.template_for(&options).has_generation_blocks() {
+            self.marked_spans(&text, messages, &options)?
+        } else {
+            (0..messages.len())
+                .filter(|&index| messages[index].is_assistant())
+                .map(|index| self.located_span(&text, messages, index, &options))
+                .collect::<Result<Vec<_>, _>>()?
+        };
+        let ids = self.tokenizer().encode(&text)?;
+        let mask = self.token_mask(&text, &ids, &spans)?;
+        Ok(MaskedIds { ids, mask })
+    }
+
+    fn marked_spans(
+        &self,
+        text: &str,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<Span>, RenderError> {
+        for marker in [SPAN_START, SPAN_END] {
+            if text.contains(marker) {
+                return Err(RenderError::ReservedMarker(marker));
+            }
+        }
+        let assistants: Vec<usize> = (0..messages.len())
+            .filter(|&index| messages[index].is_assistant())
+            .collect();
+        let failure = |nth: usize, reason| {
+            let message = assistants
+                .get(nth)
+                .or(assistants.last())
+                .copied()
+                .unwrap_or(0);
+            RenderError::Mask { message, reason }
+        };
+        let marked = self
+            .template_for(options)
+            .render_marked(messages, options, true)?;
+        let mut plain = String::with_capacity(text.len());
+        let mut spans = Vec::new();
+        for (nth, piece) in marked.split(SPAN_START).enumerate() {
+            let (inside, outside) = match piece.split_once(SPAN_END) {
+                Some(parts) => parts,
+                None if nth == 0 => ("", piece),
+                None => return Err(failure(nth - 1, MaskFailure::Rewritten)),
+            };
+            if nth > 0 {
+                let message = assistants
+                    .get(nth - 1)
+                    .or(assistants.last())
+                    .copied()
+                    .unwrap_or(0);
+                spans.push(Span {
+                    message,
+                    bytes: plain.len()..plain.len() + inside.len(),
+                });
+            }
+            plain.push_str(inside);
+            plain.push_str(outside);
+        }
+        // The template worked on the text of a block after it was closed: the marks say nothing.
+        if plain != text {
+            return Err(failure(0, MaskFailure::Rewritten));
+        }
+        if spans.len() < assistants.len() {
+            return Err(failure(spans.len(), MaskFailure::Dropped));
+        }
+        Ok(spans)
+    }
+
+    fn located_span(
+        &self,
+        text: &str,
+        messages: &[Message],
+        index: usize,
+        options: &RenderOptions,
+    ) -> Result<Span, RenderError> {
+        let prompt_options = RenderOptions {
+            add_generation_prompt: true,
+            ..options.clone()
+        };
+        // A refusal (no messages yet, an odd last role) is no proof, as is a text that is not a prefix.
+        let before = self
+            .render_text(&messages[..index], &prompt_options)
+            .ok()
+            .filter(|part| text.starts_with(part));
+        let through = self
+            .render_text(&messages[..=index], options)
+            .ok()
+            .filter(|part| text.starts_with(part));
+        let (start, end) = match (&before, &through) {
+            (Some(before), Some(through)) if through.len() >= before.len() => {
+                (before.len(), through.len())
+            }
+            _ => {
+                let (content, end) = self.around_sentinel(text, messages, index, options)?;
+                (
+                    before.map_or(content, |before| before.len().min(content)),
+                    end,
+                )
+            }
+        };
+        let end = self.end_with_stop_token(text, start..end);
+        if start == end {
+            return Err(RenderError::Mask {
+                message: index,
+                reason: MaskFailure::Dropped,
+            });
+        }
+        Ok(Span {
+            message: index,
+            bytes: start..end,
+        })
+    }
+
+    /// Where the content of messages[index] begins, and where its turn ends, found by putting a sentinel in its place.
+    fn around_sentinel(
+        &self,
+        text: &str,
+        messages: &[Message],
+        index: usize,
+        options: &RenderOptions,
+    ) -> Result<(usize, usize), RenderError> {
+        let failure = RenderError::Mask {
+            message: index,
+            reason: MaskFailure::Rewritten,
+        };
+        let mut replaced = messages.to_vec();
+        replaced[index].content = Content::Text(SENTINEL.to_owned());
+        let rendered = self.render_text(&replaced, options)?;
+        let mut pieces = rendered.split(SENTINEL);
+        let (Some(before), Some(after), None) = (pieces.next(), pieces.next(), pieces.next())
+        else {
+            return Err(failure);
+        };
+        let around = before.len() + after.len() <= text.len()
+            && text.starts_with(before)
+            && text.ends_with(after);
+        let content_end = text.len() - after.len().min(text.len());
+        let close = self
+            .stop_token_texts()
+            .filter_map(|(_, stop)| after.find(stop).map(|at| (at, at + stop.len())))
+            .min_by_key(|(at, end)| (*at, usize::MAX - *end));
+        match close {
+            // Between plain content and its stop token nothing may stand; tool calls may.
+            Some((at, end)) if around && (at == 0 || messages[index].has_tool_calls()) => {
+                Ok((before.len(), content_end + end))
+            }
+            _ => Err(failure),
+        }
+    }
+
+    /// The end of the last stop token in `span`; where there is none, a stop token right behind it is taken in (GLM ends
+    /// an answer with the next role's marker).
+    fn end_with_stop_token(&self, text: &str, span: Range<usize>) -> usize {
+        let inside = &text[span.clone()];
+        let last = self
+            .stop_token_texts()
+            .filter_map(|(_, stop)| inside.rfind(stop).map(|at| at + stop.len()))
+            .max();
+        match (last, self.leading_stop_token(&text[span.end..])) {
+            (Some(end), _) => span.start + end,
+            (None, Some((_, length))) => span.end + length,
+            (None, None) => span.end,
+        }
+    }
+
+    fn token_mask(&self, text: &str, ids: &[u32], spans: &[Span]) -> Result<Vec<u8>, RenderError> {
+        let boundaries = match self.byte_boundaries(text, ids) {
+            Some(boundaries) => boundaries,
+            None => self.boundaries_by_prefix(text, ids, spans)?,
+        };
+        let mut mask = vec![0; ids.len()];
+        for span in spans {
+            let token_at = |byte: usize| {
+                boundaries
+                    .binary_search_by_key(&byte, |(at, _)| *at)
+                    .map(|found| boundaries[found].1)
+                    .map_err(|_| RenderError::Mask {
+                        message: span.message,
+                        reason: MaskFailure::TokenAcrossBoundary,
+                    })
+            };
+            let (first, end) = (token_at(span.bytes.start)?, token_at(span.bytes.end)?);
+            mask[first..end].fill(1);
+        }
+        Ok(mask)
+    }
+
+    /// `(byte, token)` for every token that begins at that byte, and for the end. `None` unless the tokens' bytes are the
+    /// text: a normalizer may have changed it.
+    fn byte_boundaries(&self, text: &str, ids: &[u32]) -> Option<Vec<(usize, usize)>> {
+        let mut boundaries = Vec::with_capacity(ids.len() + 1);
+        let mut at = 0;
+        for (token, &id) in ids.iter().enumerate() {
+            boundaries.push((at, token));
+            let bytes = self.tokenizer().bytes_of(id)?;
+            if !text.as_bytes().get(at..)?.starts_with(bytes) || bytes.is_empty() {
+                return None;
+            }
+            at += bytes.len();
+        }
+        boundaries.push((at, ids.len()));
+        (at == text.len()).then_some(boundaries)
+    }
+
+    /// The same for the spans' ends only, by encoding the text before each: its ids must begin the ids of the whole.
+    fn boundaries_by_prefix(
+        &self,
+        text: &str,
+        ids: &[u32],
+        spans: &[Span],
+    ) -> Result<Vec<(usize, usize)>, RenderError> {
+        let mut boundaries = Vec::new();
+        for span in spans {
+            for byte in [span.bytes.start, span.bytes.end] {
+                let head = self.tokenizer().encode(&text[..byte])?;
+                if ids.starts_with(&head) {
+                    boundaries.push((byte, head.len()));
+                }
+            }
+        }
+        boundaries.sort_unstable();
+        Ok(boundaries)
+    }
+}

@@ -1,0 +1,138 @@
+//! One model folder, ready to turn messages into tokens and back.
+
+use crate::error::{LoadError, RenderError};
+use crate::extend::Proofs;
+use crate::message::Message;
+use crate::model_files::ModelFiles;
+use crate::parse::{PlainText, ResponseParser};
+use crate::template::{ChatTemplate, RenderOptions};
+use crate::tokenizer::Tokenizer;
+use std::path::Path;
+
+/// Tokenizer, chat template and stop tokens of one model. Shared freely: every method takes `&self`, and none
+/// blocks on anything but the processor.
+pub struct Renderer {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    /// For conversations with tools, in the few models that have a separate template.
+    tool_template: Option<ChatTemplate>,
+    stop_token_ids: Vec<u32>,
+    max_positions: Option<u32>,
+    parser: Box<dyn ResponseParser>,
+    pub(crate) proofs: Proofs,
+}
+
+impl Renderer {
+    /// Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json` and
+    /// `generation_config.json`, checks the tokenizer against its reference, and tries out for which kinds of
+    /// new messages a conversation can be extended.
+    pub fn load(model_dir: &Path) -> Result<Self, LoadError> {
+        let files = ModelFiles::read(model_dir)?;
+        let (default, tool_use) = files.templates()?;
+        let special_tokens = files.special_tokens();
+        let compile = |found: crate::model_files::TemplateSource| {
+            ChatTemplate::new(&found.source, special_tokens.clone(), &found.path)
+        };
+        let template = compile(default)?;
+        let tool_template = tool_use.map(compile).transpose()?;
+        let tokenizer = Tokenizer::load(&files.tokenizer())?;
+        let stop_token_ids = files.stop_token_ids(|token| tokenizer.token_id(token))?;
+        let mut renderer = Self {
+            tokenizer,
+            template,
+            tool_template,
+            stop_token_ids,
+            max_positions: files.max_positions(),
+            parser: Box::new(PlainText),
+            proofs: Proofs::default(),
+        };
+        renderer.learn_turn_end();
+        renderer.prove_common_shapes();
+        Ok(renderer)
+    }
+
+    /// The conversation as text, exactly as `transformers`' `apply_chat_template` renders it.
+    pub fn render_text(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<String, RenderError> {
+        self.template_for(options).render(messages, options)
+    }
+
+    /// The conversation as token ids.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<u32>, RenderError> {
+        self.tokenizer.encode(&self.render_text(messages, options)?)
+    }
+
+    /// The assistant message that `sampled` stands for: its text without stop and special tokens.
+    pub fn parse(&self, sampled: &[u32]) -> Result<Message, RenderError> {
+        let answer = match sampled.split_last() {
+            Some((last, answer)) if self.is_stop_token(*last) => answer,
+            _ => sampled,
+        };
+        Ok(self.parser.parse(&self.tokenizer.decode(answer, true)?))
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Ids that end the assistant's turn, ascending: the model's end-of-sequence ids, and the special token with which
+    /// its template closes an answer.
+    pub fn stop_token_ids(&self) -> &[u32] {
+        &self.stop_token_ids
+    }
+
+    pub fn is_stop_token(&self, id: u32) -> bool {
+        self.stop_token_ids.binary_search(&id).is_ok()
+    }
+
+    /// Context length of the model in tokens, when `config.json` says it.
+    pub fn max_positions(&self) -> Option<u32> {
+        self.max_positions
+    }
+
+    pub(crate) fn template_for(&self, options: &RenderOptions) -> &ChatTemplate {
+        match &self.tool_template {
+            Some(template) if options.tools.is_some() => template,
+            _ => &self.template,
+        }
+    }
+
+    /// The longest stop token that `text` begins with.
+    pub(crate) fn leading_stop_token(&self, text: &str) -> Option<(u32, usize)> {
+        self.stop_token_texts()
+            .filter(|(_, stop)| text.starts_with(stop))
+            .map(|(id, stop)| (id, stop.len()))
+            .max_by_key(|(_, length)| *length)
+    }
+
+    pub(crate) fn stop_token_texts(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.tokenizer
+            .added_tokens()
+            .filter(|token| self.is_stop_token(token.id))
+            .map(|token| (token.id, token.content.as_str()))
+    }
+
+    // Llama 3's base configs name <|end_of_text|> only, while the template closes turns with <|eot_id|>.
+    fn learn_turn_end(&mut self) {
+        let Some(after) = self.text_after_answer() else {
+            return;
+        };
+        let closing = self
+            .tokenizer
+            .added_tokens()
+            .filter(|token| token.special && after.starts_with(&token.content))
+            .max_by_key(|token| token.content.len());
+        if let Some(id) = closing.map(|token| token.id)
+            && let Err(at) = self.stop_token_ids.binary_search(&id)
+        {
+            self.stop_token_ids.insert(at, id);
+        }
+    }
+}
