@@ -1,3 +1,108 @@
-.PHONY: build
-build:
-	VIRTUAL_ENV=$(CURDIR)/.venv .venv/bin/maturin develop --uv --release
+# Everything lives in .venv, target and outputs. Stamps in .make say what is up to date, so a second call does only
+# what has changed.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
+	&& command -v "$$candidate" && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+# maturin and uv act on this environment, whatever is active in the shell.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export UV_PYTHON := $(CURDIR)/$(BIN)/python
+# A link across file systems fails; uv then copies with a warning for each package.
+export UV_LINK_MODE ?= copy
+
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+EXAMPLES := examples/reverse-text examples/sort-letters
+DEMO := outputs/reverse-text
+
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
+
+demo: build $(DEMO)/data.jsonl ## train the demo: supervised, then RL, then a report
+	@echo "== supervised fine-tuning"
+	$(BIN)/primerl sft @ examples/reverse-text/sft.toml --clean-output-dir
+	@echo "== reinforcement learning"
+	$(BIN)/primerl rl @ examples/reverse-text/rl.toml --clean-output-dir
+	@echo "== report"
+	$(BIN)/primerl report $(DEMO)/rl
+
+$(DEMO)/data.jsonl: examples/reverse-text/make_data.py examples/reverse-text/reverse_text/strings.py | build
+	@mkdir -p $(@D)
+	$(BIN)/python $< --output $@
+
+test: lint test-rust test-python ## run every check and test
+
+lint: lint-rust lint-python ## formatting, lints, types
+
+lint-rust: | tools
+	@echo "== rustfmt, clippy"
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@echo "== the core is pure"
+	@for crate in pyo3 tokio; do \
+		if cargo tree --locked -p primerl-core -e normal --prefix none | grep -q "^$$crate "; then \
+			echo "primerl-core must not depend on $$crate" >&2; exit 1; fi; done
+
+lint-python: build
+	@echo "== ruff, mypy, stubtest"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	MYPYPATH=python $(BIN)/python -m mypy.stubtest primerl._core --concise
+
+test-rust: | tools
+	@echo "== cargo test"
+	cargo test --locked --workspace --quiet
+
+test-python: build
+	@echo "== pytest"
+	$(BIN)/python -m pytest
+
+build: .make/extension .make/examples ## make .venv, install packages, build the extension
+
+bench: build ## run the measurements under benches/
+	@for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
+	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --quiet -o constraints.txt
+
+clean: ## delete .venv, build output and outputs
+	rm -rf $(VENV) .make target outputs python/primerl/_core.abi3.so
+
+tools:
+	@missing() { echo "make: $$1 is missing; $$2" >&2; exit 1; }; \
+	command -v cargo >/dev/null || missing cargo "install Rust 1.90 or newer: https://rustup.rs"; \
+	command -v cc >/dev/null || missing "a C compiler (cc)" "install gcc or clang (Debian: apt install build-essential)"; \
+	test -n "$(PYTHON)" || missing "Python 3.11 to 3.14" "install it (Debian: apt install python3 python3-venv) or set PYTHON"
+
+.make/venv: | tools
+	@echo "== creating $(VENV) with $(PYTHON)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+		echo "make: $(PYTHON) cannot create $(VENV); install its venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	@test -x $(UV) || { echo "== installing uv"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' constraints.txt)"; }
+	@mkdir -p .make && touch $@
+
+.make/packages: constraints.txt .make/venv
+	@echo "== installing packages (torch is large: some minutes on a slow line)"
+	$(UV) pip install --quiet --require-hashes -r constraints.txt
+	@touch $@
+
+.make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
+	@echo "== building the extension module (some minutes the first time)"
+	$(BIN)/maturin develop --uv --release --locked --quiet
+	@touch $@
+
+.make/examples: $(EXAMPLES:%=%/pyproject.toml) .make/extension
+	@echo "== installing the example environments"
+	$(UV) pip install --quiet --no-deps --no-build-isolation $(EXAMPLES:%=-e %)
+	@touch $@
