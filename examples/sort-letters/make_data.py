@@ -40,7 +40,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--rows", type=int, default=9_600, help="demonstrations to write (300 steps of 32)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the letters and their mistakes")
-    parser.add_argument("--forgetful", type=float, default=0.7, help="share of demonstrations that sort each turn alone")
+    parser.add_argument(
+        "--forgetful", type=float, default=0.7, help="share of demonstrations that sort each turn alone"
+    )
     options = parser.parse_args(arguments)
     if options.rows < 1:
         parser.error("--rows must be at least 1")

@@ -35,7 +35,7 @@ class Alphabet:
 
 
 def is_evaluation(text: str) -> bool:
-    """Whether a string belongs to the evaluation split: a property of the string, so that no seed can mix the splits."""
+    """Whether a string belongs to the evaluation split: its own property, so that no seed can mix the splits."""
     return zlib.crc32(text.encode()) % EVALUATION_SHARE == 0
 
 

@@ -14,7 +14,7 @@ MIN_NEW, MAX_NEW = 2, 4
 
 
 def is_evaluation(turns: tuple[str, ...]) -> bool:
-    """Whether an example belongs to the evaluation split: a property of the example, so that no seed can mix the splits."""
+    """Whether an example belongs to the evaluation split: its own property, so that no seed can mix the splits."""
     return zlib.crc32("/".join(turns).encode()) % EVALUATION_SHARE == 0
 
 

@@ -3,7 +3,7 @@
 use primerl_core::RolloutId;
 use primerl_core::event::Outcome;
 use primerl_orchestrator::envs::client::{
-    Call, End, EnvClient as Client, Notice, Options, StartError,
+    Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
 use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -58,13 +58,14 @@ pub struct Cancelled {
 #[pyclass(frozen, module = "primerl._core")]
 pub struct LeasesVoid;
 
-/// `status` is 0 and `error` is set when no answer came.
+/// `status` is 0 and `error` is set when no answer came; `timed_out` says whether that was the deadline.
 #[pyclass(frozen, get_all, module = "primerl._core")]
 pub struct Answered {
     call: u64,
     status: u16,
     body: Py<PyBytes>,
     error: Option<String>,
+    timed_out: bool,
 }
 
 #[pyclass(frozen, get_all, module = "primerl._core")]
@@ -146,20 +147,19 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
         .into_any(),
         Notice::LeasesVoid => Py::new(py, LeasesVoid)?.into_any(),
         Notice::Answered { call, answer } => {
+            let timed_out = matches!(answer, Err(CallError::Timeout { .. }));
             let (status, body, error) = match answer {
-                Ok(answer) => (answer.status, PyBytes::new(py, &answer.body), None),
-                Err(error) => (0, PyBytes::new(py, b""), Some(error.to_string())),
+                Ok(answer) => (answer.status, PyBytes::new(py, &answer.body).unbind(), None),
+                Err(error) => (0, PyBytes::new(py, b"").unbind(), Some(error.to_string())),
             };
-            Py::new(
-                py,
-                Answered {
-                    call,
-                    status,
-                    body: body.unbind(),
-                    error,
-                },
-            )?
-            .into_any()
+            let answered = Answered {
+                call,
+                status,
+                body,
+                error,
+                timed_out,
+            };
+            Py::new(py, answered)?.into_any()
         }
         Notice::Problem(message) => Py::new(py, Problem { message })?.into_any(),
         Notice::Ended(end) => {

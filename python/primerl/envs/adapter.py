@@ -1,0 +1,212 @@
+"""A verifiers (0.4, v1) environment as the worker sees it: a list of examples, and a function that runs one of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import ValidationError
+from verifiers.v1.configs.env import default_agent_harness
+from verifiers.v1.trace import Error
+
+from primerl.envs import harness, patches
+from primerl.envs.harness import HARNESS_ID
+from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, base_url_of
+
+log = logging.getLogger("primerl.envs")
+
+# No key is needed to reach the gateway; a variable of our own keeps a user's real key from being sent there.
+API_KEY_VARIABLE = "PRIMERL_API_KEY"
+
+Outcome = dict[str, Any]
+"""`Outcome` of primerl-core: ok, traces, error."""
+
+
+class EnvironmentRefusedError(Exception):
+    """The environment cannot be loaded as configured. The message names it and what to do."""
+
+
+def prepare() -> None:
+    """Changes other libraries as an env worker needs them; before an environment is loaded."""
+    patches.cache_default_factories()
+    patches.cache_plugin_classes()
+    patches.offer_harness(HARNESS_ID, harness)
+
+
+def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[Any]:
+    """The environment, with a harness and a runtime on every seat that has none of its own.
+
+    Args:
+        arguments: The environment's config without the taskset's id; the taskset's settings under `taskset`.
+        root: Base URL of the gateway, for seats without an endpoint of their own.
+
+    Raises:
+        EnvironmentRefusedError: It is not installed, fails to import, or refuses its config.
+    """
+    try:
+        return vf.load_environment(vf.resolve_env_config(_config(environment_id, arguments, root)))
+    except ValidationError as error:
+        raise EnvironmentRefusedError(_explain(environment_id, error)) from error
+    except ModuleNotFoundError as error:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} cannot be imported: {error}; install its package "
+            "(for the examples: `pip install ./examples/<name>`) into this virtual environment"
+        ) from error
+    except Exception as error:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _config(environment_id: str, arguments: dict[str, Any], root: str) -> dict[str, Any]:
+    taskset = arguments.get("taskset", {})
+    if not isinstance(taskset, dict):
+        raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
+    config = {**arguments, "taskset": {**taskset, "id": environment_id}}
+    fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
+    # A package that brings its own harness keeps it.
+    brings_harness = default_agent_harness(environment_id).id == environment_id
+    for seat, field in fields.items():
+        if not isinstance(field.default, vf.AgentConfig):
+            continue
+        given = config.get(seat, {})
+        if not isinstance(given, dict):
+            raise EnvironmentRefusedError(f"environment {environment_id!r}: seat `{seat}` must be a table of settings")
+        # verifiers' own defaults are a shell on this machine and a sandbox in a cloud.
+        defaults: dict[str, Any] = {"runtime": {"type": "subprocess"}}
+        if field.default.harness is None and not brings_harness:
+            defaults["harness"] = {"id": HARNESS_ID}
+        seat_config = {**defaults, **given}
+        if seat_config.get("harness", {}).get("id") == HARNESS_ID:
+            seat_config["harness"] = {**seat_config["harness"], "root": root}
+        config[seat] = seat_config
+    return config
+
+
+def _explain(environment_id: str, error: ValidationError) -> str:
+    problems = "; ".join(
+        f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: {problem['msg']}" for problem in error.errors()
+    )
+    return f"environment {environment_id!r} refuses its settings: {problems}"
+
+
+def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.Task[Any, Any, Any]]:
+    """All examples in an order that depends on nothing but the environment and the seed."""
+    taskset = env.taskset
+    if not taskset.bounded:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} has endless examples; give its taskset a setting that bounds them"
+        )
+    try:
+        examples = list(taskset.shuffle(seed))
+    except Exception as error:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} cannot list its examples: {type(error).__name__}: {error}"
+        ) from error
+    if not examples:
+        raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these settings")
+    return examples
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs examples of one environment; made by [`serving`][primerl.envs.adapter.serving]."""
+
+    env: vf.Env[Any]
+    root: str
+    post: Post
+
+    async def run(
+        self,
+        task: vf.Task[Any, Any, Any],
+        *,
+        label: str,
+        base_url: str,
+        model: str,
+        sampling: dict[str, Any],
+        time_limit: float,
+    ) -> Outcome:
+        """One rollout, to its end.
+
+        Args:
+            label: Names the rollout in the log.
+            base_url: Of the rollout, ending in `/v1`.
+            sampling: As in a chat request.
+            time_limit: Seconds in which the rollout's model calls must end.
+        """
+        gateway = Gateway(base_url, self.post, time.monotonic() + time_limit)
+        context = vf.ModelContext(
+            model=model,
+            client=vf.EvalClientConfig(base_url=self.root, api_key_var=API_KEY_VARIABLE),
+            sampling=vf.SamplingConfig(**sampling),
+        )
+        traces: list[str] = []
+
+        def on_trace(trace: vf.Trace) -> None:
+            traces.append(trace.id)
+            GATEWAYS[trace.id] = gateway
+
+        try:
+            episode = await self.env.run_episode(task, context, on_trace=on_trace)
+        finally:
+            for trace_id in traces:
+                del GATEWAYS[trace_id]
+        return outcome_of(episode, label)
+
+
+@asynccontextmanager
+async def serving(env: vf.Env[Any], root: str, post: Post) -> AsyncIterator[Runner]:
+    """The environment with its shared servers up."""
+    patches.route_by_trace(root, base_url_of)
+    try:
+        async with env.serving():
+            env._interception = SharedInterception(env._interception)
+            yield Runner(env, root, post)
+    finally:
+        await harness.close_http()
+
+
+def outcome_of(episode: vf.Episode, label: str) -> Outcome:
+    """What the orchestrator is told. Tracebacks stay here, in the log."""
+    traces = [_trace(trace) for trace in episode.traces]
+    # A retried seat keeps the errors of its earlier attempts although it succeeded.
+    errors = [error for trace in episode.traces if not trace.ok for error in trace.errors[-1:]]
+    errors = errors or ([] if episode.ok else episode.errors[-1:])
+    error = None
+    if errors:
+        error = {"kind": _kind(errors[0], episode), "message": f"{errors[0].type}: {errors[0].message}"}
+    unusable = [trace["session"] for trace in traces if not math.isfinite(trace["reward"])]
+    if unusable and error is None:
+        error = {"kind": "environment", "message": f"reward of trace {unusable[0]} is not a finite number"}
+    if error is not None:
+        tracebacks = "".join(f"\n{error.traceback}" for error in errors if error.traceback)
+        log.error("%s failed (%s): %s%s", label, error["kind"], error["message"], tracebacks)
+    for trace in traces:
+        if trace["session"] in unusable:
+            trace.update(ok=False, reward=0.0)
+    return {"ok": episode.ok and not unusable, "traces": traces, "error": error}
+
+
+def _trace(trace: vf.Trace) -> dict[str, Any]:
+    metrics = {name: value for name, value in trace.metrics.items() if value is not None and math.isfinite(value)}
+    return {
+        "session": trace.id,
+        "trainable": trace.agent.trainable,
+        "ok": trace.ok,
+        "reward": float(trace.reward),
+        "metrics": metrics,
+        "stop_condition": trace.stop_condition,
+        "truncated": trace.is_truncated,
+    }
+
+
+def _kind(error: Error, episode: vf.Episode) -> str:
+    if error.type == "ProviderError":
+        return "engine"
+    return "timeout" if episode.is_timeout else "environment"

@@ -1,0 +1,110 @@
+"""Everything that primerl changes in other libraries while an env worker runs, each change with its reason.
+
+A patch names its target; where the target is gone or looks different, `install` raises
+[`PatchError`][primerl.envs.patches.PatchError] instead of running with half of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class PatchError(Exception):
+    """A library no longer has what a patch replaces."""
+
+
+def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any], Any]) -> None:
+    """Puts `make(original)` in the place of `module.name`, which must take exactly `parameters`. Once."""
+    owner = import_module(module)
+    original = getattr(owner, name, None)
+    if original is None:
+        raise PatchError(f"{module}.{name} is gone: this version of the library is not supported")
+    if hasattr(original, "_primerl_original"):
+        return
+    found = list(inspect.signature(original).parameters)
+    if found != parameters:
+        raise PatchError(f"{module}.{name} takes {found} instead of {parameters}: this version is not supported")
+    replacement = make(original)
+    replacement._primerl_original = original
+    setattr(owner, name, replacement)
+
+
+def cache_default_factories() -> None:
+    """pydantic asks for the signature of every default factory on every construction: a third of a rollout's CPU."""
+    _replace(
+        "pydantic._internal._fields",
+        "takes_validated_data_argument",
+        ["default_factory"],
+        lambda original: functools.lru_cache(maxsize=4096)(original),
+    )
+
+
+def cache_plugin_classes() -> None:
+    """verifiers looks a harness's module up on the disk for every rollout."""
+    for name, parameter in (("harness_class", "harness_id"), ("harness_config_type", "harness_id")):
+        _replace(
+            "verifiers.v1.utils.loaders",
+            name,
+            [parameter],
+            lambda original: functools.lru_cache(maxsize=256)(original),
+        )
+
+
+def offer_harness(harness_id: str, module: ModuleType) -> None:
+    """verifiers finds a harness by importing a top-level module named like its id."""
+    sys.modules.setdefault(harness_id.replace("-", "_"), module)
+
+
+def route_by_trace(root: str, base_url_of: Callable[[str], str | None]) -> None:
+    """Sends each trace's calls through verifiers' own server to its rollout's URL, over one connection pool.
+
+    A base URL in the client's config would build and keep one HTTP client for every rollout.
+    Calls without a trace (`GET /v1/models`) and seats with an endpoint of their own are left alone.
+    """
+    from verifiers.v1.clients.eval import EvalClient
+
+    class RolloutClient(EvalClient):  # type: ignore[misc]
+        def _at(self, session_id: str | None) -> EvalClient:
+            url = base_url_of(session_id) if session_id is not None and self.base_url == root else None
+            if url is None:
+                return self
+            client = copy.copy(self)
+            client.base_url = url
+            return client
+
+        async def get_response(
+            self,
+            dialect: Any,
+            body: dict[str, Any],
+            sampling: Any,
+            session_id: str | None = None,
+            turn: Any = None,
+            headers: Mapping[str, str] | None = None,
+        ) -> Any:
+            return await EvalClient.get_response(
+                self._at(session_id), dialect, body, sampling, session_id, turn, headers
+            )
+
+        async def relay(
+            self,
+            dialect: Any,
+            body: dict[str, Any],
+            session_id: str | None = None,
+            headers: Mapping[str, str] | None = None,
+        ) -> Any:
+            return await EvalClient.relay(self._at(session_id), dialect, body, session_id, headers)
+
+    def make(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def resolve_client(config: Any) -> Any:
+            return RolloutClient(config) if config.type == "eval" else stock(config)
+
+        return resolve_client
+
+    _replace("verifiers.v1.interception.server", "resolve_client", ["config"], make)

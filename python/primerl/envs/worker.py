@@ -1,0 +1,293 @@
+"""An env worker: leases rollouts from the orchestrator, runs many of them at once, reports how they ended.
+
+    main thread   event loop: one task per rollout, woken by the client when there is something to do
+    client        thread in Rust: leases, heartbeats, results, model calls (`primerl._core.EnvClient`)
+
+The client goes on while an environment blocks the event loop, so no lease is lost by a slow reward function.
+
+What ends a wait: a rollout's lease carries a deadline, after which it is reported as timed out; the orchestrator can
+cancel a rollout by its answer to a heartbeat; an orchestrator that is silent for `unreachable_s` ends the worker.
+Exit codes: 0 the run is over or the worker was told to stop, 1 the orchestrator was lost, 2 the environment or the
+config cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from primerl import _core
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+    from primerl.envs.adapter import Outcome, Runner
+
+log = logging.getLogger("primerl.envs")
+
+# After the run is over, rollouts that still run have this long to end or to be cancelled.
+FINISH_S = 10.0
+# After SIGTERM: for reports under way and the goodbye.
+LEAVE_S = 2.0
+# A rollout's own limit is this much shorter than its lease, so that its report comes in time.
+REPORT_MARGIN = 0.95
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One env worker process."""
+
+    orchestrator_url: str
+    """URL of the run's orchestrator."""
+    environment: str
+    """Name of the environment in the run."""
+    id: str
+    """Name of the installed verifiers environment."""
+    role: Literal["train", "eval"] = "train"
+    """Whether its rollouts are trained on."""
+    worker_name: str = ""
+    """Unique name of this process; made from host and process id where it is left out."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Settings of the environment, its taskset's under `taskset`."""
+    seed: int = 0
+    """Seed of the order of examples; the same in all workers of an environment."""
+    max_concurrent: int = 128
+    """Rollouts run at the same time."""
+    unreachable_s: float = 60.0
+    """Give up after the orchestrator did not answer for this long, seconds."""
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> WorkerConfig:
+        """Raises ValueError that names the key."""
+        fields = {field.name: field for field in dataclasses.fields(WorkerConfig)}
+        unknown = [name for name in values if name not in fields]
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
+        required = [name for name, field in fields.items() if _is_required(field) and not values.get(name)]
+        if required:
+            raise ValueError(f"{required[0]} is missing")
+        config = WorkerConfig(**values)
+        if config.role not in ("train", "eval"):
+            raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
+        if not isinstance(config.args, dict):
+            raise ValueError("args must be a table")
+        if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
+            raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
+        if not config.unreachable_s > 0:
+            raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
+        return config
+
+    @property
+    def name(self) -> str:
+        """With the process id, so that a restarted worker is not taken for the one that died."""
+        return f"{self.worker_name or socket.gethostname()}:{os.getpid()}"
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def run_worker(config: WorkerConfig) -> int:
+    """Runs until the run is over; returns the exit code. On the main thread: environments may set signal handlers."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
+    )
+    # Two lines a rollout would cost more than the environment.
+    logging.getLogger("verifiers").setLevel(logging.WARNING)
+    # A message of the last resort must not wait for verifiers, whose import takes seconds.
+    from primerl.envs import adapter
+
+    root = f"{config.orchestrator_url.rstrip('/')}/v1"
+    try:
+        adapter.prepare()
+        env = adapter.load(config.id, config.args, root)
+        examples = adapter.list_examples(env, config.id, config.seed)
+    except adapter.EnvironmentRefusedError as error:
+        log.error("%s", error, exc_info=error.__cause__)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    log.info("environment %s: %d examples, worker %s", config.id, len(examples), config.name)
+    try:
+        client = _core.EnvClient(
+            orchestrator_url=config.orchestrator_url,
+            environment=config.environment,
+            role=config.role,
+            name=config.name,
+            examples=len(examples),
+            max_concurrent=config.max_concurrent,
+            give_up_s=config.unreachable_s,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return asyncio.run(_Worker(client, examples).work(env, root))
+
+
+class _Worker:
+    """State of the event loop: rollouts by number, and model calls that wait for an answer."""
+
+    def __init__(self, client: _core.EnvClient, examples: list[vf.Task[Any, Any, Any]]) -> None:
+        self._client = client
+        self._examples = examples
+        self._rollouts: dict[int, asyncio.Task[None]] = {}
+        self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        self._model = ""
+        self._runner: Runner | None = None
+        self._ended: asyncio.Future[int] | None = None
+
+    async def work(self, env: vf.Env[Any], root: str) -> int:
+        from primerl.envs import adapter
+
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, 0, f"stopped by {number.name}")
+        async with adapter.serving(env, root, self._post) as runner:
+            self._runner = runner
+            loop.add_reader(self._client.fileno(), self._on_notices)
+            try:
+                code = await self._ended
+                if code == 0:
+                    log.info("ending; %d rollouts still run", len(self._rollouts))
+                return code
+            finally:
+                await self._cancel(list(self._rollouts))
+                loop.remove_reader(self._client.fileno())
+                await asyncio.to_thread(self._client.leave, LEAVE_S)
+
+    def _end(self, code: int, reason: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            (log.info if code == 0 else log.error)("%s", reason)
+            self._ended.set_result(code)
+
+    def _on_notices(self) -> None:
+        for notice in self._client.notices():
+            match notice:
+                case _core.Answered():
+                    self._answered(notice)
+                case _core.Leased():
+                    for lease in notice.leases:
+                        self._start(lease)
+                case _core.Cancelled():
+                    for rollout in notice.rollouts:
+                        self._stop(rollout)
+                case _core.LeasesVoid():
+                    log.warning("the orchestrator does not know this worker any more; stopping its rollouts")
+                    for rollout in list(self._rollouts):
+                        self._stop(rollout)
+                case _core.Registered():
+                    self._model = notice.model
+                    log.info("registered as worker %d; model %s", notice.worker, notice.model)
+                case _core.Problem():
+                    log.warning("%s", notice.message)
+                case _core.Ended():
+                    self._no_more_leases(notice)
+
+    def _no_more_leases(self, ended: _core.Ended) -> None:
+        if ended.kind != "finished":
+            code = 2 if ended.kind == "refused" else 1
+            print(f"error: {ended.message}", file=sys.stderr)
+            self._end(code, ended.message)
+            return
+        log.info("%s", ended.message)
+        task = asyncio.ensure_future(self._finish())
+        task.add_done_callback(lambda _: self._end(0, "all rollouts have ended"))
+
+    async def _finish(self) -> None:
+        if self._rollouts:
+            await asyncio.wait(self._rollouts.values(), timeout=FINISH_S)
+
+    # Rollouts
+
+    def _start(self, lease: _core.Lease) -> None:
+        task = asyncio.ensure_future(self._roll_out(lease))
+        self._rollouts[lease.rollout] = task
+
+        def forget(done: asyncio.Task[None]) -> None:
+            if self._rollouts.get(lease.rollout) is done:
+                del self._rollouts[lease.rollout]
+
+        task.add_done_callback(forget)
+
+    def _stop(self, rollout: int) -> None:
+        task = self._rollouts.get(rollout)
+        if task is None:
+            self._client.release(rollout)
+        else:
+            task.cancel()
+
+    async def _cancel(self, rollouts: list[int]) -> None:
+        tasks = [self._rollouts[rollout] for rollout in rollouts]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=LEAVE_S)
+
+    async def _roll_out(self, lease: _core.Lease) -> None:
+        """Reports exactly one outcome, or none where the rollout was cancelled."""
+        label = f"rollout {lease.rollout} (group {lease.group}, example {lease.example})"
+        try:
+            outcome = await self._run(lease, label)
+        except asyncio.CancelledError:
+            # After a new registration the same rollout may have been leased to us again.
+            if self._rollouts.get(lease.rollout) is asyncio.current_task():
+                self._client.release(lease.rollout)
+            raise
+        except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
+            log.exception("%s failed", label)
+            outcome = _failure("environment", f"{type(error).__name__}: {error}")
+        self._client.report(lease.rollout, outcome)
+
+    async def _run(self, lease: _core.Lease, label: str) -> Outcome:
+        assert self._runner is not None
+        if lease.example >= len(self._examples):
+            return _failure("environment", f"example {lease.example} does not exist: there are {len(self._examples)}")
+        time_limit = lease.deadline_s * REPORT_MARGIN
+        try:
+            async with asyncio.timeout(time_limit):
+                return await self._runner.run(
+                    self._examples[lease.example],
+                    label=label,
+                    base_url=lease.base_url,
+                    model=self._model,
+                    sampling=lease.sampling,
+                    time_limit=time_limit,
+                )
+        except TimeoutError:
+            log.error("%s did not end within %.1f s", label, time_limit)
+            return _failure("timeout", f"the environment did not end within {time_limit:.1f} s")
+
+    # Model calls
+
+    async def _post(self, url: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        call = self._client.call(url, session, body, timeout_s)
+        answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._calls[call] = answer
+        try:
+            return await answer
+        finally:
+            del self._calls[call]
+            # Hangs up where the rollout was cancelled; nothing where the answer is here.
+            if answer.cancelled():
+                self._client.abort(call)
+
+    def _answered(self, notice: _core.Answered) -> None:
+        answer = self._calls.get(notice.call)
+        if answer is None or answer.done():
+            return
+        if notice.error is None:
+            answer.set_result((notice.status, notice.body))
+        else:
+            answer.set_exception((TimeoutError if notice.timed_out else ConnectionError)(notice.error))
+
+
+def _failure(kind: str, message: str) -> Outcome:
+    return {"ok": False, "traces": [], "error": {"kind": kind, "message": message}}
