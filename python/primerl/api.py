@@ -1,0 +1,193 @@
+"""`import primerl`: the orchestrator in your process, the training loop yours.
+
+    with primerl.Run("rl.toml") as run:
+        for batch in run.batches():      # packed micro-batches of torch tensors, step after step
+            ...                          # your forward, loss, backward, optimizer step
+            run.publish(model)           # policy v(k-1) has become v(k); engines load it
+
+The file is the one of `primerl rl`; its `[trainer]` section is not used, but for `weights`. Inference engines and env
+workers are processes of their own, watched and never left behind. A process that fails ends the run: `batches()` raises
+with its name and the end of its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from primerl.config import resolve
+from primerl.config.load import load
+from primerl.config.rl import RLConfig
+from primerl.launch import preflight
+from primerl.launch.processes import Processes
+from primerl.launch.run import RunFailedError, describe_end, start
+from primerl.launch.status import finished
+from primerl.train.data import Batch, MicroBatch, decode_batch
+from primerl.train.metrics import MetricsWriter
+from primerl.train.model import load_model
+from primerl.train.weights import WeightsPublisher
+
+if TYPE_CHECKING:
+    from primerl._core import Orchestrator
+
+__all__ = ["Batch", "MicroBatch", "Run", "RunFailedError"]
+
+WATCH_EVERY_S = 0.2
+# Beyond the evaluation's own deadline: the last weights have to be loaded and proved first.
+FINISH_S = 60.0
+
+
+class Run:
+    """One run with your own trainer. Use as a context manager."""
+
+    def __init__(self, config: str | Path | Mapping[str, Any] | RLConfig, *overrides: str) -> None:
+        """
+        Args:
+            config: TOML file (as for `primerl rl`), or the same keys as a mapping.
+            overrides: as on the command line, for example `"--max-steps", "5"`; only with a file.
+
+        Raises:
+            ConfigError: a key is unknown, missing or out of bounds; the message names it.
+        """
+        if isinstance(config, str | Path):
+            self.config = load(RLConfig, ["@", os.fspath(config), *overrides], program="primerl.Run")
+        else:
+            self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        self.output_dir = Path(resolve.absolute(self.config.output_dir))
+        self.model_path = resolve.absolute(self.config.model.path)
+        weights = self.config.trainer.weights
+        self._publisher = WeightsPublisher(
+            self.output_dir, weights.keep_last, weights.keep_all or self.config.keep_broadcasts
+        )
+        self._next_version = 0
+        self._batch: Batch | None = None
+        self._failure: str | None = None
+        self._leaving = threading.Event()
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Checks everything, then starts the orchestrator, engines and env workers.
+
+        Raises:
+            ConfigError: the input cannot be used; nothing was started.
+        """
+        from primerl._core import Orchestrator
+
+        preflight.check(self.config)
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(preflight.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
+            self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
+            described = resolve.orchestrator(self.config)
+            resolve.write(described)
+            settings = described.config.model_dump(mode="json", exclude_none=True)
+            self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
+            self._orchestrator.start()
+            self._processes = resources.enter_context(Processes())
+            url = self._orchestrator.url
+            for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
+                resolve.write(process)
+                start(self._processes, process)
+            self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
+            self._watcher.start()
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._failure is None:
+                self._finish()
+        finally:
+            # From here on an engine or worker that ends is no failure.
+            self._leaving.set()
+            self._watcher.join()
+            self._orchestrator.shutdown("the training script has ended")
+            self._processes.stop(grace_s=self.config.timeouts.stop_s)
+            self._resources.close()
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches of steps 1, 2, ... to `max_steps`. The weights of a step have to be published before the next.
+
+        The weights of the model folder are published as version 0 if you have not published your own.
+
+        Raises:
+            RunFailedError: an engine or worker died, or the orchestrator gave up; the message names it.
+        """
+        if self._next_version == 0:
+            self.publish(load_model(self.model_path, self.config.trainer.dtype, "cpu"))
+        for step in range(self._next_version, self.config.max_steps + 1):
+            body = self._orchestrator.next_batch(step, 0)
+            self._check()
+            if body is None:
+                return
+            self._batch = decode_batch(body)
+            yield self._batch
+            if self._next_version == step:
+                raise RuntimeError(
+                    f"step {step} was trained but not published; call run.publish(model) after each batch"
+                )
+
+    def publish(self, model: Any) -> int:
+        """Publishes the model's weights (a `transformers` model) as the next policy version, and returns it.
+
+        Call it once after each batch; generation goes on with the new weights once an engine has proved them.
+        """
+        self._check()
+        version = self._next_version
+        manifest = self._publisher.publish(model, version)
+        self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
+        self._next_version += 1
+        if self._batch is not None:
+            self._metrics.write(self._batch.step, self._batch.metrics)
+            self._batch = None
+        return version
+
+    def status(self) -> dict[str, Any]:
+        """What every part is doing and waiting for (`GET /status`)."""
+        return dict(self._orchestrator.status())
+
+    @property
+    def url(self) -> str:
+        """Where the orchestrator listens."""
+        return str(self._orchestrator.url)
+
+    def _finish(self) -> None:
+        """Waits for the last evaluation, when all steps were trained."""
+        if self._next_version <= self.config.max_steps:
+            return
+        deadline = time.monotonic() + FINISH_S + self.config.orchestrator.timeouts.evaluation_s
+        while not finished(self.status()):
+            self._check()
+            if time.monotonic() > deadline:
+                raise RunFailedError(f"the last evaluation did not end in time: {self.status().get('waits')}")
+            self._leaving.wait(WATCH_EVERY_S)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise RunFailedError(self._failure)
+
+    def _watch(self) -> None:
+        """In a thread of its own, which alone talks to the guard until the run is being left."""
+        while not self._leaving.is_set():
+            ended = self._processes.poll(WATCH_EVERY_S)
+            if self._processes.guard_died:
+                self._fail("the guard of the processes was killed")
+                return
+            for process in ended:
+                if not (process.code == 0 and finished(self.status())):
+                    self._fail(describe_end(process))
+                    return
+
+    def _fail(self, reason: str) -> None:
+        if self._leaving.is_set():
+            return
+        self._failure = reason
+        # Wakes a thread that waits for a batch.
+        self._orchestrator.shutdown(reason)
