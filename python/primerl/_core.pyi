@@ -1,5 +1,7 @@
 """Bindings of the Rust crates: conversions only."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, final
 
 __version__: str
@@ -141,3 +143,90 @@ class EnvClient:
         """Hangs up; no `Answered` follows."""
     def leave(self, patience_s: float) -> None:
         """Waits for reports under way, says goodbye, stops the thread; all within the time given."""
+
+# Exception tree (rust/primerl-py/src/errors.rs)
+
+class PrimerlError(Exception):
+    """Base of the errors that primerl raises."""
+
+class RenderError(PrimerlError, ValueError):
+    """A model folder, conversation or text that cannot be rendered."""
+
+# Messages to tokens and back (rust/primerl-py/src/render.rs)
+
+@final
+class Renderer:
+    """A model folder's tokenizer and chat template.
+
+    Messages are dicts in OpenAI's shape: role, content (text, None or a list of text parts), tool_calls,
+    tool_call_id, name, reasoning_content. Tools are OpenAI tool schemas. `template_kwargs` are further variables
+    of the template, such as `enable_thinking`. All methods may be called from many threads at once; they release
+    the GIL. They raise `RenderError`.
+    """
+
+    def __new__(cls, model_dir: str | Path) -> Self:
+        """Read the folder (about a second for a vocabulary of 128k). The error names the file that is missing or wrong."""
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Text of the conversation, byte for byte that of `apply_chat_template(..., tokenize=False)`."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of that text."""
+    def render_with_mask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[bytes, bytes]:
+        """Ids (int32) and mask (uint8) of a whole conversation, without a generation prompt.
+
+        The mask is 1 on each assistant message and on the stop token that ends it, not on white space after it; for
+        a template with `{% generation %}` blocks, on these blocks. `RenderError` where that cannot be told exactly.
+        """
+    def render_many_with_mask(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[tuple[bytes, bytes]]:
+        """`render_with_mask` of each conversation, on all cores. The error names the conversation."""
+    def extend(
+        self,
+        answer: Mapping[str, Any],
+        sampled: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids to append to `prompt ids + sampled` so that the conversation goes on with `new_messages`.
+
+        `answer` is the assistant message that `sampled` stands for. `RenderError` where the template does not allow it.
+        """
+    def parse(self, sampled: Sequence[int]) -> dict[str, Any]:
+        """The assistant message that sampled ids stand for, without stop and special tokens."""
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens written in it become their ids, none is added."""
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """Ids that end the assistant's turn, ascending."""
+    @property
+    def max_positions(self) -> int | None:
+        """Context length in tokens, None when config.json does not say it."""
+    @property
+    def backend(self) -> Literal["fast", "stable"]:
+        """Which tokenizer library encodes: the fast one is trusted only after it gave the reference's ids."""
+    @property
+    def backend_reason(self) -> str | None:
+        """Why the fast one is not used, if it is not."""

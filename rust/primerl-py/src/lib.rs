@@ -1,5 +1,7 @@
 //! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that lives in a Rust crate.
 mod envs;
+mod errors;
+mod render;
 
 use pyo3::prelude::*;
 
@@ -8,10 +10,16 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
-    use envs::{Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered};
+    use envs::{
+        Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered,
+    };
+
+    #[pymodule_export]
+    use render::Renderer;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        errors::register(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -54,6 +54,11 @@ pub enum RenderError {
     Tokenizer(String),
     #[error("messages[{message}]: {reason}")]
     Mask { message: usize, reason: MaskFailure },
+    #[error("conversations[{conversation}]")]
+    Conversation {
+        conversation: usize,
+        source: Box<RenderError>,
+    },
     #[error("a message contains the reserved marker {0:?}; remove it from the data")]
     ReservedMarker(&'static str),
 }

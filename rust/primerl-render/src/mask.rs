@@ -54,6 +54,46 @@ impl Renderer {
         Ok(MaskedIds { ids, mask })
     }
 
+    /// [`Renderer::render_with_mask`] for many conversations, on all cores. The error names the conversation.
+    pub fn render_many_with_mask(
+        &self,
+        conversations: &[Vec<Message>],
+        options: &RenderOptions,
+    ) -> Result<Vec<MaskedIds>, RenderError> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = conversations.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let work = |(chunk, share_of): (usize, &[Vec<Message>])| {
+                let one = |(at, messages): (usize, &Vec<Message>)| {
+                    self.render_with_mask(messages, options).map_err(|source| {
+                        RenderError::Conversation {
+                            conversation: chunk * share + at,
+                            source: Box::new(source),
+                        }
+                    })
+                };
+                share_of
+                    .iter()
+                    .enumerate()
+                    .map(one)
+                    .collect::<Result<Vec<_>, _>>()
+            };
+            let handles: Vec<_> = conversations
+                .chunks(share)
+                .enumerate()
+                .map(|chunk| scope.spawn(move || work(chunk)))
+                .collect();
+            let mut rendered = Vec::with_capacity(conversations.len());
+            for handle in handles {
+                match handle.join() {
+                    Ok(part) => rendered.extend(part?),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            Ok(rendered)
+        })
+    }
+
     fn marked_spans(
         &self,
         text: &str,

@@ -1,0 +1,195 @@
+//! Messages to tokens for Python: conversions of `primerl_render`.
+
+use crate::errors::{render_error, with_causes};
+use primerl_render::{
+    BackendChoice, ExtensionContext, MaskedIds, Message, RenderOptions, Renderer as Inner,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+
+/// A model folder's tokenizer and chat template. Methods release the GIL while they work.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct Renderer(Inner);
+
+fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    pythonize::depythonize(value)
+        .map_err(|error| render_error(value.py(), format!("{name}: {error}")))
+}
+
+fn options(
+    tools: Option<&Bound<'_, PyAny>>,
+    add_generation_prompt: bool,
+    template_kwargs: Option<&Bound<'_, PyAny>>,
+) -> PyResult<RenderOptions> {
+    Ok(RenderOptions {
+        tools: tools.map(|tools| owned("tools", tools)).transpose()?,
+        add_generation_prompt,
+        template_kwargs: template_kwargs
+            .map(|value| owned("template_kwargs", value))
+            .transpose()?
+            .unwrap_or_default(),
+    })
+}
+
+/// Little-endian columns: int32 ids, uint8 mask.
+fn columns<'py>(
+    py: Python<'py>,
+    rendered: &MaskedIds,
+) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
+    let ids: Vec<u8> = rendered
+        .ids
+        .iter()
+        .flat_map(|id| id.to_le_bytes())
+        .collect();
+    (PyBytes::new(py, &ids), PyBytes::new(py, &rendered.mask))
+}
+
+impl Renderer {
+    fn work<T, E>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Inner) -> Result<T, E> + Send,
+    ) -> PyResult<T>
+    where
+        T: Send,
+        E: std::error::Error + Send,
+    {
+        py.detach(|| work(&self.0))
+            .map_err(|error| render_error(py, with_causes(&error)))
+    }
+}
+
+#[pymethods]
+impl Renderer {
+    #[new]
+    fn new(py: Python<'_>, model_dir: PathBuf) -> PyResult<Self> {
+        py.detach(|| Inner::load(&model_dir))
+            .map(Self)
+            .map_err(|error| render_error(py, with_causes(&error)))
+    }
+
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    fn render_text(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        add_generation_prompt: bool,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<String> {
+        let messages: Vec<Message> = owned("messages", messages)?;
+        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        self.work(py, |renderer| renderer.render_text(&messages, &options))
+    }
+
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    fn render(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        add_generation_prompt: bool,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<u32>> {
+        let messages: Vec<Message> = owned("messages", messages)?;
+        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        self.work(py, |renderer| renderer.render(&messages, &options))
+    }
+
+    #[pyo3(signature = (messages, tools=None, template_kwargs=None))]
+    fn render_with_mask<'py>(
+        &self,
+        py: Python<'py>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+        let messages: Vec<Message> = owned("messages", messages)?;
+        let options = options(tools, false, template_kwargs)?;
+        let rendered = self.work(py, |renderer| {
+            renderer.render_with_mask(&messages, &options)
+        })?;
+        Ok(columns(py, &rendered))
+    }
+
+    #[pyo3(signature = (conversations, tools=None, template_kwargs=None))]
+    fn render_many_with_mask<'py>(
+        &self,
+        py: Python<'py>,
+        conversations: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
+        let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
+        let options = options(tools, false, template_kwargs)?;
+        let rendered = self.work(py, |renderer| {
+            renderer.render_many_with_mask(&conversations, &options)
+        })?;
+        Ok(rendered
+            .iter()
+            .map(|rendered| columns(py, rendered))
+            .collect())
+    }
+
+    #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None))]
+    fn extend(
+        &self,
+        py: Python<'_>,
+        answer: &Bound<'_, PyAny>,
+        sampled: Vec<u32>,
+        new_messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<u32>> {
+        let answer: Message = owned("answer", answer)?;
+        let new_messages: Vec<Message> = owned("new_messages", new_messages)?;
+        let options = options(tools, true, template_kwargs)?;
+        let previous = ExtensionContext {
+            answer: &answer,
+            sampled: &sampled,
+            options: &options,
+        };
+        self.work(py, |renderer| renderer.extend(&previous, &new_messages))
+    }
+
+    fn parse<'py>(&self, py: Python<'py>, sampled: Vec<u32>) -> PyResult<Bound<'py, PyAny>> {
+        let message = self.work(py, |renderer| renderer.parse(&sampled))?;
+        Ok(pythonize::pythonize(py, &message)?)
+    }
+
+    fn encode(&self, py: Python<'_>, text: &str) -> PyResult<Vec<u32>> {
+        self.work(py, |renderer| renderer.tokenizer().encode(text))
+    }
+
+    #[pyo3(signature = (ids, skip_special=false))]
+    fn decode(&self, py: Python<'_>, ids: Vec<u32>, skip_special: bool) -> PyResult<String> {
+        self.work(py, |renderer| {
+            renderer.tokenizer().decode(&ids, skip_special)
+        })
+    }
+
+    #[getter]
+    fn stop_token_ids(&self) -> Vec<u32> {
+        self.0.stop_token_ids().to_vec()
+    }
+
+    #[getter]
+    fn max_positions(&self) -> Option<u32> {
+        self.0.max_positions()
+    }
+
+    #[getter]
+    fn backend(&self) -> &'static str {
+        self.0.tokenizer().backend().name()
+    }
+
+    #[getter]
+    fn backend_reason(&self) -> Option<&str> {
+        match self.0.tokenizer().backend() {
+            BackendChoice::Fast => None,
+            BackendChoice::Stable { reason } => Some(reason),
+        }
+    }
+}
