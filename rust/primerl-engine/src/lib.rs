@@ -1,1 +1,36 @@
-//! The engine side of vLLM's HTTP surface over a batching scheduler and a Backend trait.
+//! The engine side of vLLM's HTTP surface, over a pure batching scheduler and a [`Backend`] trait.
+//!
+//! ```text
+//!  HTTP (axum, tokio)            one engine thread                        model
+//!  generate, abort, pause ──commands──> Scheduler ──Batch──> Backend::forward
+//!  update_weights, metrics <──answers── Scheduler <──ids, logprobs──┘
+//! ```
+//! - [`scheduler`] decides: who runs, with which tokens, who is preempted, who has ended. No clock, no thread, no IO.
+//! - [`engine`] is the loop of the one thread that owns the scheduler and the backend.
+//! - [`http`] speaks the wire; it only sends commands, so a slow step never blocks `/health`.
+//! - [`mock`] is a seeded backend without a model; the torch backend lives in the Python bindings.
+//!
+//! This crate knows token ids only: no text, no tokenizer.
+
+#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
+
+pub mod backend;
+pub mod batch;
+pub mod checkpoint;
+pub mod config;
+pub mod engine;
+pub mod http;
+pub mod metrics;
+pub mod mock;
+pub mod request;
+pub mod scheduler;
+pub mod sequence;
+pub mod server;
+pub mod versions;
+
+pub use backend::{Backend, BackendError, ModelInfo, ScoredToken, StepOutput, TensorSpec};
+pub use batch::Batch;
+pub use checkpoint::{Checkpoint, CheckpointError};
+pub use config::{Config, ConfigError};
+pub use mock::{MockBackend, MockConfig};
+pub use server::{ServerError, run};

@@ -1,0 +1,86 @@
+//! What a model has to offer to be served.
+
+use crate::batch::Batch;
+use crate::checkpoint::Checkpoint;
+use serde::{Deserialize, Serialize};
+
+/// Name, dtype (safetensors' names: `F32`, `BF16`) and shape of one tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    pub name: String,
+    pub dtype: String,
+    pub shape: Vec<u64>,
+}
+
+/// What the HTTP side and the scheduler must know of the model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelInfo {
+    pub vocab_size: u32,
+    /// Longest sequence the backend can hold, tokens.
+    pub max_model_len: u32,
+    /// KV slots: one running sequence each.
+    pub slots: u32,
+    /// The first one ends a sequence with `stop_reason: null`, the others with their id, as vLLM does with the
+    /// end-of-sequence list of a generation config.
+    pub eos_token_ids: Vec<u32>,
+    /// Tensors a new checkpoint must have, exactly; `None` accepts any.
+    pub tensors: Option<Vec<TensorSpec>>,
+}
+
+/// One token with its log-probability (nats, natural logarithm) and rank (1 = most likely).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    pub token_id: u32,
+    pub logprob: f32,
+    pub rank: u32,
+    /// The most likely tokens in rank order, as many as were asked for; empty when none was.
+    pub top: Vec<TopToken>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TopToken {
+    pub token_id: u32,
+    pub logprob: f32,
+    pub rank: u32,
+}
+
+/// The answer to one [`Batch`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// One for each sequence with [`crate::batch::BatchSequence::sample`], in batch order.
+    pub sampled: Vec<ScoredToken>,
+    /// One for each target of [`crate::batch::BatchSequence::prompt_targets`], in batch order.
+    pub prompt: Vec<ScoredToken>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// Refused before the model was touched: it goes on serving what it served.
+    #[error("{0}")]
+    Refused(String),
+    /// The model cannot go on. The engine answers what is in flight with errors and ends.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A model that computes one step for a whole batch. Its methods block and are called on one dedicated thread, in turn.
+pub trait Backend: Send + 'static {
+    fn info(&self) -> &ModelInfo;
+
+    /// Computes the KV of every token of the batch and samples where asked.
+    ///
+    /// # Errors
+    /// Any error ends the engine: after half a step nobody knows which KV entries are right.
+    fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError>;
+
+    /// Replaces the weights, between two steps. The checkpoint has been validated against its manifest and
+    /// [`ModelInfo::tensors`].
+    ///
+    /// # Errors
+    /// [`BackendError::Refused`] if and only if the model is as it was before the call.
+    fn load_weights(&mut self, checkpoint: &Checkpoint) -> Result<(), BackendError>;
+
+    /// Digest of the tensors as they are loaded now (`digest` of the manifest format), computed from the model's memory.
+    fn digest(&mut self) -> Result<String, BackendError>;
+}

@@ -1,0 +1,117 @@
+//! What an engine is told, checked before it starts.
+
+use crate::backend::ModelInfo;
+use serde::Deserialize;
+use std::time::Duration;
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The name requests may give as `model`.
+    pub served_model_name: String,
+    /// What `/v1/models` shows as `root`.
+    pub model_root: String,
+    /// Longest sequence, prompt and output together, tokens.
+    pub max_model_len: u32,
+    /// Most sequences that run at once: KV slots.
+    pub max_num_seqs: u32,
+    /// KV capacity over all running sequences, tokens.
+    pub kv_cache_tokens: u64,
+    /// Most tokens one forward call gets. Longer prompts are computed in chunks.
+    pub max_num_batched_tokens: u32,
+    /// Cap of `logprobs` and `prompt_logprobs`; -1 allows the whole vocabulary.
+    pub max_logprobs: i64,
+    /// Seeds requests that bring no seed of their own.
+    pub seed: u64,
+    /// A forward call that takes longer than this makes `/health` answer 503, seconds.
+    pub step_deadline_s: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            served_model_name: "model".into(),
+            model_root: String::new(),
+            max_model_len: 2048,
+            max_num_seqs: 128,
+            kv_cache_tokens: 128 * 2048,
+            max_num_batched_tokens: 4096,
+            max_logprobs: 20,
+            seed: 0,
+            step_deadline_s: 60.0,
+        }
+    }
+}
+
+/// A configuration no engine can run with. The message names the field.
+#[derive(Debug, thiserror::Error, PartialEq)]
+#[error("{field}: {reason}")]
+pub struct ConfigError {
+    pub field: &'static str,
+    pub reason: String,
+}
+
+impl Config {
+    pub fn validate(&self, model: &ModelInfo) -> Result<(), ConfigError> {
+        let refuse = |field, reason: String| Err(ConfigError { field, reason });
+        if self.max_model_len < 2 {
+            return refuse(
+                "max_model_len",
+                format!("must be at least 2 tokens, got {}", self.max_model_len),
+            );
+        }
+        if self.max_model_len > model.max_model_len {
+            return refuse(
+                "max_model_len",
+                format!(
+                    "{} is longer than the model's {} positions",
+                    self.max_model_len, model.max_model_len
+                ),
+            );
+        }
+        if self.max_num_seqs == 0 {
+            return refuse("max_num_seqs", "must be at least 1".into());
+        }
+        if self.max_num_seqs > model.slots {
+            return refuse(
+                "max_num_seqs",
+                format!(
+                    "{} is more than the backend's {} KV slots",
+                    self.max_num_seqs, model.slots
+                ),
+            );
+        }
+        if self.kv_cache_tokens < u64::from(self.max_model_len) {
+            return refuse(
+                "kv_cache_tokens",
+                format!(
+                    "{} does not hold one sequence of max_model_len = {} tokens",
+                    self.kv_cache_tokens, self.max_model_len
+                ),
+            );
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            return refuse(
+                "max_num_batched_tokens",
+                format!(
+                    "{} is less than max_num_seqs = {}: not every sequence could advance in a step",
+                    self.max_num_batched_tokens, self.max_num_seqs
+                ),
+            );
+        }
+        if !(self.step_deadline_s.is_finite() && self.step_deadline_s > 0.0) {
+            return refuse(
+                "step_deadline_s",
+                format!(
+                    "must be a positive number of seconds, got {}",
+                    self.step_deadline_s
+                ),
+            );
+        }
+        Ok(())
+    }
+
+    pub fn step_deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.step_deadline_s)
+    }
+}

@@ -1,0 +1,592 @@
+//! The engine thread: the one owner of scheduler and backend, and the handle by which the HTTP side talks to it.
+//!
+//! The thread sleeps in `recv` while there is nothing to compute. Between two steps it takes all commands that have
+//! come in, so a pause, an abort or a weight update never meets a half-done step.
+
+use crate::backend::{Backend, BackendError, ScoredToken, StepOutput};
+use crate::batch::Batch;
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::request::RequestKey;
+use crate::scheduler::{Event, Limits, Scheduler};
+use crate::sequence::{Completion, Submission};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What the requester of one or more sequences hears, with the index of the choice.
+#[derive(Debug)]
+pub enum Update {
+    Token(u32, ScoredToken),
+    Done(u32, Completion),
+    /// The engine failed; nothing more will come.
+    Failed(Arc<str>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseMode {
+    Abort,
+    Wait,
+    Keep,
+}
+
+/// Why a command was not carried out; the engine goes on.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct CommandError(pub String);
+
+type Answer<T> = oneshot::Sender<Result<T, CommandError>>;
+
+/// One sequence and where its answer goes.
+pub struct Admission {
+    pub submission: Submission,
+    pub index: u32,
+    pub request_id: Arc<str>,
+    pub updates: mpsc::UnboundedSender<Update>,
+}
+
+pub enum Command {
+    Submit(Vec<Admission>),
+    /// Ends these requests, or all; answers how many sequences that were.
+    Abort {
+        request_ids: Option<Vec<String>>,
+        answer: Answer<usize>,
+    },
+    /// The client hung up.
+    Forget(Vec<RequestKey>),
+    Pause {
+        mode: PauseMode,
+        clear_cache: bool,
+        answer: Answer<()>,
+    },
+    Resume {
+        answer: Answer<()>,
+    },
+    IsPaused {
+        answer: Answer<bool>,
+    },
+    StartUpdate {
+        answer: Answer<()>,
+    },
+    LoadWeights {
+        path: PathBuf,
+        answer: Answer<()>,
+    },
+    FinishUpdate {
+        label: Option<String>,
+        answer: Answer<()>,
+    },
+    SetLabel {
+        label: String,
+        answer: Answer<()>,
+    },
+    Label {
+        answer: Answer<Arc<str>>,
+    },
+    Digest {
+        answer: Answer<String>,
+    },
+    /// Answers whether no sequence holds KV afterwards.
+    ResetCache {
+        running_too: bool,
+        answer: Answer<bool>,
+    },
+    /// Ends all requests, then the thread.
+    Shutdown,
+}
+
+/// The engine thread is gone.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct EngineGone(pub String);
+
+/// What both sides see.
+pub struct Shared {
+    /// Written once, by whoever finds that the engine has ended.
+    failure: OnceLock<String>,
+    origin: Instant,
+    /// Milliseconds from `origin` + 1 at which the running step began; 0 between steps. Written by the engine thread.
+    step_began: AtomicU64,
+    next_key: AtomicU64,
+    seed: u64,
+}
+
+/// Sends commands to the engine thread.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    pub fn next_key(&self) -> RequestKey {
+        RequestKey(self.shared.next_key.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The seed of a request that brings none: from the engine's seed and the request's number.
+    pub fn default_seed(&self, key: RequestKey) -> u64 {
+        xxh3_64_with_seed(&key.0.to_le_bytes(), self.shared.seed)
+    }
+
+    /// Sends a command that has no answer.
+    pub fn tell(&self, command: Command) -> Result<(), EngineGone> {
+        self.commands.send(command).map_err(|_| self.gone())
+    }
+
+    /// Sends a command and waits until the engine has carried it out.
+    pub async fn ask<T>(
+        &self,
+        command: impl FnOnce(Answer<T>) -> Command,
+    ) -> Result<Result<T, CommandError>, EngineGone> {
+        let (answer, answered) = oneshot::channel();
+        self.tell(command(answer))?;
+        answered.await.map_err(|_| self.gone())
+    }
+
+    pub fn gone(&self) -> EngineGone {
+        EngineGone(
+            self.failure()
+                .unwrap_or_else(|| "the engine has stopped".into()),
+        )
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failure.get().cloned()
+    }
+
+    pub fn mark_failed(&self, reason: &str) {
+        let _ = self.shared.failure.set(reason.to_owned());
+    }
+
+    /// How long the running step has lasted.
+    pub fn step_lasts(&self) -> Option<Duration> {
+        let began = self
+            .shared
+            .step_began
+            .load(Ordering::Relaxed)
+            .checked_sub(1)?;
+        Some(
+            self.shared
+                .origin
+                .elapsed()
+                .saturating_sub(Duration::from_millis(began)),
+        )
+    }
+}
+
+struct Client {
+    index: u32,
+    request_id: Arc<str>,
+    updates: mpsc::UnboundedSender<Update>,
+    arrived: Instant,
+    started: bool,
+}
+
+pub struct Engine<B> {
+    config: Config,
+    backend: B,
+    scheduler: Scheduler,
+    commands: Receiver<Command>,
+    clients: HashMap<RequestKey, Client>,
+    /// Sequences of each request id in flight; an id may be used twice.
+    request_ids: HashMap<Arc<str>, Vec<RequestKey>>,
+    /// Callers of `/pause?mode=wait`.
+    draining: Vec<Answer<()>>,
+    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
+}
+
+impl<B: Backend> Engine<B> {
+    pub fn new(config: Config, backend: B, metrics: Arc<Metrics>) -> (Self, EngineHandle) {
+        let (sender, commands) = std::sync::mpsc::channel();
+        let shared = Arc::new(Shared {
+            failure: OnceLock::new(),
+            origin: Instant::now(),
+            step_began: AtomicU64::new(0),
+            next_key: AtomicU64::new(0),
+            seed: config.seed,
+        });
+        let scheduler = Scheduler::new(Limits {
+            max_num_seqs: config.max_num_seqs,
+            kv_cache_tokens: config.kv_cache_tokens,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+        });
+        let handle = EngineHandle {
+            commands: sender,
+            shared: shared.clone(),
+        };
+        let engine = Engine {
+            config,
+            backend,
+            scheduler,
+            commands,
+            clients: HashMap::new(),
+            request_ids: HashMap::new(),
+            draining: Vec::new(),
+            metrics,
+            shared,
+        };
+        (engine, handle)
+    }
+
+    /// Runs until [`Command::Shutdown`], or until every handle is gone.
+    ///
+    /// # Errors
+    /// What the backend failed with. Every request in flight has been told.
+    pub fn run(mut self) -> Result<(), BackendError> {
+        let result = self.work();
+        if let Err(error) = &result {
+            let _ = self.shared.failure.set(error.to_string());
+            let reason: Arc<str> = error.to_string().into();
+            for client in self.clients.values() {
+                // A client that hung up needs no answer, here and below.
+                let _ = client.updates.send(Update::Failed(reason.clone()));
+            }
+        }
+        result
+    }
+
+    fn work(&mut self) -> Result<(), BackendError> {
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                if !self.carry_out(command)? {
+                    return Ok(());
+                }
+            }
+            let planned = self.scheduler.plan();
+            let idle = planned.is_none();
+            if let Some(batch) = planned {
+                self.step(batch)?;
+            }
+            self.end_drain();
+            self.metrics.observe(&self.scheduler, &self.config);
+            if idle {
+                let Ok(command) = self.commands.recv() else {
+                    return Ok(());
+                };
+                if !self.carry_out(command)? {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, batch: Batch) -> Result<(), BackendError> {
+        let began = Instant::now();
+        for part in &batch.sequences {
+            if let Some(client) = self.clients.get_mut(&part.key)
+                && !std::mem::replace(&mut client.started, true)
+            {
+                self.metrics
+                    .queue_time
+                    .observe(client.arrived.elapsed().as_secs_f64());
+            }
+        }
+        let since_origin = began.duration_since(self.shared.origin).as_millis() as u64;
+        self.shared
+            .step_began
+            .store(since_origin + 1, Ordering::Relaxed);
+        let output = self.backend.forward(&batch)?;
+        self.shared.step_began.store(0, Ordering::Relaxed);
+        check_output(&batch, &output, self.backend.info().vocab_size)?;
+        let seconds = began.elapsed().as_secs_f64();
+        self.metrics.busy_seconds.inc_by(seconds);
+        self.metrics.step_time.observe(seconds);
+        self.metrics
+            .generation_tokens
+            .inc_by(output.sampled.len() as u64);
+        for event in self.scheduler.apply(batch, output) {
+            self.report(event);
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, event: Event) {
+        match event {
+            Event::FirstToken { key } => {
+                if let Some(client) = self.clients.get(&key) {
+                    self.metrics
+                        .time_to_first_token
+                        .observe(client.arrived.elapsed().as_secs_f64());
+                }
+            }
+            Event::Token { key, token } => {
+                if let Some(client) = self.clients.get(&key) {
+                    let _ = client.updates.send(Update::Token(client.index, token));
+                }
+            }
+            Event::Finished(completion) => {
+                self.metrics.finished(completion.finish);
+                self.deliver(completion);
+            }
+        }
+    }
+
+    fn deliver(&mut self, completion: Completion) {
+        let Some(client) = self.clients.remove(&completion.key) else {
+            return;
+        };
+        if let Some(keys) = self.request_ids.get_mut(&client.request_id) {
+            keys.retain(|&key| key != completion.key);
+            if keys.is_empty() {
+                self.request_ids.remove(&client.request_id);
+            }
+        }
+        self.metrics
+            .request_latency
+            .observe(client.arrived.elapsed().as_secs_f64());
+        let _ = client.updates.send(Update::Done(client.index, completion));
+    }
+
+    /// Returns false when the engine is to stop.
+    fn carry_out(&mut self, command: Command) -> Result<bool, BackendError> {
+        match command {
+            Command::Submit(admissions) => admissions
+                .into_iter()
+                .for_each(|admission| self.submit(admission)),
+            Command::Abort {
+                request_ids,
+                answer,
+            } => {
+                let _ = answer.send(Ok(self.abort(request_ids)));
+            }
+            Command::Forget(keys) => self.abort_keys(keys),
+            Command::Pause {
+                mode,
+                clear_cache,
+                answer,
+            } => self.pause(mode, clear_cache, answer),
+            Command::Resume { answer } => {
+                self.scheduler.resume();
+                for waiting in self.draining.drain(..) {
+                    let _ = waiting.send(Err(CommandError(
+                        "resumed before all requests had finished".into(),
+                    )));
+                }
+                let _ = answer.send(Ok(()));
+            }
+            Command::IsPaused { answer } => {
+                let _ = answer.send(Ok(self.scheduler.is_paused()));
+            }
+            Command::ResetCache {
+                running_too,
+                answer,
+            } => {
+                if running_too {
+                    self.scheduler.clear_cache();
+                }
+                let _ = answer.send(Ok(self.scheduler.kv_tokens_held() == 0));
+            }
+            Command::Shutdown => {
+                self.scheduler
+                    .abort_all()
+                    .into_iter()
+                    .for_each(|completion| self.deliver(completion));
+                return Ok(false);
+            }
+            command => self.carry_out_update(command)?,
+        }
+        Ok(true)
+    }
+
+    /// The commands about weights.
+    fn carry_out_update(&mut self, command: Command) -> Result<(), BackendError> {
+        let began = Instant::now();
+        let versions = &mut self.scheduler.versions;
+        match command {
+            Command::StartUpdate { answer } => {
+                let _ = answer.send(
+                    versions
+                        .start()
+                        .map_err(|error| CommandError(error.to_string())),
+                );
+                self.metrics
+                    .update_took("start", began.elapsed().as_secs_f64());
+            }
+            Command::LoadWeights { path, answer } => {
+                let result = self.load_weights(&path)?;
+                let seconds = began.elapsed().as_secs_f64();
+                self.metrics.busy_seconds.inc_by(seconds);
+                self.metrics.update_took("update", seconds);
+                match &result {
+                    Ok(()) => tracing::info!(path = %path.display(), seconds, "weights loaded"),
+                    Err(error) => {
+                        tracing::error!(path = %path.display(), %error, "weights refused")
+                    }
+                }
+                let _ = answer.send(result);
+            }
+            Command::FinishUpdate { label, answer } => {
+                let _ = answer.send(
+                    versions
+                        .finish(label)
+                        .map_err(|error| CommandError(error.to_string())),
+                );
+                self.metrics
+                    .update_took("finish", began.elapsed().as_secs_f64());
+            }
+            Command::SetLabel { label, answer } => {
+                versions.set_label(label);
+                let _ = answer.send(Ok(()));
+            }
+            Command::Label { answer } => {
+                let _ = answer.send(Ok(versions.label()));
+            }
+            Command::Digest { answer } => match self.backend.digest() {
+                Ok(digest) => drop(answer.send(Ok(digest))),
+                Err(BackendError::Refused(reason)) => drop(answer.send(Err(CommandError(reason)))),
+                Err(error) => return Err(error),
+            },
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn load_weights(&mut self, path: &Path) -> Result<Result<(), CommandError>, BackendError> {
+        if let Err(error) = self.scheduler.versions.check_started() {
+            return Ok(Err(CommandError(error.to_string())));
+        }
+        let expected = self.backend.info().tensors.as_deref();
+        let loaded = match Checkpoint::read(path, expected) {
+            Ok(checkpoint) => self.backend.load_weights(&checkpoint),
+            Err(error) => Err(BackendError::Refused(error.to_string())),
+        };
+        match loaded {
+            Ok(()) => {
+                self.scheduler.weights_changed();
+                Ok(Ok(()))
+            }
+            Err(BackendError::Refused(reason)) => {
+                self.scheduler.versions.failed();
+                Ok(Err(CommandError(reason)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn submit(&mut self, admission: Admission) {
+        let Admission {
+            submission,
+            index,
+            request_id,
+            updates,
+        } = admission;
+        let key = submission.key;
+        if index == 0 {
+            self.metrics
+                .prompt_tokens
+                .inc_by(submission.prompt.len() as u64);
+        }
+        self.request_ids
+            .entry(request_id.clone())
+            .or_default()
+            .push(key);
+        self.clients.insert(
+            key,
+            Client {
+                index,
+                request_id,
+                updates,
+                arrived: Instant::now(),
+                started: false,
+            },
+        );
+        self.scheduler.submit(submission);
+    }
+
+    fn abort(&mut self, request_ids: Option<Vec<String>>) -> usize {
+        let before = self.clients.len();
+        let keys = match request_ids {
+            None => self.clients.keys().copied().collect(),
+            Some(ids) => ids
+                .iter()
+                .filter_map(|id| self.request_ids.get(id.as_str()))
+                .flatten()
+                .copied()
+                .collect(),
+        };
+        self.abort_keys(keys);
+        before - self.clients.len()
+    }
+
+    fn abort_keys(&mut self, keys: Vec<RequestKey>) {
+        for key in keys {
+            if let Some(completion) = self.scheduler.abort(key) {
+                self.deliver(completion);
+            }
+        }
+    }
+
+    fn pause(&mut self, mode: PauseMode, clear_cache: bool, answer: Answer<()>) {
+        match mode {
+            PauseMode::Wait => {
+                self.scheduler.drain();
+                self.draining.push(answer);
+                self.end_drain();
+                return;
+            }
+            PauseMode::Abort => {
+                self.scheduler.pause();
+                for completion in self.scheduler.abort_all() {
+                    self.report(Event::Finished(completion));
+                }
+            }
+            PauseMode::Keep => {
+                self.scheduler.pause();
+                if clear_cache {
+                    self.scheduler.clear_cache();
+                }
+            }
+        }
+        let _ = answer.send(Ok(()));
+        self.end_drain();
+    }
+
+    fn end_drain(&mut self) {
+        if !self.draining.is_empty() && self.scheduler.is_drained() {
+            self.scheduler.pause();
+            for waiting in self.draining.drain(..) {
+                let _ = waiting.send(Ok(()));
+            }
+        }
+    }
+}
+
+/// A backend that answers for other tokens than it was asked for must not go on: its answers would be trained on.
+fn check_output(batch: &Batch, output: &StepOutput, vocab_size: u32) -> Result<(), BackendError> {
+    let wanted = batch
+        .sequences
+        .iter()
+        .filter(|part| part.sample.is_some())
+        .count();
+    let prompt: usize = batch
+        .sequences
+        .iter()
+        .filter_map(|part| part.prompt_targets.as_ref())
+        .map(|t| t.targets.len())
+        .sum();
+    if output.sampled.len() != wanted || output.prompt.len() != prompt {
+        return Err(BackendError::Failed(format!(
+            "the backend sampled {} of {wanted} sequences and scored {} of {prompt} prompt tokens",
+            output.sampled.len(),
+            output.prompt.len()
+        )));
+    }
+    match output
+        .sampled
+        .iter()
+        .find(|token| token.token_id >= vocab_size || !token.logprob.is_finite())
+    {
+        None => Ok(()),
+        Some(token) => Err(BackendError::Failed(format!(
+            "the backend sampled token {} with log-probability {}: the weights or the KV cache are broken",
+            token.token_id, token.logprob
+        ))),
+    }
+}

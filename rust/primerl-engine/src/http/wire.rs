@@ -1,0 +1,318 @@
+//! Bodies of `/inference/v1/generate`. Unknown keys are ignored at both levels, `null` is the default, as in vLLM.
+
+use super::error::ApiError;
+use crate::request::RequestedSampling;
+use axum::http::{HeaderMap, header};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+#[derive(Debug, Deserialize)]
+pub struct GenerateRequest {
+    pub token_ids: Vec<i64>,
+    pub sampling_params: SamplingBody,
+    pub model: Option<String>,
+    pub request_id: Option<String>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub return_token_ids: Option<bool>,
+    pub output_mode: Option<String>,
+    pub cache_salt: Option<String>,
+    pub priority: Option<i32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+    pub continuous_usage_stats: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct SamplingBody {
+    pub n: Option<u32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i64>,
+    min_p: Option<f64>,
+    pub seed: Option<i64>,
+    max_tokens: Option<i64>,
+    min_tokens: Option<i64>,
+    stop_token_ids: Option<Vec<i64>>,
+    ignore_eos: Option<bool>,
+    pub logprobs: Option<i64>,
+    prompt_logprobs: Option<i64>,
+    // What this engine cannot do: refused where given, because ignoring it would sample from another distribution.
+    stop: Option<Value>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    repetition_penalty: Option<f64>,
+    logit_bias: Option<Value>,
+    allowed_token_ids: Option<Value>,
+    bad_words: Option<Value>,
+    structured_outputs: Option<Value>,
+    logprob_token_ids: Option<Value>,
+}
+
+impl SamplingBody {
+    pub fn requested(&self) -> RequestedSampling {
+        let default = RequestedSampling::default();
+        RequestedSampling {
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            min_tokens: self.min_tokens.unwrap_or(default.min_tokens),
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            ignore_eos: self.ignore_eos.unwrap_or(default.ignore_eos),
+            logprobs: self.logprobs,
+            prompt_logprobs: self.prompt_logprobs,
+        }
+    }
+
+    fn unsupported(&self) -> Option<&'static str> {
+        let given = |value: &Option<Value>| {
+            value.as_ref().is_some_and(|value| match value {
+                Value::Null => false,
+                Value::Array(items) => !items.is_empty(),
+                Value::Object(entries) => !entries.is_empty(),
+                Value::String(text) => !text.is_empty(),
+                _ => true,
+            })
+        };
+        let not = |value: Option<f64>, neutral: f64| value.is_some_and(|value| value != neutral);
+        [
+            ("stop", given(&self.stop)),
+            ("presence_penalty", not(self.presence_penalty, 0.0)),
+            ("frequency_penalty", not(self.frequency_penalty, 0.0)),
+            ("repetition_penalty", not(self.repetition_penalty, 1.0)),
+            ("logit_bias", given(&self.logit_bias)),
+            ("allowed_token_ids", given(&self.allowed_token_ids)),
+            ("bad_words", given(&self.bad_words)),
+            ("structured_outputs", given(&self.structured_outputs)),
+            ("logprob_token_ids", given(&self.logprob_token_ids)),
+        ]
+        .into_iter()
+        .find_map(|(name, is_given)| is_given.then_some(name))
+    }
+}
+
+impl GenerateRequest {
+    pub fn parse(headers: &HeaderMap, body: &[u8]) -> Result<Self, ApiError> {
+        check_content_type(headers)?;
+        let request: GenerateRequest =
+            serde_json::from_slice(body).map_err(|error| diagnose(body, &error))?;
+        if request.token_ids.is_empty() {
+            return Err(ApiError::body(
+                "too_short",
+                "body.token_ids",
+                "List should have at least 1 item",
+            ));
+        }
+        if request.token_ids.iter().any(|&id| id < 0) {
+            return Err(ApiError::body(
+                "greater_than_equal",
+                "body.token_ids",
+                "Token ids should be 0 or more",
+            ));
+        }
+        if request
+            .cache_salt
+            .as_deref()
+            .is_some_and(|salt| salt.is_empty() || salt.len() > 1024)
+        {
+            return Err(ApiError::body(
+                "value_error",
+                "body.cache_salt",
+                "String should have 1 to 1024 characters",
+            ));
+        }
+        match request.output_mode.as_deref() {
+            None | Some("tokens") => {}
+            Some("text") => {
+                let message =
+                    "output_mode=text is not supported by this engine: it has no tokenizer.";
+                return Err(ApiError::bad_request(message, Some("output_mode")));
+            }
+            Some(_) => {
+                return Err(ApiError::body(
+                    "literal_error",
+                    "body.output_mode",
+                    "Input should be tokens or text",
+                ));
+            }
+        }
+        if let Some(name) = request.sampling_params.unsupported() {
+            let message =
+                format!("{name} is not supported by this engine. Leave it out, or use vLLM.");
+            return Err(ApiError::bad_request(message, Some(name)));
+        }
+        Ok(request)
+    }
+}
+
+/// A body is JSON unless the header says something else.
+pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let is_json = given
+        .to_str()
+        .is_ok_and(|text| text.to_ascii_lowercase().starts_with("application/json"));
+    if is_json {
+        Ok(())
+    } else {
+        Err(ApiError::body(
+            "content_type",
+            "header",
+            "Content-Type should be application/json",
+        ))
+    }
+}
+
+/// Finds the field a typed parse stumbled over. Slow, and only for errors.
+fn diagnose(body: &[u8], error: &serde_json::Error) -> ApiError {
+    let Ok(value) = serde_json::from_slice::<Value>(body) else {
+        return ApiError::body(
+            "json_invalid",
+            "body",
+            &format!("JSON decode error: {error}"),
+        );
+    };
+    let Value::Object(fields) = value else {
+        return ApiError::body(
+            "model_attributes_type",
+            "body",
+            "Input should be a JSON object",
+        );
+    };
+    for name in ["token_ids", "sampling_params"] {
+        if !fields.contains_key(name) {
+            return ApiError::body("missing", &format!("body.{name}"), "Field required");
+        }
+    }
+    let is_integers = |value: &Value| {
+        value
+            .as_array()
+            .is_some_and(|ids| ids.iter().all(Value::is_i64))
+    };
+    if !is_integers(&fields["token_ids"]) {
+        return ApiError::body(
+            "list_type",
+            "body.token_ids",
+            "Input should be a list of integers",
+        );
+    }
+    let Value::Object(sampling) = &fields["sampling_params"] else {
+        return ApiError::body(
+            "dict_type",
+            "body.sampling_params",
+            "Input should be an object",
+        );
+    };
+    let culprit = sampling.iter().find(|(name, value)| {
+        let alone = serde_json::json!({ name.as_str(): value });
+        serde_json::from_value::<SamplingBody>(alone).is_err()
+    });
+    match culprit {
+        Some((name, _)) => ApiError::body(
+            "type_error",
+            &format!("body.sampling_params.{name}"),
+            &error.to_string(),
+        ),
+        None => ApiError::body("type_error", "body", &error.to_string()),
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub total_tokens: usize,
+    pub completion_tokens: usize,
+    pub prompt_tokens_details: CachedTokens,
+    pub completion_tokens_details: Option<()>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct CachedTokens {
+    pub cached_tokens: u32,
+}
+
+impl Usage {
+    pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Usage {
+            prompt_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            completion_tokens,
+            prompt_tokens_details: CachedTokens { cached_tokens: 0 },
+            completion_tokens_details: None,
+        }
+    }
+}
+
+/// The answer of an unstreamed call. Fields that belong to features we do not have are `null`, as vLLM sends them.
+#[derive(Debug, Serialize)]
+pub struct GenerateResponse<'a> {
+    pub request_id: &'a str,
+    pub model: &'a str,
+    pub created: u64,
+    pub usage: Usage,
+    pub prompt_logprobs: Option<Value>,
+    pub prompt_token_id_logprobs: Option<()>,
+    pub prompt_token_ids: Option<&'a [i64]>,
+    pub mm_placeholders: Option<()>,
+    pub metrics: Option<()>,
+    pub kv_transfer_params: Option<()>,
+    pub ec_transfer_params: Option<()>,
+    pub output_mode: &'static str,
+    pub choices: Vec<Choice<'a>>,
+}
+
+/// One `data:` line of a stream.
+#[derive(Debug, Serialize)]
+pub struct StreamChunk<'a> {
+    pub request_id: &'a str,
+    pub usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<&'a [i64]>,
+    pub output_mode: &'static str,
+    pub choices: Vec<Choice<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Choice<'a> {
+    pub index: u32,
+    pub finish_reason: Option<&'static str>,
+    pub stop_reason: Option<u32>,
+    pub token_ids: Vec<u32>,
+    pub routed_experts: Option<()>,
+    pub sampling_mask: Option<()>,
+    pub weight_versions: Option<Vec<WireSpan<'a>>>,
+    pub logprobs: Option<Logprobs>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct WireSpan<'a> {
+    pub version: &'a str,
+    pub start: u32,
+    pub end: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Logprobs {
+    pub content: Vec<TokenLogprob>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct TokenLogprob {
+    #[serde(flatten)]
+    pub own: Logprob,
+    pub top_logprobs: Vec<Logprob>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Logprob {
+    pub token_id: u32,
+    pub logprob: f32,
+    pub rank: u32,
+}

@@ -1,0 +1,262 @@
+//! A backend without a model: seeded, deterministic, with latency and faults to order.
+//!
+//! What it samples is a pure function ([`MockConfig::sample`]) of the tokens before, the request's random number and
+//! the policy version of the loaded weights, so a test can recompute every token and every log-probability. The tokens
+//! before are folded slot by slot as they are computed, like a KV cache: a scheduler that mixes slots up, skips a token
+//! or forgets to recompute gives other tokens.
+
+use crate::backend::{
+    Backend, BackendError, ModelInfo, ScoredToken, StepOutput, TensorSpec, TopToken,
+};
+use crate::batch::{Batch, Sample};
+use crate::checkpoint::{Checkpoint, digest};
+use std::time::Duration;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+#[derive(Clone, Debug)]
+pub struct MockConfig {
+    pub vocab_size: u32,
+    /// KV slots and their length.
+    pub slots: u32,
+    pub max_model_len: u32,
+    pub eos_token_id: Option<u32>,
+    /// Probability of end of sequence at each token.
+    pub eos_probability: f64,
+    /// Other tokens are drawn from `first_token..last_token`.
+    pub first_token: u32,
+    pub last_token: u32,
+    /// Each forward call takes this long, plus `token_latency` a token.
+    pub step_latency: Duration,
+    pub token_latency: Duration,
+    /// Tensors a checkpoint must have; `None` accepts any.
+    pub tensors: Option<Vec<TensorSpec>>,
+    pub faults: Faults,
+}
+
+/// What goes wrong on purpose.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// The forward call with this number (from 1) fails.
+    pub fail_forward_at: Option<u64>,
+    /// The forward call with this number (from 1) never returns.
+    pub hang_forward_at: Option<u64>,
+    /// Weight updates are refused.
+    pub refuse_update: bool,
+    /// The digest that is reported is not that of the tensors.
+    pub wrong_digest: bool,
+}
+
+impl Default for MockConfig {
+    fn default() -> Self {
+        MockConfig {
+            vocab_size: 264,
+            slots: 128,
+            max_model_len: 2048,
+            eos_token_id: Some(256),
+            eos_probability: 0.05,
+            first_token: 0,
+            last_token: 256,
+            step_latency: Duration::ZERO,
+            token_latency: Duration::ZERO,
+            tensors: None,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// Digest of a token prefix; equal prefixes have equal digests.
+pub fn fold(before: u64, token_id: u32) -> u64 {
+    xxh3_64_with_seed(&token_id.to_le_bytes(), before)
+}
+
+/// [`fold`] over a whole prefix.
+pub fn fold_all(token_ids: &[u32]) -> u64 {
+    token_ids.iter().fold(0, |prefix, &id| fold(prefix, id))
+}
+
+/// A number in [0, 1) that depends on all arguments.
+fn draw(prefix: u64, version: u64, purpose: u64) -> f64 {
+    let bits = xxh3_64_with_seed(
+        &[version.to_le_bytes(), purpose.to_le_bytes()].concat(),
+        prefix,
+    );
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+impl MockConfig {
+    /// The token after a prefix whose digest is `prefix`, sampled by weights of `version` (0 before any update).
+    pub fn sample(&self, prefix: u64, sample: &Sample, version: u64) -> ScoredToken {
+        let randomness = if sample.temperature == 0.0 {
+            0
+        } else {
+            sample.uniform.to_bits()
+        };
+        let chosen = prefix ^ xxh3_64(&randomness.to_le_bytes());
+        let span = self.last_token - self.first_token;
+        let mut token_id = self.first_token + (draw(chosen, version, 1) * f64::from(span)) as u32;
+        if let Some(eos) = self.eos_token_id
+            && draw(chosen, version, 2) < self.eos_probability
+            && !sample.banned.contains(&eos)
+        {
+            token_id = eos;
+        }
+        if sample.banned.contains(&token_id) {
+            let others = (1..self.vocab_size).map(|step| (token_id + step) % self.vocab_size);
+            token_id = others
+                .into_iter()
+                .find(|id| !sample.banned.contains(id))
+                .unwrap_or(token_id);
+        }
+        self.score(prefix, token_id, version, sample.top)
+    }
+
+    /// Log-probability of a token after a prefix: between -6 and 0. Not normalised over the vocabulary.
+    pub fn score(&self, prefix: u64, token_id: u32, version: u64, top: u32) -> ScoredToken {
+        let logprob = |id: u32| -6.0 * draw(prefix, version, 3 + u64::from(id)) as f32;
+        let own = logprob(token_id);
+        if top == 0 {
+            return ScoredToken {
+                token_id,
+                logprob: own,
+                rank: 1,
+                top: Vec::new(),
+            };
+        }
+        let mut all: Vec<(u32, f32)> = (0..self.vocab_size).map(|id| (id, logprob(id))).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let ranked = all
+            .iter()
+            .zip(1..)
+            .map(|(&(token_id, logprob), rank)| TopToken {
+                token_id,
+                logprob,
+                rank,
+            });
+        let rank = ranked
+            .clone()
+            .find(|t| t.token_id == token_id)
+            .map_or(1, |t| t.rank);
+        ScoredToken {
+            token_id,
+            logprob: own,
+            rank,
+            top: ranked.take(top as usize).collect(),
+        }
+    }
+}
+
+pub struct MockBackend {
+    config: MockConfig,
+    info: ModelInfo,
+    /// For each slot, the prefix digest after each of its positions.
+    prefixes: Vec<Vec<u64>>,
+    version: u64,
+    digest: String,
+    forwards: u64,
+}
+
+impl MockBackend {
+    pub fn new(config: MockConfig) -> Self {
+        let info = ModelInfo {
+            vocab_size: config.vocab_size,
+            max_model_len: config.max_model_len,
+            slots: config.slots,
+            eos_token_ids: config.eos_token_id.into_iter().collect(),
+            tensors: config.tensors.clone(),
+        };
+        let prefixes = vec![Vec::new(); config.slots as usize];
+        MockBackend {
+            config,
+            info,
+            prefixes,
+            version: 0,
+            digest: digest(std::iter::empty()),
+            forwards: 0,
+        }
+    }
+
+    fn break_down(&self) -> Result<(), BackendError> {
+        if self.config.faults.fail_forward_at == Some(self.forwards) {
+            return Err(BackendError::Failed(format!(
+                "forward call {} fails as ordered",
+                self.forwards
+            )));
+        }
+        while self.config.faults.hang_forward_at == Some(self.forwards) {
+            std::thread::park();
+        }
+        Ok(())
+    }
+}
+
+impl Backend for MockBackend {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
+        self.forwards += 1;
+        self.break_down()?;
+        let latency =
+            self.config.step_latency + self.config.token_latency * batch.token_ids.len() as u32;
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
+        }
+        let mut output = StepOutput::default();
+        let mut row = 0;
+        for sequence in &batch.sequences {
+            let end = row + sequence.query_len as usize;
+            let slot = &mut self.prefixes[sequence.slot as usize];
+            let start = (sequence.context_len - sequence.query_len) as usize;
+            if slot.len() < start {
+                return Err(BackendError::Failed(format!(
+                    "slot {} has no KV before position {start}",
+                    sequence.slot
+                )));
+            }
+            slot.truncate(start);
+            for &token_id in &batch.token_ids[row..end] {
+                slot.push(fold(slot.last().copied().unwrap_or(0), token_id as u32));
+            }
+            row = end;
+            if let Some(targets) = &sequence.prompt_targets {
+                let first = start + targets.first_row as usize;
+                let scored = targets.targets.iter().zip(&slot[first..]);
+                output.prompt.extend(scored.map(|(&id, &prefix)| {
+                    self.config.score(prefix, id, self.version, targets.top)
+                }));
+            }
+            if let Some(sample) = &sequence.sample {
+                let prefix = slot.last().copied().unwrap_or(0);
+                output
+                    .sampled
+                    .push(self.config.sample(prefix, sample, self.version));
+            }
+        }
+        Ok(output)
+    }
+
+    fn load_weights(&mut self, checkpoint: &Checkpoint) -> Result<(), BackendError> {
+        if self.config.faults.refuse_update {
+            return Err(BackendError::Refused(
+                "the update is refused as ordered".into(),
+            ));
+        }
+        self.version = checkpoint.policy_version;
+        self.digest = digest(
+            checkpoint
+                .tensors
+                .iter()
+                .map(|tensor| (&tensor.spec, xxh3_64(checkpoint.bytes(tensor)))),
+        );
+        Ok(())
+    }
+
+    fn digest(&mut self) -> Result<String, BackendError> {
+        Ok(if self.config.faults.wrong_digest {
+            "0".repeat(32)
+        } else {
+            self.digest.clone()
+        })
+    }
+}
