@@ -14,8 +14,6 @@ UV := $(BIN)/uv
 # maturin and uv act on this environment, whatever is active in the shell.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export UV_PYTHON := $(CURDIR)/$(BIN)/python
-# A link across file systems fails; uv then copies with a warning for each package.
-export UV_LINK_MODE ?= copy
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 EXAMPLES := examples/reverse-text examples/sort-letters

@@ -1,0 +1,229 @@
+"""The config tree: what is accepted, what each process gets, and that every reader knows the same keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from primerl.config import resolve
+from primerl.config.environment import EnvWorkerConfig
+from primerl.config.inference import InferenceConfig
+from primerl.config.load import ConfigError, load
+from primerl.config.orchestrator import OrchestratorConfig
+from primerl.config.rl import RLConfig
+from primerl.config.trainer import SFTConfig, TrainerConfig
+from pydantic import BaseModel, ValidationError
+
+CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, EnvWorkerConfig]
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    """A small valid run; dotted keys change it."""
+    values: dict[str, Any] = {
+        "max_steps": 3,
+        "model": {"path": "model"},
+        "orchestrator": {
+            "batch_size": 8,
+            "group_size": 4,
+            "sampling": {"max_tokens": 16},
+            "train": {"env": [{"id": "reverse-text", "taskset": {"num_examples": 5}}]},
+            "eval": {"env": [{"id": "reverse-text", "name": "held-out"}]},
+        },
+    }
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        node: Any = values
+        for part in path:
+            node = node[int(part)] if part.isdigit() else node.setdefault(part, {})
+        node[last] = value
+    return values
+
+
+def sections(cls: type[BaseModel]) -> set[type[BaseModel]]:
+    """The config class and every section below it."""
+    found = {cls}
+    for info in cls.model_fields.values():
+        for kind in kinds(info.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in found:
+                found |= sections(kind)
+    return found
+
+
+def kinds(annotation: Any) -> list[Any]:
+    arguments = typing.get_args(annotation)
+    return [annotation] if not arguments else [kind for argument in arguments for kind in kinds(argument)]
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_every_knob_has_a_sentence(cls: type[BaseModel]) -> None:
+    for section in sections(cls):
+        for name, info in section.model_fields.items():
+            described = info.description or any(
+                isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__doc__
+                for kind in kinds(info.annotation)
+            )
+            assert described, f"{section.__name__}.{name}"
+
+
+def test_unknown_key_names_file_and_neighbour(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree(orchestrator__bach_size=8)))
+    with pytest.raises(ConfigError) as caught:
+        load(RLConfig, ["@", str(file)], program="primerl rl")
+    assert str(caught.value) == f"orchestrator.bach_size (in {file}): unknown key; did you mean 'batch_size'?"
+
+
+def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree(orchestrator__train__env__0__ratioo=2)))
+    with pytest.raises(ConfigError) as caught:
+        load(RLConfig, ["@", str(file), "--max-stepz", "4"], program="primerl rl")
+    lines = str(caught.value).splitlines()
+    assert f"orchestrator.train.env[0].ratioo (in {file}): unknown key; did you mean 'ratio'?" in lines
+    assert "max_stepz (on the command line): unknown key; did you mean 'max_steps'?" in lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "mend"),
+    [
+        ({"max_steps": 0}, "max_steps", "greater than 0"),
+        ({"max_steps": "many"}, "max_steps", "valid integer"),
+        ({"orchestrator__batch_size": 10}, "orchestrator", "set batch_size to 8 or 12"),
+        ({"orchestrator__train": {"env": []}}, "orchestrator.train.env", "at least 1 item"),
+        ({"orchestrator__eval__env__0__name": "reverse-text"}, "orchestrator", "give one of them another `name`"),
+        ({"orchestrator__train__env__0__name": "a/b"}, "orchestrator.train.env[0].name", "pattern"),
+        ({"orchestrator__sampling__max_tokens": 4096}, "", "lower one or raise the other"),
+        ({"orchestrator__sampling__top_p": 0.9}, "orchestrator.sampling", "leave it at 1.0"),
+        ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "greater than 0"),
+        ({"trainer__optim__lr": float("nan")}, "trainer.optim.lr", "finite"),
+        ({"trainer__optim__schedule": "cosine"}, "trainer.optim.schedule", "'constant' or 'linear'"),
+        ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),
+        ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
+    ],
+)
+def test_refusal_names_the_field_and_the_mend(tmp_path: Path, changes: dict[str, Any], field: str, mend: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree(**changes)))
+    with pytest.raises(ConfigError) as caught:
+        load(RLConfig, ["@", str(file)], program="primerl rl")
+    assert str(caught.value).startswith(field)
+    assert mend in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Config file not found: .*absent\.toml"):
+        load(RLConfig, ["@", str(tmp_path / "absent.toml")], program="primerl rl")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("max_steps = = 3\n")
+    with pytest.raises(ConfigError, match=r"Invalid TOML in .*broken\.toml"):
+        load(RLConfig, ["@", str(broken)], program="primerl rl")
+
+
+def test_overrides_win_over_the_file_and_flags_need_no_value(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree()))
+    arguments = ["@", str(file), "--max-steps", "9", "--orchestrator.batch-size=16", "--clean-output-dir"]
+    arguments += ["--orchestrator.algorithm.shuffle-advantages", "--no-dry-run"]
+    config = load(RLConfig, arguments, program="primerl rl")
+    assert (config.max_steps, config.orchestrator.batch_size, config.clean_output_dir) == (9, 16, True)
+    assert config.orchestrator.algorithm.shuffle_advantages
+    assert not config.dry_run
+
+
+def test_each_process_gets_its_part() -> None:
+    config = RLConfig.model_validate(tree(keep_broadcasts=True, seed=7, seq_len=256))
+    orchestrator = resolve.orchestrator(config).config
+    assert isinstance(orchestrator, OrchestratorConfig)
+    assert [environment.name for environment in orchestrator.train.env] == ["reverse-text"]
+    assert orchestrator.eval.env[0].sampling.max_tokens == 16
+    (engine,) = resolve.inference(config, "http://o:1")
+    assert isinstance(engine.config, InferenceConfig)
+    assert (engine.config.join, engine.config.max_model_len, engine.config.seed) == ("http://o:1", 256, 7)
+    train, held_out = resolve.env_workers(config, "http://o:1")
+    assert isinstance(train.config, EnvWorkerConfig)
+    assert train.config.args == {"taskset": {"num_examples": 5}}
+    assert train.file.name == "env_reverse-text_0.toml"
+    assert train.log.parts[-4:] == ("envs", "train", "reverse-text", "env_worker_0.log")
+    assert held_out.log.parts[-4:] == ("envs", "eval", "held-out", "env_worker_0.log")
+    trainer = resolve.trainer(config, "http://o:1").config
+    assert isinstance(trainer, TrainerConfig)
+    assert trainer.weights.keep_all
+    assert trainer.max_steps == 3
+
+
+def dataclass_keys(cls: Any) -> dict[str, Any]:
+    """Field names of a dataclass, with those of nested ones."""
+    hints = typing.get_type_hints(cls)
+    keys: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        nested = [kind for kind in kinds(hints[field.name]) if dataclasses.is_dataclass(kind)]
+        keys[field.name] = dataclass_keys(nested[0]) if nested else None
+    return keys
+
+
+def model_keys(cls: type[BaseModel]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for name, info in cls.model_fields.items():
+        nested = [kind for kind in kinds(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        keys[name] = model_keys(nested[0]) if nested else None
+    return keys
+
+
+def dataclass_defaults(cls: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if dataclasses.is_dataclass(default):
+            found |= dataclass_defaults(type(default), f"{prefix}{field.name}.")
+        elif default is not dataclasses.MISSING:
+            found[prefix + field.name] = default
+    return found
+
+
+def model_defaults(cls: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, info in cls.model_fields.items():
+        if isinstance(info.default, BaseModel):
+            found |= model_defaults(type(info.default), f"{prefix}{name}.")
+        elif not info.is_required():
+            found[prefix + name] = info.get_default(call_default_factory=True)
+    return found
+
+
+# Config class, reader, and keys the command itself acts on before the reader is called.
+READERS = {
+    "trainer": (TrainerConfig, "primerl.train.config:TrainerConfig", set()),
+    "sft": (SFTConfig, "primerl.train.config:SFTConfig", {"clean_output_dir", "dry_run"}),
+    "inference": (InferenceConfig, "primerl.inference.server:InferenceConfig", set()),
+    "env-worker": (EnvWorkerConfig, "primerl.envs.worker:WorkerConfig", set()),
+}
+
+
+@pytest.mark.parametrize("process", READERS)
+def test_process_reads_the_same_keys_with_the_same_defaults(process: str) -> None:
+    written, location, extra = READERS[process]
+    module, name = location.split(":")
+    read = getattr(importlib.import_module(module), name)
+    keys = {name: value for name, value in model_keys(written).items() if name not in extra}
+    assert keys == dataclass_keys(read)
+    defaults = {name: value for name, value in model_defaults(written).items() if name not in extra}
+    assert defaults == dataclass_defaults(read)
+
+
+def test_sections_refuse_unknown_keys_everywhere() -> None:
+    for cls in CONFIGS:
+        for section in sections(cls):
+            with pytest.raises(ValidationError, match="no_such_key"):
+                section.model_validate({"no_such_key": 1})
+
+
+def test_union_types_are_seen_by_the_comparison() -> None:
+    assert kinds(int | None) == [int, types.NoneType]

@@ -1,0 +1,260 @@
+"""The guard and the launcher's watch: whatever dies, nothing is left behind and the cause is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from primerl.config.load import ConfigError
+from primerl.launch import preflight
+from primerl.launch.console import Console, line
+from primerl.launch.guard import MARK, marked
+from primerl.launch.processes import Process, Processes
+from primerl.launch.run import tail
+from primerl.launch.status import Progress, missing, waits
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+# Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
+STUBBORN = textwrap.dedent(
+    """
+    import signal, subprocess, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print("ready", flush=True)
+    time.sleep(600)
+    """
+)
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return result
+
+
+def python(processes: Processes, name: str, code: str, folder: Path) -> Process:
+    return processes.start(name, [sys.executable, "-c", code], log=folder / f"{name}.log", environment=dict(os.environ))
+
+
+def wait_ended(processes: Processes, process: Process) -> None:
+    until(lambda: processes.poll(0.1) is not None and process.ended)
+
+
+def test_exit_code_signal_and_output_are_reported(tmp_path: Path) -> None:
+    with Processes() as processes:
+        plain = python(processes, "plain", "print('hello'); raise SystemExit(3)", tmp_path)
+        killed = python(processes, "killed", "import os; os.kill(os.getpid(), 9)", tmp_path)
+        absent = processes.start("absent", ["/no/such/program"], log=tmp_path / "absent.log", environment={})
+        for process in (plain, killed, absent):
+            wait_ended(processes, process)
+    assert (plain.code, killed.code) == (3, -9)
+    assert plain.describe_end() == "exited with code 3"
+    assert killed.describe_end() == "was killed by SIGKILL"
+    assert "could not be started: /no/such/program" in absent.describe_end()
+    assert plain.cpu_s > 0
+    assert tail(tmp_path / "plain.log") == "  hello"
+
+
+@linux
+def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path) -> None:
+    with Processes() as processes:
+        stubborn = python(processes, "stubborn", STUBBORN, tmp_path)
+        until(lambda: processes.poll(0.1) is not None and (tmp_path / "stubborn.log").read_text() == "ready\n")
+        assert len(marked(processes.mark)) == 2
+        began = time.monotonic()
+        processes.stop(grace_s=0.3)
+        assert time.monotonic() - began < 5
+        assert stubborn.code == -signal.SIGKILL
+        assert marked(processes.mark) == []
+
+
+@linux
+def test_stop_of_one_leaves_the_others(tmp_path: Path) -> None:
+    with Processes() as processes:
+        one = python(processes, "one", "import time; time.sleep(600)", tmp_path)
+        other = python(processes, "other", "import time; time.sleep(600)", tmp_path)
+        until(lambda: processes.poll(0.1) is not None and other.pid is not None)
+        processes.stop(grace_s=5, names=["one"])
+        assert one.code == -signal.SIGTERM
+        assert not other.ended
+        assert marked(processes.mark) == [other.pid]
+
+
+@linux
+def test_guard_killed_leaves_nothing(tmp_path: Path) -> None:
+    with Processes() as processes:
+        python(processes, "stubborn", STUBBORN, tmp_path)
+        until(lambda: processes.poll(0.1) is not None and (tmp_path / "stubborn.log").exists())
+        until(lambda: len(marked(processes.mark)) == 2)
+        os.kill(processes.guard_pid, signal.SIGKILL)
+        until(lambda: processes.poll(0.1) == [] and processes.guard_died)
+        until(lambda: marked(processes.mark) == [])
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_owner_killed_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    owner = f"""
+import os, sys, time
+from pathlib import Path
+from primerl.launch.processes import Processes
+processes = Processes()
+folder = Path({os.fspath(tmp_path)!r})
+processes.start("stubborn", [sys.executable, "-c", {STUBBORN!r}], log=folder / "log", environment=dict(os.environ))
+(folder / "mark").write_text(processes.mark)
+# A fork of the owner's keeps its descriptors open; its death has to be noticed all the same.
+if os.fork() == 0:
+    time.sleep(30)
+while True:
+    processes.poll(1)
+"""
+    child = subprocess.Popen([sys.executable, "-c", owner], start_new_session=True)
+    try:
+        until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "ready\n")
+        mark = (tmp_path / "mark").read_text()
+        assert len(marked(mark)) == 2
+        child.send_signal(number)
+        child.wait(10)
+        until(lambda: marked(mark) == [])
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_mark_is_not_inherited_by_the_owner() -> None:
+    assert MARK not in os.environ
+
+
+def test_tail_of_a_long_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert tail(log, 2) == "  line 99998\n  line 99999"
+    assert tail(tmp_path / "absent") == "  (no log)"
+
+
+STATUS: dict[str, Any] = {
+    "run": {"step": 12, "max_steps": 60, "policy_version": 11, "finished": None},
+    "rollouts": {"in_flight": 64, "trained": 700, "failed": 0},
+    "tokens": {"sampled": 9000, "per_second": 3412.3},
+    "last_step": {"reward/all/mean": 0.5312, "staleness/mean": 1.25},
+    "engines": [{"version": 11}],
+    "workers": [{"environment": "reverse-text"}],
+    "trainer": {"last_seen_s": 0.2},
+    "waits": [
+        {"who": "trainer", "for": "step 13: 2 of 8 groups ready", "since_s": 3.6, "deadline_s": 6.4},
+        {"who": "worker 1", "for": "a lease", "since_s": 5.2, "deadline_s": 4.8},
+    ],
+}
+
+
+def test_console_line_says_what_is_waited_for() -> None:
+    expected = (
+        "step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  "
+        "worker 1 waits for a lease (5 s); trainer waits for step 13: 2 of 8 groups ready (4 s)"
+    )
+    assert line(STATUS) == expected
+
+
+def test_plain_console_prints_a_line_a_step(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as output:
+        console = Console(output)
+        console.update(STATUS)
+        console.update(STATUS)
+        console.update({**STATUS, "run": {**STATUS["run"], "step": 13}})
+        output.seek(0)
+        assert [text.split("  ")[0] for text in output.read().splitlines()] == ["step 12/60", "step 13/60"]
+
+
+def test_missing_parts_are_named() -> None:
+    assert missing(STATUS, ["reverse-text"]) == []
+    bare = {"engines": [], "workers": [], "trainer": {}}
+    assert missing(bare, ["a"]) == [
+        "no inference engine has joined",
+        "no env worker of 'a' has registered",
+        "the trainer has not reported",
+    ]
+    unproved = {**STATUS, "engines": [{"version": None}]}
+    assert missing(unproved, []) == ["no inference engine has proved its weights"]
+
+
+def test_progress_is_any_sign_of_work() -> None:
+    progress = Progress()
+    assert progress.moved(STATUS, 1.0)
+    assert not progress.moved(STATUS, 2.0)
+    assert progress.since == 1.0
+    assert progress.moved({**STATUS, "tokens": {"sampled": 9001}}, 3.0)
+    assert progress.since == 3.0
+    assert "2 of 8 groups" in waits(STATUS)
+
+
+def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="--clean-output-dir"):
+        preflight.check_output_dir(str(tmp_path), clean=False)
+    with pytest.raises(ConfigError, match="no run of primerl wrote"):
+        preflight.check_output_dir(str(tmp_path), clean=True)
+    (tmp_path / "configs").mkdir()
+    preflight.check_output_dir(str(tmp_path), clean=True)
+    with preflight.claimed(str(tmp_path), clean=True):
+        assert not (tmp_path / "thesis.tex").exists()
+
+
+def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with preflight.claimed(str(folder), clean=False):
+        with pytest.raises(ConfigError, match="another run is using"):
+            preflight.check_output_dir(str(folder), clean=True)
+        with pytest.raises(ConfigError, match="another run is using"), preflight.claimed(str(folder), clean=False):
+            pass
+    (folder / "configs").mkdir()
+    preflight.check_output_dir(str(folder), clean=True)
+
+
+def test_port_in_use_is_named() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^orchestrator\.port: port {port} is in use"):
+            preflight.check_address("orchestrator", "127.0.0.1", port)
+    preflight.check_address("orchestrator", "127.0.0.1", 0)
+    with pytest.raises(ConfigError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
+        preflight.check_address("inference", "no.such.host.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        (["config.json"], "has no config.json"),
+        (["tokenizer.json"], "has no tokenizer.json"),
+        (["model.safetensors"], "no .*safetensors weights"),
+        (["chat_template.jinja"], "has no chat template"),
+    ],
+)
+def test_incomplete_model_folder_is_named(tmp_path: Path, remove: list[str], message: str) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    preflight.check_model(tmp_path)
+    for name in remove:
+        (tmp_path / name).unlink()
+    with pytest.raises(ConfigError, match=message) as caught:
+        preflight.check_model(tmp_path)
+    assert str(caught.value).startswith("model.path: ")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_absent_model_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.path: there is no folder"):
+        preflight.check_model(tmp_path / "absent")
