@@ -37,6 +37,8 @@ pub enum Event {
     RequestDropped {
         request: RequestId,
     },
+    /// A turn the environment is answered with. A rollout's turns (of all its sessions) are numbered by the order of
+    /// these events, and [`Turn::parent`] refers to those numbers.
     TurnFinished {
         rollout: RolloutId,
         turn: Turn,
@@ -61,7 +63,8 @@ pub enum Event {
         engine: EngineId,
         version: PolicyVersion,
     },
-    /// It failed to load, died, or reported other weights: no traffic until it proves again.
+    /// It failed to load, died, or reported other weights: no traffic until it proves again. The core tells it nothing
+    /// until the shell, having found it healthy, sends `EngineJoined` for it again.
     EngineLost {
         engine: EngineId,
         reason: String,

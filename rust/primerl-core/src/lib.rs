@@ -6,17 +6,31 @@
 //!
 //! The modules are the stages of the data flow (`docs/architecture.md`), in order.
 
+pub mod admission;
+pub mod algorithm;
+pub mod batch;
 pub mod config;
 pub mod conversation;
 pub mod core;
 pub mod counters;
+pub mod curriculum;
+pub mod deadlines;
 pub mod effect;
+pub mod evaluation;
 pub mod event;
+pub mod group;
 pub mod ids;
+pub mod metrics;
 pub mod pack;
+pub mod policy;
+pub mod rollout;
+pub mod sample;
 pub mod status;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod time;
 pub mod turn;
+pub mod waits;
 
 pub use crate::core::Core;
 pub use config::{Config, ConfigError};

@@ -1,0 +1,165 @@
+//! One function an event: what it changes by itself. What follows from it is decided in `settle`.
+
+use super::Core;
+use crate::batch::BatchRequest;
+use crate::deadlines::Due;
+use crate::effect::Effect;
+use crate::event::Event;
+use crate::ids::*;
+use crate::policy::Published;
+
+impl Core {
+    pub(super) fn take_in(&mut self, event: Event) {
+        match event {
+            Event::EnvironmentReady {
+                environment,
+                examples,
+            } => self.environment_ready(environment, examples),
+            Event::WorkerJoined {
+                worker,
+                environment,
+            } => self.worker_joined(worker, environment),
+            Event::WorkerSeen { worker } => self.worker_seen(worker),
+            Event::WorkerLeft { worker } => self.worker_left(worker),
+            Event::LeaseRequested {
+                request,
+                worker,
+                max,
+            } => self.lease_requested(request, worker, max),
+            Event::RequestDropped { request } => self.request_dropped(request),
+            Event::TurnFinished { rollout, turn } => self.turn_finished(rollout, turn),
+            Event::TurnFailed {
+                rollout,
+                message: _,
+            } => self.turn_failed(rollout),
+            Event::RolloutFinished {
+                rollout,
+                worker,
+                outcome,
+            } => self.rollout_finished(rollout, worker, &outcome),
+            Event::EngineJoined { engine } => self.ledger.join(engine),
+            Event::EngineProved { engine, version } => self.engine_proved(engine, version),
+            Event::EngineLost { engine, reason } => self.engine_lost(engine, reason),
+            Event::BatchRequested {
+                request,
+                step,
+                rank,
+            } => self.batch_requested(request, step, rank),
+            Event::WeightsPublished {
+                version,
+                manifest,
+                digest,
+            } => {
+                self.weights_published(version, Published { manifest, digest });
+            }
+            Event::Tick => {}
+            Event::ShutdownRequested { reason } => self.finish(reason),
+        }
+    }
+
+    fn environment_ready(&mut self, environment: EnvironmentId, examples: u32) {
+        let Some(site) = self.sites.get_mut(environment.0 as usize) else {
+            return self.ignore("environment_ready of an unknown environment");
+        };
+        match site.examples {
+            None if examples == 0 => {
+                let name = self.name(environment).to_owned();
+                self.warn(format!("environment {name:?} listed no examples; it is not used until a worker lists some"));
+            }
+            None => {
+                site.examples = Some(examples);
+                self.curriculum.set_examples(environment, examples);
+            }
+            Some(known) if known != examples => {
+                let name = self.name(environment).to_owned();
+                self.warn(format!(
+                    "a worker of environment {name:?} lists {examples} examples where the first one listed {known}: \
+                     workers of one environment must load the same data; the first number is kept"
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn request_dropped(&mut self, request: RequestId) {
+        if self.forget_lease_request(request).is_some() {
+            return;
+        }
+        match self.batches.requests.remove(&request) {
+            Some(waiting) => {
+                self.deadlines.clear(waiting.deadline, Due::Batch(request));
+                if self.batches.requests.is_empty() {
+                    self.trainer.waiting_since = None;
+                }
+            }
+            // It was answered while the requester hung up.
+            None => self.ignore("request_dropped of an answered request"),
+        }
+    }
+
+    fn batch_requested(&mut self, request: RequestId, step: Step, rank: u32) {
+        self.trainer.last_seen = Some(self.now);
+        if self.finished.is_some() || step.0 > self.config.max_steps {
+            return self.effects.push(Effect::NoMoreBatches { request });
+        }
+        let refusal = if rank >= self.config.data_ranks {
+            Some(format!(
+                "there are {} data ranks, counted from 0",
+                self.config.data_ranks
+            ))
+        } else if step.0 == 0 {
+            Some("steps are counted from 1".to_owned())
+        } else if self.batches.is_given_up(step, self.next_step) {
+            Some("every rank has fetched a later step, so it is only in the spool".to_owned())
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            self.warn(format!(
+                "data rank {rank} asked for the batch of step {step}, which it cannot have: {why}"
+            ));
+            return self.effects.push(Effect::NoMoreBatches { request });
+        }
+        let deadline = self.now + self.config.timeouts.long_poll;
+        self.deadlines.set(deadline, Due::Batch(request));
+        self.batches.requests.insert(
+            request,
+            BatchRequest {
+                step,
+                rank,
+                deadline,
+            },
+        );
+        self.trainer.waiting_since.get_or_insert(self.now);
+    }
+
+    fn weights_published(&mut self, version: PolicyVersion, published: Published) {
+        self.trainer.last_seen = Some(self.now);
+        if version.0 >= self.next_step.0 {
+            let last = self.next_step.0 - 1;
+            return self.warn(format!(
+                "the trainer published version {version}, but only {last} steps were cut: it is not used"
+            ));
+        }
+        if !self.ledger.publish(version, published) {
+            self.ignore("weights_published of an old version");
+        }
+    }
+
+    fn engine_proved(&mut self, engine: EngineId, version: PolicyVersion) {
+        if !self.ledger.prove(engine, version) {
+            self.warn(format!(
+                "engine {engine} proved version {version}, but the engine never joined or the version was never \
+                 published: it is not used"
+            ));
+        }
+    }
+
+    fn engine_lost(&mut self, engine: EngineId, reason: String) {
+        if self.ledger.lose(engine, reason.clone()) {
+            self.warn(format!("engine {engine} is out of rotation: {reason}"));
+        } else {
+            self.ignore("engine_lost of an unknown engine");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Who gets which rollout, when.
+//!
+//! Work is handed out one rollout at a time: to the environment whose oldest queued group is the oldest of all, so that
+//! the curriculum's ratios hold whatever the workers' speeds. A group is begun only when a worker waits and no queued
+//! rollout is for it: the policy is then as fresh as it can be. Evaluations go first.
+
+use super::{Core, LeaseRequest};
+use crate::admission;
+use crate::deadlines::Due;
+use crate::effect::{Effect, LeasedRollout};
+use crate::evaluation::Attempt;
+use crate::group::Group;
+use crate::ids::*;
+use crate::rollout::{Lease, Rollout};
+use std::collections::BTreeMap;
+
+/// What requests get, collected before they are answered.
+type Answers = BTreeMap<RequestId, Vec<LeasedRollout>>;
+
+impl Core {
+    pub(super) fn lease_requested(&mut self, request: RequestId, worker: WorkerId, max: u32) {
+        self.worker_seen(worker);
+        let Some(known) = self.workers.get(&worker) else {
+            let reason = format!("worker {worker} is not registered (any more): register again");
+            let finished = self.finished.is_some();
+            return self.effects.push(Effect::NoLease {
+                request,
+                reason,
+                finished,
+            });
+        };
+        let (environment, deadline) =
+            (known.environment, self.now + self.config.timeouts.long_poll);
+        self.deadlines.set(deadline, Due::Lease(request));
+        self.lease_requests.insert(
+            request,
+            LeaseRequest {
+                worker,
+                environment,
+                max: max.max(1),
+                deadline,
+            },
+        );
+        self.sites[environment.0 as usize]
+            .requests
+            .push_back(request);
+    }
+
+    pub(super) fn forget_lease_request(&mut self, request: RequestId) -> Option<LeaseRequest> {
+        let lease = self.lease_requests.remove(&request)?;
+        self.deadlines.clear(lease.deadline, Due::Lease(request));
+        self.sites[lease.environment.0 as usize]
+            .requests
+            .retain(|waiting| *waiting != request);
+        Some(lease)
+    }
+
+    pub(super) fn refuse_lease(&mut self, request: RequestId, reason: String) {
+        if self.forget_lease_request(request).is_some() {
+            let finished = self.finished.is_some();
+            self.effects.push(Effect::NoLease {
+                request,
+                reason,
+                finished,
+            });
+        }
+    }
+
+    pub(super) fn lease_poll_ended(&mut self, request: RequestId) {
+        let Some(lease) = self.lease_requests.get(&request).copied() else {
+            return;
+        };
+        // What this event made possible is handed out first.
+        self.dispatch();
+        if self.lease_requests.contains_key(&request) {
+            let reason = self.why_no_lease(lease.environment);
+            self.refuse_lease(request, reason);
+        }
+    }
+
+    pub(super) fn dispatch(&mut self) {
+        if let Some(reason) = self.finished.clone() {
+            let waiting: Vec<RequestId> = self.lease_requests.keys().copied().collect();
+            waiting
+                .into_iter()
+                .for_each(|request| self.refuse_lease(request, reason.clone()));
+            return;
+        }
+        if self.lease_requests.is_empty() {
+            return;
+        }
+        let mut answers = Answers::new();
+        self.lease_evaluation(&mut answers);
+        self.lease_training(&mut answers);
+        let partial: Vec<RequestId> = answers.keys().copied().collect();
+        partial
+            .into_iter()
+            .for_each(|request| self.answer_lease(request, &mut answers));
+    }
+
+    fn lease_evaluation(&mut self, answers: &mut Answers) {
+        let Some(round) = &self.round else { return };
+        let (version, environments) = (
+            round.version,
+            round.environments.keys().copied().collect::<Vec<_>>(),
+        );
+        for environment in environments {
+            while self.in_flight_evaluation < self.config.max_in_flight() {
+                let Some(request) = self.sites[environment.0 as usize].requests.front().copied()
+                else {
+                    break;
+                };
+                let progress = self
+                    .round
+                    .as_mut()
+                    .and_then(|round| round.environments.get_mut(&environment));
+                let Some(attempt) = progress.and_then(|progress| progress.queue.pop_front()) else {
+                    break;
+                };
+                let Attempt {
+                    group,
+                    slot,
+                    example,
+                    ..
+                } = attempt;
+                let id = self.lease(
+                    request,
+                    environment,
+                    group,
+                    slot,
+                    example,
+                    Some(version),
+                    answers,
+                );
+                if let Some(progress) = self
+                    .round
+                    .as_mut()
+                    .and_then(|round| round.environments.get_mut(&environment))
+                {
+                    progress.in_flight.insert(id, attempt);
+                }
+                self.in_flight_evaluation += 1;
+            }
+        }
+    }
+
+    fn lease_training(&mut self, answers: &mut Answers) {
+        while self.rollouts.len() < self.config.max_in_flight() {
+            let Some((environment, request)) = self.next_served() else {
+                match self.someone_waits_to_train() && self.begin_group() {
+                    true => continue,
+                    false => break,
+                }
+            };
+            let queue = &mut self.sites[environment.0 as usize].queue;
+            let (group_id, slot) = queue.pop_front().expect("a served environment has a queue");
+            let example = self.groups[&group_id].example;
+            let id = self.lease(request, environment, group_id, slot, example, None, answers);
+            self.groups
+                .get_mut(&group_id)
+                .expect("queued slots belong to live groups")
+                .lease(slot, id);
+        }
+    }
+
+    /// The environment, of those with a queue and a waiting worker, whose first queued group is the oldest.
+    fn next_served(&self) -> Option<(EnvironmentId, RequestId)> {
+        let servable = self.sites.iter().enumerate().filter_map(|(index, site)| {
+            Some((
+                site.queue.front()?.0,
+                EnvironmentId(index as u32),
+                *site.requests.front()?,
+            ))
+        });
+        servable
+            .min()
+            .map(|(_, environment, request)| (environment, request))
+    }
+
+    fn someone_waits_to_train(&self) -> bool {
+        self.config
+            .environment_ids()
+            .any(|(id, _)| self.is_training(id) && !self.sites[id.0 as usize].requests.is_empty())
+    }
+
+    pub(super) fn may_begin_group(&self) -> bool {
+        let allowed =
+            admission::groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step);
+        self.groups.len() < allowed
+    }
+
+    /// Draws an example and queues its rollouts, if admission allows.
+    fn begin_group(&mut self) -> bool {
+        if !self.may_begin_group() {
+            return false;
+        }
+        let Some((environment, example)) = self.curriculum.draw(&mut self.rng) else {
+            return false;
+        };
+        let id = self.new_groups(1);
+        let size = self.config.group_size as usize;
+        self.groups
+            .insert(id, Group::new(id, environment, example, size));
+        self.sites[environment.0 as usize]
+            .queue
+            .extend((0..size).map(|slot| (id, slot)));
+        true
+    }
+
+    /// Numbers for that many new groups; returns the first.
+    pub(super) fn new_groups(&mut self, count: u32) -> GroupId {
+        let first = GroupId(self.next_group);
+        self.next_group += u64::from(count);
+        first
+    }
+
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a lease, from two kinds of queue"
+    )]
+    fn lease(
+        &mut self,
+        request: RequestId,
+        environment: EnvironmentId,
+        group: GroupId,
+        slot: usize,
+        example: ExampleIndex,
+        evaluates: Option<PolicyVersion>,
+        answers: &mut Answers,
+    ) -> RolloutId {
+        let LeaseRequest { worker, max, .. } = self.lease_requests[&request];
+        let id = RolloutId(self.next_rollout);
+        self.next_rollout += 1;
+        let span = self.config.timeouts.rollout;
+        let deadline = self.now + span;
+        let lease = Lease {
+            id,
+            group,
+            slot,
+            environment,
+            example,
+            evaluates,
+            worker,
+            deadline,
+        };
+        self.rollouts
+            .insert(id, Rollout::leased(lease, &mut self.counters));
+        self.deadlines.set(deadline, Due::Rollout(id));
+        self.sites[environment.0 as usize].in_flight += 1;
+        self.workers
+            .get_mut(&worker)
+            .expect("a waiting worker is known")
+            .running
+            .insert(id);
+        let evaluation = evaluates.is_some();
+        let leased = LeasedRollout {
+            rollout: id,
+            group,
+            environment,
+            example,
+            evaluation,
+            deadline: span,
+        };
+        let answer = answers.entry(request).or_default();
+        answer.push(leased);
+        if answer.len() == max as usize {
+            self.answer_lease(request, answers);
+        }
+        id
+    }
+
+    fn answer_lease(&mut self, request: RequestId, answers: &mut Answers) {
+        let Some(rollouts) = answers.remove(&request) else {
+            return;
+        };
+        if let Some(lease) = self.forget_lease_request(request) {
+            self.effects.push(Effect::Lease {
+                request,
+                worker: lease.worker,
+                rollouts,
+            });
+        }
+    }
+}

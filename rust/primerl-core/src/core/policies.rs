@@ -1,0 +1,202 @@
+//! Which weights engines load, and when a version is evaluated.
+
+use super::Core;
+use crate::config::{Evaluation, Role};
+use crate::counters::Ended;
+use crate::deadlines::Due;
+use crate::effect::{CancelReason, Effect};
+use crate::evaluation::Round;
+use crate::event::{Outcome, RolloutError};
+use crate::ids::*;
+use crate::rollout::Rollout;
+use std::collections::BTreeSet;
+
+impl Core {
+    pub(super) fn update_engines(&mut self) {
+        if self.round.is_none() {
+            let (config, evaluated) = (&self.config, self.evaluated);
+            self.ledger.advance(|version| {
+                Some(version) > evaluated && due_environments(config, version).next().is_some()
+            });
+        }
+        for update in self.ledger.updates() {
+            self.effects.push(Effect::UpdateEngine {
+                engine: update.engine,
+                version: update.version,
+                manifest: update.published.manifest,
+                digest: update.published.digest,
+            });
+        }
+    }
+
+    pub(super) fn is_evaluation_due(&self, version: PolicyVersion) -> bool {
+        Some(version) > self.evaluated && due_environments(&self.config, version).next().is_some()
+    }
+
+    /// Begins a round once the version engines are to have is proved and due; fills it; ends it.
+    pub(super) fn evaluate(&mut self) {
+        let proved = self
+            .ledger
+            .newest_proved()
+            .filter(|proved| self.ledger.wanted() == Some(*proved));
+        if let (None, Some(version)) = (&self.round, proved)
+            && self.is_evaluation_due(version)
+        {
+            let environments: BTreeSet<EnvironmentId> =
+                due_environments(&self.config, version).collect();
+            let deadline = self.now + self.config.timeouts.evaluation;
+            self.deadlines.set(deadline, Due::Evaluation);
+            self.round = Some(Round::new(version, environments, self.now, deadline));
+        }
+        self.fill_round();
+        if self.round.as_ref().is_some_and(Round::is_over) {
+            self.report_round();
+            self.close_round(CancelReason::Timeout);
+        }
+    }
+
+    fn fill_round(&mut self) {
+        let Some(mut round) = self.round.take() else {
+            return;
+        };
+        for (environment, progress) in &mut round.environments {
+            let Some(listed) = self.sites[environment.0 as usize].examples else {
+                continue;
+            };
+            let Role::Evaluate(evaluation) = &self.config.environment(*environment).role else {
+                continue;
+            };
+            if progress.total.is_none() {
+                let examples = evaluation.num_examples.unwrap_or(listed).min(listed);
+                let rollouts_per_example = evaluation.rollouts_per_example;
+                let first_group = self.new_groups(examples);
+                progress.fill(examples, rollouts_per_example, first_group);
+            }
+        }
+        self.round = Some(round);
+    }
+
+    fn report_round(&mut self) {
+        let Some(round) = &self.round else { return };
+        let version = round.version;
+        let (mut reports, mut unreported) = (Vec::new(), Vec::new());
+        for (environment, progress) in &round.environments {
+            match progress.report(*environment, version) {
+                Some(report) => reports.push(Effect::Evaluated(report)),
+                None => unreported.push(*environment),
+            }
+        }
+        self.effects.append(&mut reports);
+        for environment in unreported {
+            let name = self.name(environment).to_owned();
+            self.warn(format!(
+                "the evaluation of environment {name:?} at version {version} has no result"
+            ));
+        }
+    }
+
+    /// Ends the round, if there is one: what is still in flight is cancelled, and engines may move on.
+    pub(super) fn close_round(&mut self, reason: CancelReason) {
+        let Some(round) = self.round.take() else {
+            return;
+        };
+        self.deadlines.clear(round.deadline, Due::Evaluation);
+        self.evaluated = Some(round.version);
+        for rollout in round
+            .environments
+            .values()
+            .flat_map(|progress| progress.in_flight.keys())
+        {
+            let rollout = self.cancel(*rollout, reason);
+            rollout.end(Ended::Cancelled, &mut self.counters);
+        }
+    }
+
+    pub(super) fn evaluation_timed_out(&mut self) {
+        let Some(round) = &self.round else { return };
+        let version = round.version;
+        let late: Vec<String> = round
+            .environments
+            .iter()
+            .filter(|(_, progress)| !progress.is_over())
+            .map(|(environment, progress)| match progress.total {
+                Some(total) => format!(
+                    "{:?} ({} of {total} rollouts)",
+                    self.name(*environment),
+                    progress.ended()
+                ),
+                None => format!(
+                    "{:?} (no worker listed its examples)",
+                    self.name(*environment)
+                ),
+            })
+            .collect();
+        let seconds = self.config.timeouts.evaluation.as_secs_f64();
+        self.warn(format!(
+            "the evaluation of version {version} was closed after {seconds} s with what it has: {} did not end",
+            late.join(", ")
+        ));
+        self.report_round();
+        self.close_round(CancelReason::Timeout);
+    }
+
+    pub(super) fn evaluation_rollout_finished(&mut self, rollout: Rollout, outcome: &Outcome) {
+        let score = match rollout.score(outcome) {
+            Ok(score) => score,
+            Err(error) => return self.fail(rollout, Ended::Failed, &error),
+        };
+        if let Some(progress) = self
+            .round
+            .as_mut()
+            .and_then(|round| round.environments.get_mut(&rollout.environment))
+        {
+            progress.in_flight.remove(&rollout.id);
+            progress.score(score);
+        }
+        rollout.end(Ended::Evaluated, &mut self.counters);
+    }
+
+    pub(super) fn evaluation_rollout_failed(&mut self, rollout: Rollout, error: &RolloutError) {
+        let (id, environment, example) = (rollout.id, rollout.environment, rollout.example);
+        rollout.end(Ended::Failed, &mut self.counters);
+        let progress = self
+            .round
+            .as_mut()
+            .and_then(|round| round.environments.get_mut(&environment));
+        let Some(progress) = progress else { return };
+        let Some(attempt) = progress.in_flight.remove(&id) else {
+            return;
+        };
+        if progress.fail(attempt) {
+            let name = self.name(environment).to_owned();
+            let RolloutError { kind, message } = error;
+            self.warn(format!("evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"));
+        }
+    }
+
+    pub(super) fn give_back_evaluation(&mut self, rollout: Rollout) {
+        let progress = self
+            .round
+            .as_mut()
+            .and_then(|round| round.environments.get_mut(&rollout.environment));
+        if let Some(progress) = progress
+            && let Some(attempt) = progress.in_flight.remove(&rollout.id)
+        {
+            progress.queue.push_front(attempt);
+        }
+        rollout.end(Ended::Cancelled, &mut self.counters);
+    }
+}
+
+fn due_environments(
+    config: &crate::Config,
+    version: PolicyVersion,
+) -> impl Iterator<Item = EnvironmentId> {
+    let is_due = move |evaluation: &Evaluation| evaluation.is_due(version, config.max_steps);
+    config
+        .environment_ids()
+        .filter_map(move |(id, environment)| match &environment.role {
+            Role::Evaluate(evaluation) if is_due(evaluation) => Some(id),
+            _ => None,
+        })
+}

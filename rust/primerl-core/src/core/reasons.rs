@@ -1,0 +1,298 @@
+//! Why something has to wait, in words; and the waits nobody asked about, which are warned of.
+
+use super::Core;
+use crate::admission;
+use crate::effect::Effect;
+use crate::ids::*;
+use crate::status::Wait;
+use crate::time::{Duration, Time};
+use crate::waits::{Armed, Key};
+use std::collections::BTreeMap;
+
+impl Core {
+    /// Why no rollout can be leased to a worker of this environment.
+    pub(super) fn why_no_lease(&self, environment: EnvironmentId) -> String {
+        if !self.is_training(environment) {
+            return match &self.round {
+                Some(round) => format!(
+                    "every rollout of the evaluation of version {} is handed out",
+                    round.version
+                ),
+                None => "no evaluation is due".to_owned(),
+            };
+        }
+        if self.next_step.0 > self.config.max_steps {
+            return format!("all {} steps are cut", self.config.max_steps);
+        }
+        if let Some(why) = self.why_no_training() {
+            return why;
+        }
+        if self.rollouts.len() >= self.config.max_in_flight() {
+            return format!(
+                "{} rollouts are in flight, the most allowed",
+                self.rollouts.len()
+            );
+        }
+        if !self.may_begin_group() {
+            let last =
+                admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
+            return format!(
+                "{} groups are under way, as many as may be trained before {} is proved (up to step {last})",
+                self.groups.len(),
+                self.next_version(),
+            );
+        }
+        "what there is to do is for other environments".to_owned()
+    }
+
+    /// What the batch of `step` waits for.
+    pub(super) fn why_no_batch(&self, step: Step) -> String {
+        if let Some(why) = self.why_no_training() {
+            return why;
+        }
+        let last =
+            admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
+        if step > last {
+            let needed = PolicyVersion(step.0.saturating_sub(1 + self.config.max_async_level));
+            return format!(
+                "no engine has proved version {needed}: {}",
+                self.engines_in_words()
+            );
+        }
+        let queued: usize = self.sites.iter().map(|site| site.queue.len()).sum();
+        let mut words = format!(
+            "{} of {} groups ready for step {}, {} rollouts in flight, {queued} queued",
+            self.ready.len(),
+            self.config.groups_per_batch(),
+            self.next_step,
+            self.rollouts.len()
+        );
+        for (id, _) in self
+            .config
+            .environment_ids()
+            .filter(|(id, _)| self.is_training(*id))
+        {
+            if self.sites[id.0 as usize].workers == 0 {
+                words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
+            }
+        }
+        words
+    }
+
+    /// What keeps all of training from starting.
+    fn why_no_training(&self) -> Option<String> {
+        if self.ledger.newest_proved().is_none() {
+            return Some(match self.ledger.newest_published() {
+                None => "the trainer has not published version 0".to_owned(),
+                Some(version) => format!(
+                    "no engine has proved version {version}: {}",
+                    self.engines_in_words()
+                ),
+            });
+        }
+        let missing = self.curriculum.missing()?;
+        Some(format!(
+            "environment {:?} has no worker that listed its examples",
+            self.name(missing)
+        ))
+    }
+
+    fn engines_in_words(&self) -> String {
+        let words = self.ledger.engines().iter().map(|(id, engine)| {
+            match (engine.updating, &engine.lost) {
+                (_, Some(reason)) => format!("engine {id} is lost ({reason})"),
+                (Some(version), None) => format!("engine {id} is loading version {version}"),
+                (None, None) => match engine.proved {
+                    Some(version) => format!("engine {id} serves version {version}"),
+                    None => format!("engine {id} has proved nothing"),
+                },
+            }
+        });
+        let words: Vec<String> = words.collect();
+        if words.is_empty() {
+            "no engine has joined".to_owned()
+        } else {
+            words.join(", ")
+        }
+    }
+
+    fn next_version(&self) -> String {
+        match self.ledger.newest_proved() {
+            Some(PolicyVersion(version)) => format!("version {}", version + 1),
+            None => "version 0".to_owned(),
+        }
+    }
+
+    /// Who waits for what at this moment, and after which span that is worth a warning.
+    fn current_waits(&self) -> BTreeMap<Key, Duration> {
+        let mut waits = BTreeMap::new();
+        if self.finished.is_some() {
+            return waits;
+        }
+        let timeouts = &self.config.timeouts;
+        if !self.ledger.has_live_engine() {
+            waits.insert(Key::NoEngine, timeouts.worker);
+        }
+        for (id, engine) in self.ledger.engines() {
+            if let Some(version) = engine.updating {
+                waits.insert(Key::EngineUpdate(*id, version), timeouts.weights);
+            }
+        }
+        for (id, _) in self.config.environment_ids() {
+            let site = &self.sites[id.0 as usize];
+            if site.in_flight == 0 && site.requests.is_empty() && self.has_work(id) {
+                waits.insert(Key::NoWorker(id), timeouts.worker);
+            }
+        }
+        if let Some(key) = self.trainer_owes() {
+            waits.insert(key, timeouts.weights);
+        }
+        waits
+    }
+
+    fn has_work(&self, environment: EnvironmentId) -> bool {
+        if !self.is_training(environment) {
+            let progress = self
+                .round
+                .as_ref()
+                .and_then(|round| round.environments.get(&environment));
+            return progress
+                .is_some_and(|progress| progress.total.is_none() || !progress.queue.is_empty());
+        }
+        let site = &self.sites[environment.0 as usize];
+        self.next_step.0 <= self.config.max_steps
+            && (site.examples.is_none() || !site.queue.is_empty() || self.may_begin_group())
+    }
+
+    fn trainer_owes(&self) -> Option<Key> {
+        let Some(published) = self.ledger.newest_published() else {
+            return Some(Key::Weights(PolicyVersion(0)));
+        };
+        if let Some(fetched) = self
+            .batches
+            .newest_fetched()
+            .filter(|fetched| fetched.0 > published.0)
+        {
+            return Some(Key::Weights(PolicyVersion(fetched.0)));
+        }
+        let owes = self.batches.requests.is_empty() && published.0 < self.config.max_steps;
+        owes.then_some(Key::BatchRequest(Step(published.0 + 1)))
+    }
+
+    pub(super) fn refresh_waits(&mut self) {
+        let current = self.current_waits();
+        self.waits.update(&current, self.now, &mut self.deadlines);
+    }
+
+    pub(super) fn warn_of_wait(&mut self, key: Key) {
+        // It may have ended with the event that let its deadline pass.
+        let Some(span) = self.current_waits().get(&key).copied() else {
+            return;
+        };
+        let Some(since) = self.waits.rearm(key, span, self.now, &mut self.deadlines) else {
+            return;
+        };
+        let (who, waiting_for) = self.wait_in_words(key);
+        let seconds = self.now.since(since).as_secs_f64();
+        self.effects.push(Effect::Warn {
+            message: format!("{who} waits for {waiting_for}, since {seconds:.0} s"),
+        });
+    }
+
+    fn wait_in_words(&self, key: Key) -> (String, String) {
+        match key {
+            Key::NoEngine => (
+                "the run".to_owned(),
+                format!("an inference engine: {}", self.engines_in_words()),
+            ),
+            Key::EngineUpdate(engine, version) => (
+                "the run".to_owned(),
+                format!("engine {engine} to load and prove version {version}"),
+            ),
+            Key::NoWorker(environment) => {
+                let site = &self.sites[environment.0 as usize];
+                let what = match (site.workers, site.examples) {
+                    (0, _) => "a worker: none is registered",
+                    (_, None) => "a worker that lists its examples",
+                    (_, Some(_)) => "its workers to ask for rollouts",
+                };
+                (
+                    format!("environment {:?}", self.name(environment)),
+                    what.to_owned(),
+                )
+            }
+            Key::Weights(version) => (
+                "the run".to_owned(),
+                format!("the trainer to publish the weights of version {version}"),
+            ),
+            Key::BatchRequest(step) => (
+                "the run".to_owned(),
+                format!("the trainer to ask for the batch of step {step}"),
+            ),
+        }
+    }
+
+    pub(super) fn all_waits(&self) -> Vec<Wait> {
+        let wait = |who: String, waiting_for: String, since: Time, deadline: Time| Wait {
+            who,
+            waiting_for,
+            since,
+            deadline,
+        };
+        let mut waits: Vec<Wait> = self
+            .waits
+            .iter()
+            .map(|(key, Armed { since, deadline })| {
+                let (who, waiting_for) = self.wait_in_words(*key);
+                wait(who, waiting_for, *since, *deadline)
+            })
+            .collect();
+        for request in self.batches.requests.values() {
+            let since = self.trainer.waiting_since.unwrap_or(self.now);
+            let who = format!("trainer, data rank {}", request.rank);
+            waits.push(wait(
+                who,
+                self.why_no_batch(request.step),
+                since,
+                request.deadline,
+            ));
+        }
+        for lease in self.lease_requests.values() {
+            let since = lease.deadline - self.config.timeouts.long_poll;
+            let who = format!(
+                "worker {} of environment {:?}",
+                lease.worker,
+                self.name(lease.environment)
+            );
+            waits.push(wait(
+                who,
+                self.why_no_lease(lease.environment),
+                since,
+                lease.deadline,
+            ));
+        }
+        if let Some(round) = &self.round {
+            let ended: u32 = round
+                .environments
+                .values()
+                .map(|progress| progress.ended())
+                .sum();
+            let total: u32 = round
+                .environments
+                .values()
+                .filter_map(|progress| progress.total)
+                .sum();
+            let what = format!(
+                "the evaluation of version {} to end ({ended} of {total} rollouts)",
+                round.version
+            );
+            waits.push(wait(
+                "the next weight update".to_owned(),
+                what,
+                round.since,
+                round.deadline,
+            ));
+        }
+        waits
+    }
+}

@@ -1,0 +1,217 @@
+//! Rollouts in flight: turns, reports, deadlines; what becomes of their groups.
+
+use super::Core;
+use crate::counters::Ended;
+use crate::deadlines::Due;
+use crate::effect::{CancelReason, Effect};
+use crate::event::{Outcome, RolloutError};
+use crate::group::Slot;
+use crate::ids::*;
+use crate::policy::too_many_policies;
+use crate::rollout::{Rollout, error};
+use crate::turn::Turn;
+
+impl Core {
+    pub(super) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
+        let Some(rollout) = self.rollouts.get_mut(&id) else {
+            return self.ignore("turn of a rollout that is over");
+        };
+        let policies = rollout.record(turn);
+        if rollout.evaluates.is_none()
+            && too_many_policies(policies, self.config.max_off_policy_steps)
+        {
+            let rollout = self.cancel(id, CancelReason::Stale);
+            let message = format!("{policies} policies contributed to one rollout");
+            self.fail(rollout, Ended::Stale, &error("stale", message));
+        }
+    }
+
+    /// Only counted: the environment is told by its own request, and decides whether it goes on.
+    pub(super) fn turn_failed(&mut self, rollout: RolloutId) {
+        match self.rollouts.contains_key(&rollout) {
+            true => *self.failures.entry("turn".to_owned()).or_default() += 1,
+            false => self.ignore("failed turn of a rollout that is over"),
+        }
+    }
+
+    pub(super) fn rollout_finished(&mut self, id: RolloutId, worker: WorkerId, outcome: &Outcome) {
+        if self
+            .rollouts
+            .get(&id)
+            .is_none_or(|rollout| rollout.worker != worker)
+        {
+            return self.ignore("report of a rollout that is over");
+        }
+        let mut rollout = self.take(id);
+        self.effects.push(Effect::RolloutClosed { rollout: id });
+        if rollout.evaluates.is_some() {
+            return self.evaluation_rollout_finished(rollout, outcome);
+        }
+        match rollout.finish(outcome) {
+            Ok(()) => self.complete(rollout),
+            Err(error) => self.fail(rollout, Ended::Failed, &error),
+        }
+    }
+
+    pub(super) fn rollout_timed_out(&mut self, id: RolloutId) {
+        if !self.rollouts.contains_key(&id) {
+            return;
+        }
+        let rollout = self.cancel(id, CancelReason::Timeout);
+        let seconds = self.config.timeouts.rollout.as_secs_f64();
+        self.fail(
+            rollout,
+            Ended::Failed,
+            &error(
+                "timeout",
+                format!("not ended {seconds} s after it was leased"),
+            ),
+        );
+    }
+
+    /// Takes a rollout out of flight, and tells the gateway and the worker. The caller ends it.
+    pub(super) fn cancel(&mut self, id: RolloutId, reason: CancelReason) -> Rollout {
+        let rollout = self.take(id);
+        let worker = (reason != CancelReason::WorkerLost).then_some(rollout.worker);
+        self.effects.push(Effect::CancelRollout {
+            rollout: id,
+            worker,
+            reason,
+        });
+        self.effects.push(Effect::RolloutClosed { rollout: id });
+        rollout
+    }
+
+    /// Ends a rollout that came to nothing; its slot is tried again, or its group dropped.
+    pub(super) fn fail(&mut self, rollout: Rollout, ended: Ended, error: &RolloutError) {
+        if ended == Ended::Failed {
+            *self.failures.entry(error.kind.clone()).or_default() += 1;
+        }
+        let (id, group_id, slot, environment) =
+            (rollout.id, rollout.group, rollout.slot, rollout.environment);
+        if rollout.evaluates.is_some() {
+            return self.evaluation_rollout_failed(rollout, error);
+        }
+        rollout.end(ended, &mut self.counters);
+        let max_retries = self.config.environment(environment).max_retries;
+        let Some(group) = self.groups.get_mut(&group_id) else {
+            return;
+        };
+        if group.fail(slot, id, max_retries) {
+            self.sites[environment.0 as usize]
+                .queue
+                .push_front((group_id, slot));
+        } else {
+            let RolloutError { kind, message } = error;
+            let why = format!(
+                "a rollout failed {} times, last with {kind}: {message}",
+                max_retries + 1
+            );
+            self.drop_group(group_id, Ended::Filtered, &why);
+        }
+    }
+
+    /// Ends a rollout whose worker is gone, and queues its slot again.
+    pub(super) fn give_back(&mut self, rollout: Rollout) {
+        if rollout.evaluates.is_some() {
+            return self.give_back_evaluation(rollout);
+        }
+        let (id, group_id, slot, environment) =
+            (rollout.id, rollout.group, rollout.slot, rollout.environment);
+        rollout.end(Ended::Cancelled, &mut self.counters);
+        let Some(group) = self.groups.get_mut(&group_id) else {
+            return;
+        };
+        if group.lose(slot, id) {
+            self.sites[environment.0 as usize]
+                .queue
+                .push_front((group_id, slot));
+        } else {
+            self.drop_group(
+                group_id,
+                Ended::Filtered,
+                "one of its rollouts was lost with its worker too often",
+            );
+        }
+    }
+
+    /// Drops a group: what is in flight is cancelled, what had finished ends as `finished_as`. Its place is free.
+    pub(super) fn drop_group(&mut self, id: GroupId, finished_as: Ended, why: &str) {
+        let Some(group) = self.groups.remove(&id) else {
+            return;
+        };
+        self.groups_dropped += 1;
+        self.ready.retain(|ready| *ready != id);
+        let (name, example) = (self.name(group.environment).to_owned(), group.example);
+        self.warn(format!(
+            "group {id} (example {example} of environment {name:?}) was dropped: {why}"
+        ));
+        self.sites[group.environment.0 as usize]
+            .queue
+            .retain(|(queued, _)| *queued != id);
+        for slot in group.slots {
+            match slot {
+                Slot::Queued => {}
+                Slot::InFlight(rollout) => {
+                    let rollout = self.cancel(rollout, CancelReason::GroupDropped);
+                    rollout.end(Ended::Cancelled, &mut self.counters);
+                }
+                Slot::Finished(rollout) => rollout.end(finished_as, &mut self.counters),
+            }
+        }
+    }
+
+    /// At the end of the run: groups that will not be cut. Nothing is in flight any more.
+    pub(super) fn discard_groups(&mut self) {
+        self.ready.clear();
+        self.sites.iter_mut().for_each(|site| site.queue.clear());
+        for slot in std::mem::take(&mut self.groups)
+            .into_values()
+            .flat_map(|group| group.slots)
+        {
+            if let Slot::Finished(rollout) = slot {
+                rollout.end(Ended::Cancelled, &mut self.counters);
+            }
+        }
+    }
+
+    fn complete(&mut self, rollout: Rollout) {
+        let id = rollout.group;
+        let limit = self.config.seq_len as usize;
+        let group = self
+            .groups
+            .get_mut(&id)
+            .expect("a rollout in flight has a live group");
+        group.finish(rollout);
+        if !group.is_complete() {
+            return;
+        }
+        let fits = group
+            .finished()
+            .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit));
+        if fits {
+            self.ready.push_back(id);
+        } else {
+            let why = format!(
+                "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
+            );
+            self.drop_group(id, Ended::Filtered, &why);
+        }
+    }
+
+    fn take(&mut self, id: RolloutId) -> Rollout {
+        let rollout = self
+            .rollouts
+            .remove(&id)
+            .expect("the caller knows the rollout to be in flight");
+        self.deadlines.clear(rollout.deadline, Due::Rollout(id));
+        self.sites[rollout.environment.0 as usize].in_flight -= 1;
+        if let Some(worker) = self.workers.get_mut(&rollout.worker) {
+            worker.running.remove(&id);
+        }
+        if rollout.evaluates.is_some() {
+            self.in_flight_evaluation -= 1;
+        }
+        rollout
+    }
+}

@@ -1,0 +1,138 @@
+//! One round of evaluation: every environment that is due, at one pinned policy version.
+//!
+//! While a round goes on, engines stay at its version. A rollout that fails is tried once more, then counts as failed
+//! with reward 0. The round has a deadline: what has not ended by then is left out of the report.
+
+use crate::effect::EvaluationReport;
+use crate::ids::*;
+use crate::rollout::Score;
+use crate::time::Time;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+const MAX_RETRIES: u32 = 1;
+
+/// One rollout to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub group: GroupId,
+    pub slot: usize,
+    pub example: ExampleIndex,
+    pub failed: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Round {
+    pub version: PolicyVersion,
+    pub since: Time,
+    pub deadline: Time,
+    pub environments: BTreeMap<EnvironmentId, Progress>,
+}
+
+/// How far one environment is.
+#[derive(Clone, Debug, Default)]
+pub struct Progress {
+    /// Rollouts to be made in all; `None` until the environment's examples are known.
+    pub total: Option<u32>,
+    pub queue: VecDeque<Attempt>,
+    /// Rollouts in flight and what they are attempts at.
+    pub in_flight: BTreeMap<RolloutId, Attempt>,
+    pub scored: u32,
+    pub failed: u32,
+    reward_sum: f64,
+    metrics: BTreeMap<String, (f64, u32)>,
+}
+
+impl Round {
+    pub fn new(
+        version: PolicyVersion,
+        environments: BTreeSet<EnvironmentId>,
+        since: Time,
+        deadline: Time,
+    ) -> Self {
+        let environments = environments
+            .into_iter()
+            .map(|environment| (environment, Progress::default()))
+            .collect();
+        Round {
+            version,
+            since,
+            deadline,
+            environments,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.environments.values().all(Progress::is_over)
+    }
+}
+
+impl Progress {
+    /// Queues `rollouts_per_example` rollouts of each of the first `examples` examples, the group of example i being
+    /// `first_group + i`.
+    pub fn fill(&mut self, examples: u32, rollouts_per_example: u32, first_group: GroupId) {
+        assert!(self.total.is_none(), "an evaluation is filled once");
+        self.total = Some(examples.saturating_mul(rollouts_per_example));
+        for example in 0..examples {
+            let group = GroupId(first_group.0 + u64::from(example));
+            let attempt = |slot| Attempt {
+                group,
+                slot: slot as usize,
+                example: ExampleIndex(example),
+                failed: 0,
+            };
+            self.queue.extend((0..rollouts_per_example).map(attempt));
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.total == Some(self.ended())
+    }
+
+    pub fn ended(&self) -> u32 {
+        self.scored + self.failed
+    }
+
+    pub fn score(&mut self, score: Score) {
+        self.scored += 1;
+        self.reward_sum += score.reward;
+        for (name, value) in score.metrics {
+            let (sum, count) = self.metrics.entry(name).or_default();
+            *sum += value;
+            *count += 1;
+        }
+    }
+
+    /// A rollout failed. Returns whether that ended the attempt, with reward 0.
+    pub fn fail(&mut self, attempt: Attempt) -> bool {
+        if attempt.failed < MAX_RETRIES {
+            self.queue.push_front(Attempt {
+                failed: attempt.failed + 1,
+                ..attempt
+            });
+            return false;
+        }
+        self.failed += 1;
+        true
+    }
+
+    /// `None` if nothing ended: there is no mean of nothing.
+    pub fn report(
+        &self,
+        environment: EnvironmentId,
+        version: PolicyVersion,
+    ) -> Option<EvaluationReport> {
+        let rollouts = self.ended();
+        (rollouts > 0).then(|| EvaluationReport {
+            environment,
+            version,
+            rollouts,
+            failed: self.failed,
+            mean_reward: self.reward_sum / f64::from(rollouts),
+            metrics: self
+                .metrics
+                .iter()
+                .map(|(name, (sum, count))| (name.clone(), sum / f64::from(*count)))
+                .collect(),
+        })
+    }
+}

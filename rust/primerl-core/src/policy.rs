@@ -1,0 +1,166 @@
+//! Policy versions: which were published, which engine has proved which, and how old is too old.
+//!
+//! - An engine serves version v only after it proved v by hash. One that joins or comes back gets the current weights
+//!   first.
+//! - The newest published version wins: one that was overtaken while engines loaded another is skipped. Only a version
+//!   that is to be evaluated is not: the engines stay at it until the evaluation has ended.
+//! - Staleness of a sample at step k is `(k - 1) - v`, v the oldest version that sampled one of its trained tokens.
+
+use crate::ids::*;
+use std::collections::BTreeMap;
+
+/// Steps between the policy that step `step` trains and `oldest`. 0 is on-policy.
+pub fn staleness(step: Step, oldest: PolicyVersion) -> u64 {
+    step.trains().0.saturating_sub(oldest.0)
+}
+
+/// Whether a rollout in flight to which this many policies contributed is given up: it spans so many versions that it
+/// would be voided at the cut. A single policy is never too many.
+pub fn too_many_policies(policies: usize, max_off_policy_steps: u64) -> bool {
+    policies as u64 > max_off_policy_steps.max(1)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    pub manifest: String,
+    pub digest: String,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Engine {
+    pub proved: Option<PolicyVersion>,
+    pub updating: Option<PolicyVersion>,
+    pub lost: Option<String>,
+}
+
+/// An engine to be told to load a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    pub engine: EngineId,
+    pub version: PolicyVersion,
+    pub published: Published,
+}
+
+/// Who has which version.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    /// From the wanted version on.
+    published: BTreeMap<PolicyVersion, Published>,
+    newest_published: Option<PolicyVersion>,
+    /// What engines are brought to.
+    wanted: Option<PolicyVersion>,
+    newest_proved: Option<PolicyVersion>,
+    engines: BTreeMap<EngineId, Engine>,
+}
+
+impl Ledger {
+    pub fn newest_published(&self) -> Option<PolicyVersion> {
+        self.newest_published
+    }
+
+    /// Newest version that at least one engine has proved.
+    pub fn newest_proved(&self) -> Option<PolicyVersion> {
+        self.newest_proved
+    }
+
+    pub fn wanted(&self) -> Option<PolicyVersion> {
+        self.wanted
+    }
+
+    pub fn engines(&self) -> &BTreeMap<EngineId, Engine> {
+        &self.engines
+    }
+
+    /// Whether some engine is in rotation or on its way there.
+    pub fn has_live_engine(&self) -> bool {
+        self.engines.values().any(|engine| engine.lost.is_none())
+    }
+
+    /// Returns whether the version is news; repeating one, or publishing an older one, changes nothing.
+    pub fn publish(&mut self, version: PolicyVersion, published: Published) -> bool {
+        if self
+            .newest_published
+            .is_some_and(|newest| newest >= version)
+        {
+            return false;
+        }
+        self.newest_published = Some(version);
+        self.published.insert(version, published);
+        true
+    }
+
+    pub fn join(&mut self, engine: EngineId) {
+        // Anew, whatever it was before: it may have been restarted, with other weights.
+        self.engines.insert(engine, Engine::default());
+    }
+
+    /// Returns whether the proof is accepted: of an engine that joined, for a version that was published.
+    pub fn prove(&mut self, engine: EngineId, version: PolicyVersion) -> bool {
+        let known = self
+            .newest_published
+            .is_some_and(|newest| version <= newest);
+        let Some(engine) = self.engines.get_mut(&engine).filter(|_| known) else {
+            return false;
+        };
+        *engine = Engine {
+            proved: Some(version),
+            updating: None,
+            lost: None,
+        };
+        self.newest_proved = self.newest_proved.max(Some(version));
+        true
+    }
+
+    /// Returns whether the engine is known.
+    pub fn lose(&mut self, engine: EngineId, reason: String) -> bool {
+        let Some(engine) = self.engines.get_mut(&engine) else {
+            return false;
+        };
+        *engine = Engine {
+            proved: None,
+            updating: None,
+            lost: Some(reason),
+        };
+        true
+    }
+
+    /// Moves the wanted version on: to the first published one that must be seen (`is_due`), else to the newest.
+    /// Not called while an evaluation holds the engines.
+    pub fn advance(&mut self, is_due: impl Fn(PolicyVersion) -> bool) {
+        if self.wanted.is_some_and(&is_due) {
+            return;
+        }
+        let next = self
+            .published
+            .keys()
+            .find(|version| Some(**version) > self.wanted && is_due(**version))
+            .copied();
+        self.wanted = next.or(self.newest_published);
+        if let Some(wanted) = self.wanted {
+            self.published = self.published.split_off(&wanted);
+        }
+    }
+
+    /// Engines that are idle at another version than the wanted one; they are noted as updating.
+    pub fn updates(&mut self) -> Vec<Update> {
+        let Some(version) = self.wanted else {
+            return Vec::new();
+        };
+        let Some(published) = self.published.get(&version) else {
+            return Vec::new();
+        };
+        let behind = |engine: &Engine| {
+            engine.lost.is_none() && engine.updating.is_none() && engine.proved != Some(version)
+        };
+        let mut updates = Vec::new();
+        for (id, engine) in self.engines.iter_mut().filter(|(_, engine)| behind(engine)) {
+            engine.updating = Some(version);
+            updates.push(Update {
+                engine: *id,
+                version,
+                published: published.clone(),
+            });
+        }
+        updates
+    }
+}

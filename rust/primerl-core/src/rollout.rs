@@ -1,0 +1,351 @@
+//! One attempt at an example, as a state machine.
+//!
+//! ```text
+//! Leased ──turn──> Running ──outcome──> Finished ──> trained | filtered | stale | cancelled
+//!   │                 │                                (with its group)
+//!   └─────────────────┴──> failed | stale | cancelled | evaluated
+//! ```
+//! A rollout is leased to exactly one worker and never handed on: a retry, and a lease taken back from a lost worker,
+//! are new rollouts. So nothing that a slow or presumed dead worker still does can touch its successor.
+//! Transitions that are not drawn are bugs and panic. [`Rollout::end`] takes the rollout by value: it ends once.
+
+use crate::counters::{Counters, Ended};
+use crate::event::{Outcome, RolloutError, Trace};
+use crate::ids::*;
+use crate::sample::{Sample, interleave};
+use crate::time::Time;
+use crate::turn::Turn;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A worker has it; no turn yet.
+    Leased,
+    /// At least one turn was recorded.
+    Running,
+    /// It ended well; its samples wait for the group and the cut.
+    Finished,
+}
+
+/// A seat with something to train on.
+#[derive(Clone, Debug)]
+pub struct TrainedTrace {
+    pub reward: f64,
+    pub metrics: BTreeMap<String, f64>,
+    pub truncated: bool,
+    pub turns: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Rollout {
+    pub id: RolloutId,
+    pub group: GroupId,
+    /// Which of the group's rollouts this is an attempt at.
+    pub slot: usize,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    /// Pinned version, if this is part of an evaluation.
+    pub evaluates: Option<PolicyVersion>,
+    pub worker: WorkerId,
+    pub deadline: Time,
+    state: State,
+    turns: Vec<Turn>,
+    versions: BTreeSet<PolicyVersion>,
+    /// Set if a turn was recorded that cannot be trusted: the rollout fails when it ends.
+    invalid: Option<String>,
+    /// Filled by [`Rollout::finish`].
+    pub traces: Vec<TrainedTrace>,
+    pub samples: Vec<Sample>,
+}
+
+/// Where a rollout comes from.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub id: RolloutId,
+    pub group: GroupId,
+    pub slot: usize,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    pub evaluates: Option<PolicyVersion>,
+    pub worker: WorkerId,
+    pub deadline: Time,
+}
+
+impl Rollout {
+    pub fn leased(lease: Lease, counters: &mut Counters) -> Self {
+        counters.dispatched += 1;
+        let Lease {
+            id,
+            group,
+            slot,
+            environment,
+            example,
+            evaluates,
+            worker,
+            deadline,
+        } = lease;
+        Rollout {
+            id,
+            group,
+            slot,
+            environment,
+            example,
+            evaluates,
+            worker,
+            deadline,
+            state: State::Leased,
+            turns: Vec::new(),
+            versions: BTreeSet::new(),
+            invalid: None,
+            traces: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Records a turn. Returns how many distinct policies have contributed by now.
+    pub fn record(&mut self, turn: Turn) -> usize {
+        assert_ne!(
+            self.state,
+            State::Finished,
+            "rollout {} got a turn after its end",
+            self.id
+        );
+        self.state = State::Running;
+        if self.invalid.is_none() {
+            self.invalid = self.problem_with(&turn);
+        }
+        let sampled_by = turn.versions.iter().filter(|run| run.n_tokens > 0);
+        self.versions.extend(sampled_by.map(|run| run.version));
+        self.turns.push(turn);
+        self.versions.len()
+    }
+
+    /// Takes in the environment's report.
+    ///
+    /// # Errors
+    /// The rollout failed, or has nothing to train on (kind `empty`); it is still to be ended.
+    pub fn finish(&mut self, outcome: &Outcome) -> Result<(), RolloutError> {
+        assert_ne!(
+            self.state,
+            State::Finished,
+            "rollout {} ended twice",
+            self.id
+        );
+        self.check(outcome)?;
+        let joined = self.join(&outcome.traces);
+        let trace_of: Vec<Option<usize>> = self
+            .turns
+            .iter()
+            .map(|turn| {
+                joined
+                    .get(&turn.session)
+                    .copied()
+                    .filter(|trace| is_trained(&outcome.traces[*trace]))
+            })
+            .collect();
+        let mut samples = interleave(self.id, &self.turns, &trace_of);
+        if samples.is_empty() {
+            return Err(error(
+                "empty",
+                "no trainable trace has a sampled token".to_owned(),
+            ));
+        }
+        self.keep_trained_traces(&mut samples, outcome, &trace_of);
+        self.samples = samples;
+        self.state = State::Finished;
+        self.turns = Vec::new();
+        Ok(())
+    }
+
+    /// Reward and metrics of an evaluation's rollout: means over its trainable traces, or over all if none is.
+    ///
+    /// # Errors
+    /// The rollout failed, or was sampled by another version than the pinned one; it is still to be ended.
+    pub fn score(&self, outcome: &Outcome) -> Result<Score, RolloutError> {
+        self.check(outcome)?;
+        if let Some(other) = self
+            .versions
+            .iter()
+            .find(|version| Some(**version) != self.evaluates)
+        {
+            return Err(error(
+                "version",
+                format!("sampled by version {other}, which is not the evaluated one"),
+            ));
+        }
+        let trainable: Vec<&Trace> = outcome
+            .traces
+            .iter()
+            .filter(|trace| trace.trainable)
+            .collect();
+        let traces = if trainable.is_empty() {
+            outcome.traces.iter().collect()
+        } else {
+            trainable
+        };
+        if traces.is_empty() {
+            return Err(error(
+                "empty",
+                "the environment reported no trace".to_owned(),
+            ));
+        }
+        let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (name, value) in traces.iter().flat_map(|trace| &trace.metrics) {
+            metrics.entry(name.clone()).or_default().push(*value);
+        }
+        let mean = |values: &[f64]| crate::algorithm::mean(values.iter().copied());
+        Ok(Score {
+            reward: mean(&traces.iter().map(|trace| trace.reward).collect::<Vec<_>>()),
+            metrics: metrics
+                .into_iter()
+                .map(|(name, values)| (name, mean(&values)))
+                .collect(),
+        })
+    }
+
+    /// Oldest version in its trained tokens. Only for a finished rollout.
+    pub fn oldest(&self) -> Option<PolicyVersion> {
+        self.samples.iter().map(|sample| sample.oldest).min()
+    }
+
+    /// The end: counts it.
+    pub fn end(self, ended: Ended, counters: &mut Counters) {
+        let legal = match ended {
+            Ended::Trained | Ended::Filtered => self.state == State::Finished,
+            Ended::Failed | Ended::Evaluated => self.state != State::Finished,
+            Ended::Stale => self.state != State::Leased,
+            Ended::Cancelled => true,
+        };
+        assert!(
+            legal,
+            "rollout {} cannot go from {:?} to {ended:?}",
+            self.id, self.state
+        );
+        assert!(
+            ended != Ended::Evaluated || self.evaluates.is_some(),
+            "rollout {} is no evaluation",
+            self.id
+        );
+        counters.count(ended);
+    }
+
+    fn check(&self, outcome: &Outcome) -> Result<(), RolloutError> {
+        if let Some(message) = &self.invalid {
+            return Err(error("engine", message.clone()));
+        }
+        if !outcome.ok {
+            let unnamed = || {
+                error(
+                    "environment",
+                    "the environment reported a failure without an error".to_owned(),
+                )
+            };
+            return Err(outcome.error.clone().unwrap_or_else(unnamed));
+        }
+        match outcome
+            .traces
+            .iter()
+            .find(|trace| !trace.reward.is_finite())
+        {
+            Some(trace) => Err(error(
+                "environment",
+                format!("reward = {} is not a finite number", trace.reward),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Which trace each session of the turns is. A client that sends no session name has one conversation, and its
+    /// one trace is named otherwise: those two belong together.
+    fn join(&self, traces: &[Trace]) -> BTreeMap<Arc<str>, usize> {
+        let sessions: BTreeSet<Arc<str>> = self
+            .turns
+            .iter()
+            .map(|turn| Arc::clone(&turn.session))
+            .collect();
+        let named: BTreeMap<&str, usize> = traces
+            .iter()
+            .enumerate()
+            .map(|(index, trace)| (trace.session.as_str(), index))
+            .collect();
+        match (sessions.first(), traces) {
+            (Some(session), [_]) if sessions.len() == 1 => {
+                BTreeMap::from([(Arc::clone(session), 0)])
+            }
+            _ => sessions
+                .into_iter()
+                .filter_map(|name| named.get(&*name).map(|trace| (name.clone(), *trace)))
+                .collect(),
+        }
+    }
+
+    /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.
+    fn keep_trained_traces(
+        &mut self,
+        samples: &mut [Sample],
+        outcome: &Outcome,
+        trace_of: &[Option<usize>],
+    ) {
+        let kept: BTreeSet<usize> = samples.iter().map(|sample| sample.trace).collect();
+        let kept: Vec<usize> = kept.into_iter().collect();
+        for sample in samples {
+            sample.trace = kept
+                .binary_search(&sample.trace)
+                .expect("every sample's trace is kept");
+        }
+        let trained = |index: &usize| {
+            let trace = &outcome.traces[*index];
+            TrainedTrace {
+                reward: trace.reward,
+                metrics: trace.metrics.clone(),
+                truncated: trace.truncated,
+                turns: trace_of.iter().filter(|of| **of == Some(*index)).count() as u32,
+            }
+        };
+        self.traces = kept.iter().map(trained).collect();
+    }
+
+    fn problem_with(&self, turn: &Turn) -> Option<String> {
+        let number = self.turns.len();
+        if !turn.is_consistent() {
+            return Some(format!(
+                "turn {number} has not one finite log-probability and one version a token"
+            ));
+        }
+        let parent = turn
+            .parent
+            .map(|parent| self.turns.get(parent.0 as usize).map(|turn| &turn.session));
+        match parent {
+            Some(None) => Some(format!(
+                "turn {number} extends a turn that was not recorded before it"
+            )),
+            Some(Some(session)) if *session != turn.session => {
+                Some(format!("turn {number} extends a turn of another session"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What one rollout adds to an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    pub reward: f64,
+    pub metrics: BTreeMap<String, f64>,
+}
+
+fn is_trained(trace: &Trace) -> bool {
+    trace.trainable && trace.ok
+}
+
+pub(crate) fn error(kind: &str, message: String) -> RolloutError {
+    RolloutError {
+        kind: kind.to_owned(),
+        message,
+    }
+}

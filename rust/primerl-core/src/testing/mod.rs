@@ -1,0 +1,102 @@
+//! Builders for tests, here and in the crates above. Feature `testing`.
+
+use crate::config::{Algorithm, Config, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use crate::event::{Outcome, Trace};
+use crate::ids::*;
+use crate::time::Duration;
+use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+
+/// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
+pub fn config() -> Config {
+    Config {
+        seed: 0,
+        max_steps: 3,
+        batch_size: 4,
+        group_size: 2,
+        seq_len: 64,
+        data_ranks: 1,
+        max_async_level: 1,
+        max_off_policy_steps: 2,
+        oversampling_factor: 1.0,
+        algorithm: Algorithm::Grpo {
+            normalize_std: false,
+            shuffle_advantages: false,
+        },
+        environments: vec![environment("train")],
+        timeouts: Timeouts {
+            rollout: Duration::from_secs(120),
+            worker: Duration::from_secs(15),
+            long_poll: Duration::from_secs(10),
+            evaluation: Duration::from_secs(600),
+            weights: Duration::from_secs(300),
+        },
+        flops: FlopsModel {
+            linear: 1.0,
+            quadratic: 0.001,
+        },
+    }
+}
+
+/// A training environment.
+pub fn environment(name: &str) -> Environment {
+    Environment {
+        name: name.to_owned(),
+        role: Role::Train,
+        ratio: 1.0,
+        max_retries: 2,
+    }
+}
+
+/// An evaluation environment, evaluated at version 0, every `interval` versions, and at the end.
+pub fn evaluation(name: &str, interval: Option<u64>) -> Environment {
+    let evaluation = Evaluation {
+        num_examples: Some(3),
+        rollouts_per_example: 2,
+        interval,
+        base_model: true,
+    };
+    Environment {
+        role: Role::Evaluate(evaluation),
+        ..environment(name)
+    }
+}
+
+/// A turn of the unnamed session, all of it sampled by one version; log-probabilities are -1.
+pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version: u64) -> Turn {
+    Turn {
+        session: "".into(),
+        parent: parent.map(TurnIndex),
+        fork: parent.is_none().then_some(ForkReason::FirstTurn),
+        prompt_suffix: prompt_suffix.into(),
+        sampled: sampled.into(),
+        logprobs: vec![-1.0; sampled.len()].into(),
+        versions: vec![VersionRun {
+            version: PolicyVersion(version),
+            n_tokens: sampled.len() as u32,
+        }],
+        temperature: 1.0,
+        finish: FinishReason::Stop,
+        context_digest: 0,
+        answer_digest: 0,
+    }
+}
+
+/// A good end of a rollout with one seat.
+pub fn outcome(reward: f64) -> Outcome {
+    Outcome {
+        ok: true,
+        traces: vec![trace("", reward)],
+        error: None,
+    }
+}
+
+/// A trainable seat that went well.
+pub fn trace(session: &str, reward: f64) -> Trace {
+    Trace {
+        session: session.to_owned(),
+        trainable: true,
+        ok: true,
+        reward,
+        ..Trace::default()
+    }
+}
