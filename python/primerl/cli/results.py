@@ -32,3 +32,17 @@ def folder_from(arguments: list[str], command: str, does: str) -> Path | int:
     if not folder.is_dir():
         return fail(f"there is no folder {folder}; give the output_dir of a run", title="No run")
     return folder
+
+
+def verify(arguments: list[str]) -> int:
+    folder = folder_from(
+        arguments,
+        "verify",
+        "recomputes the log-probability of every trained token with the weights that sampled it "
+        "(the run must have been started with --keep-broadcasts)",
+    )
+    if isinstance(folder, int):
+        return folder
+    from primerl.verify import main
+
+    return main(folder)
