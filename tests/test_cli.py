@@ -1,0 +1,223 @@
+"""The command as a user meets it: help, refusals, exit codes, and that nothing is written before all is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from primerl.cli import COMMANDS, main
+from primerl.models.tiny import write_model
+from primerl.runs import report
+
+RL = "examples/reverse-text/rl-ci.toml"
+
+
+def primerl(*arguments: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "primerl", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(folder, seed=0)
+    return folder
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from primerl.cli import main
+assert main(["--help"]) == 0
+heavy = {"torch", "transformers", "verifiers", "pydantic", "pydantic_config", "rich", "primerl._core"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_import_is_light_and_names_are_found_when_used() -> None:
+    code = """
+import sys
+import primerl
+assert not {"torch", "primerl._core", "pydantic"} & set(sys.modules)
+assert primerl.__version__
+assert set(primerl.__all__) <= set(dir(primerl))
+for name in primerl.__all__:
+    getattr(primerl, name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "trainer", "inference", "env-worker", "verify", "report"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        raise SystemExit(main([command, "--help"]))
+    assert exit_.value.code == 0
+    assert "usage: primerl " + command in capsys.readouterr().out
+
+
+def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert all(f"  {command} " in text for command in COMMANDS)
+
+
+def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["traner"]) == 2
+    assert "did you mean 'trainer'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["trainer", "inference", "env-worker"])
+def test_process_names_the_unknown_key(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "resolved.toml"
+    file.write_text("no_such_key = 1\n")
+    done = primerl(command, "@", str(file), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "no_such_key" in done.stderr
+    absent = primerl(command, "@", "absent.toml", cwd=tmp_path)
+    assert absent.returncode == 2
+    assert "absent.toml" in absent.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--orchestrator.batch-sise", "8"], "did you mean 'batch_size'?"),
+        (["--orchestrator.batch-size", "10"], "set batch_size to 8 or 16"),
+        (["--model.path", "no/such/model"], "model.path: there is no folder"),
+        (["--seq-len", "20"], "lower one or raise the other"),
+        (["--seq-len", "100000", "--inference.max-model-len", "100000"], "is above what the model in"),
+    ],
+)
+def test_bad_input_exits_2_and_writes_nothing(
+    arguments: list[str], message: str, model: Path, repository: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    given = [] if "--model.path" in arguments else ["--model.path", str(model)]
+    done = primerl("rl", "@", RL, "--output-dir", str(output), *given, *arguments, cwd=repository)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+
+
+def test_port_in_use_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        arguments = ["--output-dir", str(output), "--model.path", str(model), "--orchestrator.port", str(port)]
+        done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 2
+    assert f"orchestrator.port: port {port} is in use" in done.stderr
+    assert not output.exists()
+
+
+def test_environment_that_cannot_be_imported_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    environments = json.dumps([{"id": "no-such-environment"}])
+    arguments = ["--output-dir", str(output), "--model.path", str(model), "--orchestrator.train.env", environments]
+    done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 2, done.stderr
+    assert "no-such-environment" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+
+
+def test_model_without_chat_template_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in model.iterdir():
+        if file.name == "tokenizer_config.json":
+            settings = json.loads(file.read_text())
+            settings.pop("chat_template", None)
+            (bare / file.name).write_text(json.dumps(settings))
+        elif file.name != "chat_template.jinja":
+            (bare / file.name).symlink_to(file)
+    done = primerl("rl", "@", RL, "--output-dir", str(tmp_path / "run"), "--model.path", str(bare), cwd=repository)
+    assert done.returncode == 2
+    assert f"{bare} has no chat template" in done.stderr
+
+
+def test_non_empty_output_folder_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    arguments = ["--output-dir", str(tmp_path), "--model.path", str(model)]
+    done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 2
+    assert "--clean-output-dir" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_dry_run_checks_all_and_writes_the_resolved_files(model: Path, repository: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    arguments = ["--output-dir", str(output), "--model.path", str(model), "--dry-run"]
+    done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 0, done.stderr
+    written = {path.name for path in (output / "configs").iterdir()}
+    environments = {"env_reverse-text_0.toml", "env_reverse-text-eval_0.toml"}
+    assert written == {"orchestrator.toml", "trainer.toml", "inference.toml"} | environments
+    assert tomllib.loads((output / "configs" / "trainer.toml").read_text())["optim"]["lr"] == 5e-4
+    assert not (output / "logs").exists()
+    check = primerl(
+        "orchestrator", "--config", str(output / "configs" / "orchestrator.toml"), "--check", cwd=repository
+    )
+    assert check.returncode == 0, check.stderr
+
+
+def test_sft_refuses_absent_data(repository: Path, tmp_path: Path) -> None:
+    arguments = ["--output-dir", str(tmp_path / "sft"), "--data.path", str(tmp_path / "absent.jsonl")]
+    done = primerl("sft", "@", "examples/reverse-text/sft.toml", *arguments, cwd=repository)
+    assert done.returncode == 2
+    assert "data.path: there is no file" in done.stderr
+    assert not (tmp_path / "sft").exists()
+
+
+def write_run(folder: Path, steps: int) -> None:
+    lines = []
+    for step in range(1, steps + 1):
+        lines.append({"step": step, "reward/all/mean": step / steps, "staleness/1": 6, "staleness/2": 2})
+        lines[-1] |= {"time/step": 2.0, "time/wait_for_batch": 0.5, "perf/throughput": 1000.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 99')
+    evaluations = [
+        {"environment": "held-out", "version": version, "mean_reward": reward, "metrics": {"exact": reward / 2}}
+        for version, reward in ((0, 0.4), (steps, 0.9))
+    ]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
+    summary = {
+        "wall_s": 20.0,
+        "start_s": 4.0,
+        "run_s": 16.0,
+        "launcher_cpu_s": 1.0,
+        "processes": {"orchestrator": {"cpu_s": 1.0}, "trainer": {"cpu_s": 18.0}},
+        "status": {"tokens": {"sampled": 32000}, "engines": [{"idle_share": 0.25}]},
+    }
+    (folder / "run").mkdir()
+    (folder / "run" / "summary.json").write_text(json.dumps(summary))
+
+
+def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, 10)
+    rows = dict(report.rows(report.load(tmp_path)))
+    assert rows["steps"] == "10"
+    assert (rows["reward, first 5 steps"], rows["reward, last 5 steps"]) == ("0.300", "0.800")
+    assert rows["held-out, exact (version 0 -> 10)"] == "0.200 -> 0.450"
+    assert rows["sampled tokens/s"] == "2,000"
+    assert rows["staleness (share of samples)"] == "1: 75%  2: 25%"
+    assert (rows["trainer idle"], rows["engine idle"]) == ("25%", "25%")
+    assert rows["orchestrator's share of CPU time"] == "5.0% of 20.0 s"
+    assert main(["report", os.fspath(tmp_path)]) == 0
+    assert "mean reward of each step" in capsys.readouterr().out
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", os.fspath(tmp_path)]) == 2
+    assert "holds no finished step" in capsys.readouterr().err
