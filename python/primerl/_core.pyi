@@ -165,7 +165,7 @@ class Renderer:
     """
 
     def __new__(cls, model_dir: str | Path) -> Self:
-        """Read the folder (about a second for a vocabulary of 128k). The error names the file that is missing or wrong."""
+        """Read the folder: about a second for a vocabulary of 128k. The error names the file that is missing or wrong."""
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,13 +1,13 @@
 //! minijinja set up to behave as the Jinja environment of `transformers` (`chat_template_utils.py`):
 //! the same white-space rules, filters and functions, so that templates give the same bytes.
 
-use super::python_json::{DumpOptions, dumps};
+use super::python_json::{DumpOptions, dumps, python_float};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 use std::fmt::Write as _;
 
-/// Name under which a rewritten `{% generation %}` block calls [`generation_span`].
-pub(super) const GENERATION_FUNCTION: &str = "__primerl_generation";
+/// Name under which a rewritten `{% generation %}` block reaches [`generation_span`].
+pub(super) const GENERATION_FILTER: &str = "__primerl_generation";
 /// Around the text of a generation block, when the caller asked for them (variable [`MARK_GENERATION`]).
 pub(crate) const SPAN_START: &str = "\u{f0001}\u{f0a11}\u{f0002}";
 pub(crate) const SPAN_END: &str = "\u{f0001}\u{f0b22}\u{f0002}";
@@ -19,15 +19,30 @@ pub(super) fn environment() -> Environment<'static> {
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, state, value| match as_float(value) {
+        Some(float) => Ok(out.write_str(&python_float(float))?),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+    environment.add_filter("string", |value: &Value| {
+        as_float(value).map_or_else(|| value.to_string(), python_float)
+    });
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
-    environment.add_function(GENERATION_FUNCTION, generation_span);
+    environment.add_filter(GENERATION_FILTER, generation_span);
     // minijinja calls none iterable; Python does not, and templates guard `tools | length` with this test.
     environment.add_test("iterable", |value: &Value| {
         value.kind() != ValueKind::None && value.try_iter().is_ok()
     });
     environment
+}
+
+// minijinja writes 1e-07 as 0.0000001.
+fn as_float(value: &Value) -> Option<f64> {
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    is_float
+        .then(|| f64::try_from(value.clone()).ok())
+        .flatten()
 }
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as `transformers` defines it.
@@ -97,11 +112,9 @@ fn strftime_now(format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-fn generation_span(state: &State, named: Kwargs) -> Result<Value, Error> {
-    let caller: Value = named.get("caller")?;
-    let body = caller.call(state, &[])?;
+fn generation_span(state: &State, body: String) -> String {
     match state.lookup(MARK_GENERATION) {
-        Some(mark) if mark.is_true() => Ok(Value::from(format!("{SPAN_START}{body}{SPAN_END}"))),
-        _ => Ok(body),
+        Some(mark) if mark.is_true() => format!("{SPAN_START}{body}{SPAN_END}"),
+        _ => body,
     }
 }

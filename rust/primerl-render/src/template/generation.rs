@@ -1,8 +1,9 @@
 //! `{% generation %}` blocks, an extension of `transformers` that marks what the assistant wrote.
 
-use super::environment::GENERATION_FUNCTION;
+use super::environment::GENERATION_FILTER;
 
-/// Rewrites generation blocks to call blocks, which minijinja knows, keeping their white-space marks.
+/// Rewrites generation blocks to filter blocks, which minijinja knows, keeping their white-space marks. (Call blocks,
+/// which transformers uses, would hide the namespaces that templates assign to.)
 /// Returns the source and whether it has such blocks.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
@@ -54,8 +55,8 @@ fn statement(tag: &str) -> Option<(usize, String)> {
         |text| text.get(text.len() - 1..),
     );
     let replacement = match body.trim() {
-        "generation" => format!("call {GENERATION_FUNCTION}()"),
-        "endgeneration" => "endcall".to_owned(),
+        "generation" => format!("filter {GENERATION_FILTER}"),
+        "endgeneration" => "endfilter".to_owned(),
         _ => return None,
     };
     Some((end + 4, format!("{{%{left} {replacement} {right}%}}")))
@@ -84,7 +85,7 @@ mod tests {
         assert!(found);
         assert_eq!(
             text,
-            "{#- {% generation %} -#}{%- call __primerl_generation() -%}a{{ '{' }}{% endcall +%}{% if x %}"
+            "{#- {% generation %} -#}{%- filter __primerl_generation -%}a{{ '{' }}{% endfilter +%}{% if x %}"
         );
     }
 

@@ -121,7 +121,7 @@ impl Writer<'_> {
 }
 
 /// Python's `repr(float)`: shortest digits, exponents with a sign and at least two digits.
-fn python_float(float: f64) -> String {
+pub(super) fn python_float(float: f64) -> String {
     let text = format!("{float:?}");
     match text.split_once('e') {
         None => text,
