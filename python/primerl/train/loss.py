@@ -84,13 +84,14 @@ def policy_loss(
 ) -> tuple[Tensor, LossStatistics]:
     """Sum (not mean) of the loss over N tokens, with its statistics. All arguments are [N] fp32."""
     log_ratio = logprobs - engine_logprobs
-    ratio = log_ratio.exp()
     with torch.no_grad():
         moved = logprobs.exp() - engine_logprobs.exp()
         positive = advantages > 0
         masked = torch.where(positive, moved > config.mask_high, moved < -config.mask_low)
-    # `where` and not a product with 0: a masked token whose ratio overflowed must not make the loss NaN.
-    gain = torch.where(masked, 0.0, advantages * torch.where(masked, 0.0, ratio))
+    # Masked before the exponential and not by a factor 0 after it: a masked token's ratio may overflow, and 0 times
+    # infinity, here or in the gradient of `exp`, would make the whole loss NaN.
+    ratio = log_ratio.masked_fill(masked, 0.0).exp()
+    gain = (advantages * ratio).masked_fill(masked, 0.0)
     token_loss = config.kl_tau * log_ratio.square() - gain
     with torch.no_grad():
         columns = [

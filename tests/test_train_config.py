@@ -1,0 +1,68 @@
+"""Settings are read strictly: what is not understood is named, never ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from primerl.models.tiny import TinyConfig
+from primerl.train.config import ConfigError, SFTConfig, TrainerConfig
+
+TRAINER: dict[str, Any] = {
+    "output_dir": "out",
+    "orchestrator_url": "http://127.0.0.1:1",
+    "max_steps": 3,
+    "model": {"path": "m"},
+}
+SFT: dict[str, Any] = {"output_dir": "out", "max_steps": 3, "model": {"tiny": {}}, "data": {"path": "d"}}
+
+
+def test_defaults_and_values() -> None:
+    config = TrainerConfig.from_dict(
+        {**TRAINER, "optim": {"lr": 1, "betas": [0.8, 0.9]}, "weights": {"keep_all": True}}
+    )
+    assert config.optim.lr == 1.0
+    assert isinstance(config.optim.lr, float)
+    assert config.optim.betas == (0.8, 0.9)
+    assert config.weights.keep_all
+    assert config.loss.mask_low == config.loss.mask_high == 0.2
+
+
+def test_tiny_model_from_a_table() -> None:
+    assert SFTConfig.from_dict(SFT).model.tiny == TinyConfig()
+    assert SFTConfig.from_dict({**SFT, "model": {"tiny": {"hidden_size": 32}}}).model.tiny == TinyConfig(hidden_size=32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim": {"learning_rate": 1e-3}}, "unknown setting `optim.learning_rate`; known here: betas"),
+        ({"wandb": {}}, "unknown setting `wandb`"),
+        ({"max_steps": "3"}, "max_steps is '3'; it must be of type int"),
+        ({"max_steps": True}, "max_steps is True"),
+        ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
+        ({"dtype": "float16"}, "dtype is 'float16'; it must be one of 'float32', 'bfloat16'"),
+        ({"optim": {"betas": [0.9]}}, "optim.betas"),
+        ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas"),
+        ({"optim": {"lr": 0}}, "optim.lr is 0.0; it must be above 0"),
+        ({"weights": {"keep_last": 1}}, "weights.keep_last is 1"),
+        ({"loss": {"mask_low": -0.1}}, "loss.mask_low is -0.1"),
+        ({"loss": {"kl_tau": float("nan")}}, "loss.kl_tau is nan"),
+        ({"model": "m"}, "model: expected a table"),
+    ],
+)
+def test_trainer_refuses(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainerConfig.from_dict({**TRAINER, **change})
+    assert message in str(caught.value)
+
+
+def test_missing_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"missing setting `model\.path`"):
+        TrainerConfig.from_dict({**TRAINER, "model": {}})
+
+
+@pytest.mark.parametrize("model", [{}, {"path": "m", "tiny": {}}])
+def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="either `path`"):
+        SFTConfig.from_dict({**SFT, "model": model})

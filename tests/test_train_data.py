@@ -1,0 +1,94 @@
+"""Batches decode to the columns that were encoded, and broken ones are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from primerl.train.data import BatchError, decode_batch, sequence_at
+from train_helpers import Sequence, encode_batch, encode_micro_batch
+
+
+def two_sequences() -> list[Sequence]:
+    return [
+        Sequence([5, 6], [7, 8, 9], [-0.5, -1.0, -2.0], version=1, advantage=0.25, rollout=11),
+        Sequence([5], [4], [-0.75], version=2, advantage=-0.25, temperature=0.5, rollout=12),
+    ]
+
+
+def test_columns() -> None:
+    batch = decode_batch(encode_batch(3, [two_sequences(), []], metrics={"reward/all/mean": 0.5}, loss_tokens=9))
+    assert (batch.step, batch.rank, batch.ranks, batch.loss_tokens) == (3, 0, 1, 9)
+    assert batch.metrics == {"reward/all/mean": 0.5}
+    first, empty = batch.micro_batches
+    assert first.token_ids.tolist() == [5, 6, 7, 8, 9, 5, 4]
+    assert first.loss_mask.tolist() == [0, 0, 1, 1, 1, 0, 1]
+    assert first.logprobs.tolist() == [0, 0, -0.5, -1, -2, 0, -0.75]
+    assert first.advantages.tolist() == [0.25] * 5 + [-0.25] * 2
+    assert first.versions.tolist() == [-1, -1, 1, 1, 1, -1, 2]
+    assert first.temperatures.tolist() == [1.0] * 5 + [0.5] * 2
+    assert first.sequence_lengths == (5, 2)
+    assert first.rollouts == (11, 12)
+    assert first.trained().tolist() == [2, 3, 4, 6]
+    assert empty.token_ids.shape == (0,)
+    assert empty.trained().tolist() == []
+    assert batch.staleness() == [1, 0]
+
+
+def test_columns_can_be_written_to() -> None:
+    (micro_batch,) = decode_batch(encode_batch(3, [two_sequences()])).micro_batches
+    micro_batch.token_ids[0] = 1
+    assert micro_batch.token_ids.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 3}, r"rollout 11: a policy version is not in 0\.\.2"),
+        ({"version": -1}, "rollout 11: a policy version"),
+        (
+            {"logprobs": [-0.5, float("nan"), -2.0]},
+            r"rollout 11: a log-probability is not finite .* \(packed token 3\)",
+        ),
+        ({"logprobs": [-0.5, 0.5, -2.0]}, "rollout 11: a log-probability"),
+        ({"advantage": float("inf")}, "rollout 11: an advantage is not finite"),
+        ({"temperature": 0.0}, "rollout 11: a temperature is not above 0"),
+        ({"prompt": []}, "rollout 11: the first token of a sequence is to be trained"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(change: dict[str, Any], message: str) -> None:
+    sequences = two_sequences()
+    for name, value in change.items():
+        setattr(sequences[0], name, value)
+    with pytest.raises(BatchError, match=message):
+        decode_batch(encode_batch(3, [sequences]))
+
+
+def test_second_sequence_may_not_start_with_a_trained_token() -> None:
+    sequences = two_sequences()
+    sequences[1].prompt = []
+    with pytest.raises(BatchError, match="rollout 12: the first token"):
+        decode_batch(encode_batch(3, [sequences]))
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    fields = {"step": 1, "rank": 0, "ranks": 1, "loss_tokens": 1, "metrics": {}}
+    micro_batch = encode_micro_batch([Sequence([5, 6], [7], [-0.5])])
+    with pytest.raises(BatchError, match="column versions has 2 values, sequence_lengths add up to 3"):
+        decode_batch(msgpack.packb({**fields, "micro_batches": [{**micro_batch, "versions": b"\0" * 8}]}))
+    with pytest.raises(BatchError, match="1 sequences, 0 rollouts"):
+        decode_batch(msgpack.packb({**fields, "micro_batches": [{**micro_batch, "rollouts": []}]}))
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"not msgpack", msgpack.packb([1]), msgpack.packb({"step": 1})])
+def test_bytes_that_are_no_batch(body: bytes) -> None:
+    with pytest.raises(BatchError, match="not a batch"):
+        decode_batch(body)
+
+
+def test_sequence_at() -> None:
+    assert [sequence_at((2, 1, 3), index) for index in range(6)] == [0, 0, 1, 2, 2, 2]
+    with pytest.raises(IndexError):
+        sequence_at((2, 1), 3)

@@ -1,0 +1,177 @@
+"""Packed sequences give what one sequence at a time gives, and the tiny model is the one its module describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.train.model import ModelError, PackedSequences, load_model, packed_attention, predicted_logits
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(path, seed=3)
+    return path
+
+
+def random_sequences(lengths: list[int], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 256, (length,), generator=generator) for length in lengths]
+
+
+def packed_loss(model: Any, sequences: list[Tensor]) -> Tensor:
+    """Sum of the cross-entropy of every token but the first of each sequence."""
+    packed = PackedSequences.from_lengths([len(sequence) for sequence in sequences])
+    token_ids = torch.cat(sequences)
+    targets = (packed.position_ids.squeeze(0) > 0).nonzero().squeeze(1)
+    logits = predicted_logits(model, token_ids, packed, targets)
+    return torch.nn.functional.cross_entropy(logits, token_ids[targets], reduction="sum")
+
+
+def single_loss(model: Any, sequences: list[Tensor]) -> Tensor:
+    """The same, one sequence at a time through `transformers`' own attention."""
+    losses = []
+    for sequence in sequences:
+        logits = model(input_ids=sequence.unsqueeze(0)).logits[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, sequence[1:], reduction="sum"))
+    return torch.stack(losses).sum()
+
+
+def assert_same_loss_and_gradients(ours: Any, theirs: Any, sequences: list[Tensor]) -> None:
+    loss, expected = packed_loss(ours, sequences), single_loss(theirs, sequences)
+    tokens = sum(len(sequence) - 1 for sequence in sequences)
+    assert (loss - expected).abs().item() / tokens <= 1e-5
+    (loss / tokens).backward()
+    (expected / tokens).backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad - gradients[name]).abs().max().item() <= 1e-5, name
+        compared += bool(parameter.grad.abs().max() > 1e-4)
+    assert compared == len(gradients), "every parameter should have a gradient worth comparing"
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [7],
+        [9, 9, 9],  # equal lengths need no empty slots
+        [31, 40, 33, 25, 36],  # one bucket
+        [2, 90, 41, 3, 17, 88, 1, 40, 5],  # several buckets, out of order
+    ],
+)
+def test_packed_equals_one_at_a_time(folder: Path, lengths: list[int]) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    assert_same_loss_and_gradients(load_model(folder), theirs, random_sequences(lengths))
+
+
+def test_sliding_window_equals_one_at_a_time(tmp_path: Path) -> None:
+    config = MistralConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(0)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    assert_same_loss_and_gradients(load_model(tmp_path), theirs, random_sequences([30, 5, 21, 8, 9]))
+
+
+def test_a_sequence_does_not_see_its_neighbours(folder: Path) -> None:
+    model = load_model(folder)
+    first, second, third = random_sequences([12, 20, 15])
+    packed = PackedSequences.from_lengths([12, 20, 15])
+    targets = torch.arange(13, 32)
+    with torch.no_grad():
+        before = predicted_logits(model, torch.cat([first, second, third]), packed, targets)
+        after = predicted_logits(model, torch.cat([255 - first, second, 255 - third]), packed, targets)
+        changed = predicted_logits(model, torch.cat([first, 255 - second, third]), packed, targets)
+    assert torch.allclose(before, after, atol=1e-6)
+    assert not torch.allclose(before, changed, atol=1e-2)
+
+
+def test_buckets_hold_every_token_once_and_bound_the_waste() -> None:
+    lengths = [1, 64, 3, 33, 31, 2, 64, 7]
+    packed = PackedSequences.from_lengths(lengths)
+    tokens = torch.cat([bucket.tokens for bucket in packed.buckets])
+    assert sorted(tokens.tolist()) == list(range(sum(lengths)))
+    for bucket in packed.buckets:
+        assert len(bucket.tokens) * 2 >= bucket.rows * bucket.length
+    assert packed.boundaries.tolist() == [0, 1, 65, 68, 101, 132, 134, 198, 205]
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0], [-1]])
+def test_lengths_must_be_positive(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        PackedSequences.from_lengths(lengths)
+
+
+def test_attention_that_is_not_told_of_sequences_refuses(folder: Path) -> None:
+    with pytest.raises(ModelError, match="this architecture is not supported"):
+        load_model(folder)(input_ids=torch.zeros(1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("asked", [{"softcap": 30.0}, {"dropout": 0.1}, {"s_aux": torch.zeros(2)}])
+def test_attention_that_asks_for_more_is_refused(asked: dict[str, Any]) -> None:
+    tensor = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ModelError, match="not supported"):
+        packed_attention(
+            torch.nn.Linear(1, 1),
+            tensor,
+            tensor,
+            tensor,
+            None,
+            scaling=1.0,
+            packed=PackedSequences.from_lengths([4]),
+            **asked,
+        )
+
+
+def test_missing_and_broken_model_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere has no config\.json"):
+        load_model(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(tmp_path)
+
+
+def test_tiny_model_and_its_tokenizer(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 140_224
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == 262
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Reverse: qwxyz"}], add_generation_prompt=True, return_dict=False
+    )
+    assert ids == [258, 260, 198, 49, 68, 85, 68, 81, 82, 68, 25, 220, 80, 86, 87, 88, 89, 256, 198, 258, 261, 198]
+    text = "user: naïve 文字\t\x00\n  assistant<|im_end|>"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("a user<|im_end|>") == [64, 220, 260, 256]
+    assert tokenizer.eos_token_id == 256
+    assert tokenizer.pad_token_id == 257
+
+
+def test_tiny_model_depends_on_its_seed_alone(tmp_path: Path) -> None:
+    states = []
+    for name, seed, noise in (("a", 1, 0), ("b", 1, 7), ("c", 2, 0)):
+        torch.manual_seed(noise)
+        write_model(tmp_path / name, TinyConfig(hidden_size=32, num_hidden_layers=1), seed=seed)
+        states.append(AutoModelForCausalLM.from_pretrained(tmp_path / name).model.embed_tokens.weight)
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+def test_tiny_vocabulary_must_hold_the_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="vocab_size is 256"):
+        write_model(tmp_path, TinyConfig(vocab_size=256))

@@ -1,0 +1,144 @@
+"""Test doubles for the trainer: batches in the orchestrator's wire format, and a small server that hands them out."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import msgpack
+
+
+@dataclass
+class Sequence:
+    """One sample: prompt tokens, then tokens sampled by the policy."""
+
+    prompt: list[int]
+    sampled: list[int]
+    logprobs: list[float]
+    version: int = 0
+    advantage: float = 1.0
+    temperature: float = 1.0
+    rollout: int = 0
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.sampled)
+
+    def columns(self) -> dict[str, list[Any]]:
+        n, m = len(self.prompt), len(self.sampled)
+        return {
+            "token_ids": self.prompt + self.sampled,
+            "loss_mask": [0] * n + [1] * m,
+            "logprobs": [0.0] * n + self.logprobs,
+            "advantages": [self.advantage] * (n + m),
+            "versions": [-1] * n + [self.version] * m,
+            "temperatures": [self.temperature] * (n + m),
+        }
+
+
+FORMATS = {"token_ids": "i", "loss_mask": "B", "logprobs": "f", "advantages": "f", "versions": "i", "temperatures": "f"}
+
+
+def encode_micro_batch(sequences: list[Sequence]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {name: [] for name in FORMATS}
+    for sequence in sequences:
+        for name, column in sequence.columns().items():
+            values[name] += column
+    fields: dict[str, Any] = {
+        name: struct.pack(f"<{len(values[name])}{kind}", *values[name]) for name, kind in FORMATS.items()
+    }
+    lengths = [len(sequence) for sequence in sequences]
+    fields["sequence_lengths"] = struct.pack(f"<{len(lengths)}i", *lengths)
+    fields["rollouts"] = [sequence.rollout for sequence in sequences]
+    fields["environments"] = [0] * len(sequences)
+    return fields
+
+
+def encode_batch(
+    step: int,
+    micro_batches: list[list[Sequence]],
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    loss_tokens: int | None = None,
+    metrics: dict[str, float] | None = None,
+) -> bytes:
+    own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
+    fields = {
+        "step": step,
+        "rank": rank,
+        "ranks": ranks,
+        "loss_tokens": own if loss_tokens is None else loss_tokens,
+        "metrics": metrics or {},
+        "micro_batches": [encode_micro_batch(micro_batch) for micro_batch in micro_batches],
+    }
+    body: bytes = msgpack.packb(fields)
+    return body
+
+
+Answer = tuple[int, bytes]
+"""Status and body; status 0 closes the connection without an answer."""
+
+
+@dataclass
+class OrchestratorDouble:
+    """Answers the trainer's calls. `batch(step, rank)` decides what a batch request gets."""
+
+    batch: Callable[[int, int], Answer]
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    before_weights: Callable[[dict[str, Any]], None] = lambda fields: None
+
+    def __enter__(self) -> OrchestratorDouble:
+        double = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                fields = msgpack.unpackb(self.rfile.read(int(self.headers["Content-Length"])))
+                status, body = double.answer(self.path, fields)
+                if status == 0:
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, path: str, fields: dict[str, Any]) -> Answer:
+        self.calls.append((path, fields))
+        if path == "/trainer/batch":
+            return self.batch(fields["step"], fields["rank"])
+        if path == "/trainer/weights":
+            self.before_weights(fields)
+        return 200, msgpack.packb({})
+
+    def called(self, path: str) -> list[dict[str, Any]]:
+        return [fields for called, fields in self.calls if called == path]
+
+
+def waiting(reason: str) -> Answer:
+    return 202, msgpack.packb({"waiting_for": reason})
+
+
+def gone(message: str = "the run is over") -> Answer:
+    return 410, json.dumps({"error": {"message": message, "type": "gone", "param": None, "code": "finished"}}).encode()
