@@ -42,14 +42,16 @@ pub fn build(
         })
         .collect();
     let advantages = advantages(&config.algorithm, &rewards, rng);
-    let samples = weigh(groups, &advantages);
+    let mut samples = weigh(groups, &advantages);
+    let sampled = samples.len();
+    samples.retain(|weighted| weighted.sample.len() <= config.seq_len as usize);
     let ranks = pack(
         &samples,
         config.seq_len as usize,
         config.data_ranks as usize,
         config.flops,
     );
-    let metrics = batch_metrics(
+    let mut metrics = batch_metrics(
         config,
         step,
         groups,
@@ -57,6 +59,10 @@ pub fn build(
         &advantages,
         &ranks,
         interval,
+    );
+    metrics.insert(
+        "samples/too_long".to_owned(),
+        (sampled - samples.len()) as f64,
     );
     let loss_tokens = samples
         .iter()

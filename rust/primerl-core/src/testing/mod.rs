@@ -1,4 +1,7 @@
-//! Builders for tests, here and in the crates above. Feature `testing`.
+//! Builders and a simulator for tests, here and in the crates above. Feature `testing`.
+
+pub mod observer;
+pub mod simulator;
 
 use crate::config::{Algorithm, Config, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use crate::event::{Outcome, Trace};

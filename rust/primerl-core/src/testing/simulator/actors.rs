@@ -1,0 +1,551 @@
+//! What engines, workers and the trainer do in a simulation.
+
+use super::{Kill, Simulator};
+use crate::effect::LeasedRollout;
+use crate::event::{Event, Outcome, RolloutError, Trace};
+use crate::ids::*;
+use crate::testing::observer::SampledToken;
+use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+use rand::Rng;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Prompt tokens start here, sampled ones below: so it shows which is which.
+const PROMPT_TOKENS: u32 = 1 << 24;
+
+#[derive(Clone, Debug)]
+pub enum Action {
+    EngineStarts(EngineId),
+    /// The engine has loaded the version it was told to, in its life number so and so.
+    EngineLoaded(EngineId, PolicyVersion, u32),
+    EngineDies(EngineId, u32),
+    WorkerStarts(EnvironmentId),
+    Heartbeat(WorkerId),
+    AskForLease(WorkerId),
+    BeginTurn(WorkerId, RolloutId),
+    EndTurn(WorkerId, RolloutId, Sampling),
+    TrainerAsks(Step, u32),
+    TrainerPublishes(PolicyVersion),
+    Kill(Kill),
+}
+
+/// A request that an engine works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    engine: EngineId,
+    life: u32,
+    began_at: PolicyVersion,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Engine {
+    serves: Option<PolicyVersion>,
+    /// Counts restarts, so that what an earlier life had planned comes to nothing.
+    life: u32,
+    dead_for_good: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Worker {
+    environment: EnvironmentId,
+    running: BTreeMap<RolloutId, Running>,
+    asking: bool,
+}
+
+/// A rollout as its environment knows it.
+#[derive(Clone, Debug)]
+struct Running {
+    turns_left: u32,
+    slow: bool,
+    /// Two seats, of which the second is not trained.
+    two_seats: bool,
+    turns: Vec<RunningTurn>,
+}
+
+#[derive(Clone, Debug)]
+struct RunningTurn {
+    seat: usize,
+    /// Prompt and answer.
+    tokens: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+pub struct Trainer {
+    step: u64,
+    requests: BTreeMap<RequestId, u32>,
+    fetched: BTreeSet<u32>,
+    dead: bool,
+}
+
+impl Simulator {
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::EngineStarts(engine) => self.engine_starts(engine),
+            Action::EngineLoaded(engine, version, life) => {
+                self.engine_loaded(engine, version, life)
+            }
+            Action::EngineDies(engine, life) => self.engine_dies(engine, life),
+            Action::WorkerStarts(environment) => self.worker_starts(environment),
+            Action::Heartbeat(worker) => self.heartbeat(worker),
+            Action::AskForLease(worker) => self.ask_for_lease(worker),
+            Action::BeginTurn(worker, rollout) => self.begin_turn(worker, rollout),
+            Action::EndTurn(worker, rollout, sampling) => self.end_turn(worker, rollout, sampling),
+            Action::TrainerAsks(step, rank) => self.trainer_asks(step, rank),
+            Action::TrainerPublishes(version) => self.trainer_publishes(version),
+            Action::Kill(kill) => self.kill(kill),
+        }
+    }
+
+    fn engine_starts(&mut self, id: EngineId) {
+        let engine = self.engines.entry(id).or_default();
+        if engine.dead_for_good {
+            return;
+        }
+        let life = engine.life;
+        if self.chance(self.scenario.faults.engine_dies) {
+            let after = self.spread(1.0, 60.0);
+            self.plan(after, Action::EngineDies(id, life));
+        }
+        self.send(Event::EngineJoined { engine: id });
+    }
+
+    pub(super) fn engine_updates(&mut self, id: EngineId, version: PolicyVersion) {
+        let life = self.engines[&id].life;
+        let after = self.spread(0.1, 1.5);
+        let action = match self.chance(self.scenario.faults.engine_fails) {
+            true => Action::EngineDies(id, life),
+            false => Action::EngineLoaded(id, version, life),
+        };
+        self.plan(after, action);
+    }
+
+    fn engine_loaded(&mut self, id: EngineId, version: PolicyVersion, life: u32) {
+        let engine = self.engines.get_mut(&id).expect("it was told to load");
+        if engine.life == life {
+            engine.serves = Some(version);
+            self.send(Event::EngineProved {
+                engine: id,
+                version,
+            });
+        }
+    }
+
+    fn engine_dies(&mut self, id: EngineId, life: u32) {
+        let engine = self.engines.get_mut(&id).expect("it lived");
+        if engine.life != life {
+            return;
+        }
+        engine.life += 1;
+        engine.serves = None;
+        let after = self.spread(0.5, 10.0);
+        self.plan(after, Action::EngineStarts(id));
+        self.send(Event::EngineLost {
+            engine: id,
+            reason: "connection refused".to_owned(),
+        });
+    }
+
+    fn worker_starts(&mut self, environment: EnvironmentId) {
+        let worker = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        self.workers.insert(
+            worker,
+            Worker {
+                environment,
+                running: BTreeMap::new(),
+                asking: false,
+            },
+        );
+        self.send(Event::EnvironmentReady {
+            environment,
+            examples: self.scenario.examples,
+        });
+        self.send(Event::WorkerJoined {
+            worker,
+            environment,
+        });
+        self.heartbeat(worker);
+        self.ask_for_lease(worker);
+    }
+
+    fn heartbeat(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get(&id) else {
+            return;
+        };
+        let environment = worker.environment;
+        if self.chance(self.scenario.faults.worker_dies) {
+            self.workers.remove(&id);
+            let after = self.spread(0.5, 20.0);
+            return self.plan(after, Action::WorkerStarts(environment));
+        }
+        self.plan(crate::Duration::from_secs(3), Action::Heartbeat(id));
+        self.send(Event::WorkerSeen { worker: id });
+    }
+
+    fn ask_for_lease(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return;
+        };
+        let free = self.scenario.rollouts_per_worker as usize - worker.running.len();
+        if free == 0 || std::mem::replace(&mut worker.asking, true) {
+            return;
+        }
+        let request = self.new_request();
+        self.lease_requests.insert(request, id);
+        self.send(Event::LeaseRequested {
+            request,
+            worker: id,
+            max: free as u32,
+        });
+    }
+
+    pub(super) fn worker_gets(
+        &mut self,
+        request: RequestId,
+        worker: WorkerId,
+        rollouts: Vec<LeasedRollout>,
+    ) {
+        assert_eq!(
+            self.lease_requests.remove(&request),
+            Some(worker),
+            "a lease goes to whoever asked"
+        );
+        let capacity = self.scenario.rollouts_per_worker as usize;
+        for leased in rollouts {
+            let running = Running {
+                turns_left: self.rng.random_range(1..=4),
+                slow: self.chance(self.scenario.faults.rollout_slow),
+                two_seats: self.chance(0.2),
+                turns: Vec::new(),
+            };
+            let after = self.spread(0.01, 0.5);
+            // A worker that died while it waited leaves its lease to its deadline.
+            let Some(known) = self.workers.get_mut(&worker) else {
+                continue;
+            };
+            assert!(leased.environment == known.environment && known.running.len() < capacity);
+            known.running.insert(leased.rollout, running);
+            self.plan(after, Action::BeginTurn(worker, leased.rollout));
+        }
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return;
+        };
+        known.asking = false;
+        let after = self.spread(0.01, 0.1);
+        self.plan(after, Action::AskForLease(worker));
+    }
+
+    pub(super) fn worker_gets_nothing(&mut self, request: RequestId, finished: bool) {
+        let id = self
+            .lease_requests
+            .remove(&request)
+            .expect("somebody asked");
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.asking = false;
+            if !finished {
+                self.plan(crate::Duration(1_000), Action::AskForLease(id));
+            }
+        }
+    }
+
+    pub(super) fn worker_cancels(&mut self, id: WorkerId, rollout: RolloutId) {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.running.remove(&rollout);
+            self.plan(crate::Duration(1_000), Action::AskForLease(id));
+        }
+    }
+
+    fn begin_turn(&mut self, id: WorkerId, rollout: RolloutId) {
+        let running = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.running.get(&rollout));
+        let Some(running) = running else { return };
+        let slow = running.slow;
+        // As the gateway routes: to an engine that serves the newest version any of them does.
+        let newest = self
+            .engines
+            .values()
+            .filter_map(|engine| engine.serves)
+            .max();
+        let serving: Vec<EngineId> = self
+            .engines
+            .iter()
+            .filter(|(_, engine)| engine.serves.is_some() && engine.serves == newest)
+            .map(|(id, _)| *id)
+            .collect();
+        let Some(began_at) = newest else {
+            return self.plan(
+                crate::Duration::from_secs(1),
+                Action::BeginTurn(id, rollout),
+            );
+        };
+        let engine = serving[self.rng.random_range(0..serving.len())];
+        let life = self.engines[&engine].life;
+        let after = if slow {
+            self.spread(5.0, 30.0)
+        } else {
+            self.spread(0.1, 2.0)
+        };
+        self.plan(
+            after,
+            Action::EndTurn(
+                id,
+                rollout,
+                Sampling {
+                    engine,
+                    life,
+                    began_at,
+                },
+            ),
+        );
+    }
+
+    fn end_turn(&mut self, id: WorkerId, rollout: RolloutId, sampling: Sampling) {
+        let Some(running) = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.running.get(&rollout))
+            .cloned()
+        else {
+            return;
+        };
+        let engine = &self.engines[&sampling.engine];
+        let (true, Some(ended_at)) = (engine.life == sampling.life, engine.serves) else {
+            return self.begin_turn(id, rollout);
+        };
+        let (turn, tokens) = self.sample(rollout, &running, sampling.began_at, ended_at);
+        let seat = usize::from(&*turn.session == "judge");
+        let known = self
+            .workers
+            .get_mut(&id)
+            .and_then(|worker| worker.running.get_mut(&rollout));
+        let known = known.expect("it was there a moment ago");
+        known.turns.push(RunningTurn { seat, tokens });
+        known.turns_left -= 1;
+        let is_last = known.turns_left == 0;
+        self.send(Event::TurnFinished { rollout, turn });
+        match is_last {
+            false => {
+                let after = self.spread(0.01, 0.5);
+                self.plan(after, Action::BeginTurn(id, rollout));
+            }
+            true => self.report(id, rollout, running.two_seats),
+        }
+    }
+
+    /// What the engine answers: mostly an extension of the seat's last turn, sometimes of an earlier one or of none.
+    fn sample(
+        &mut self,
+        rollout: RolloutId,
+        running: &Running,
+        began_at: PolicyVersion,
+        ended_at: PolicyVersion,
+    ) -> (Turn, Vec<u32>) {
+        let seat = usize::from(running.two_seats && running.turns.len() % 2 == 1);
+        let own: Vec<usize> = (0..running.turns.len())
+            .filter(|index| running.turns[*index].seat == seat)
+            .collect();
+        let parent = match self.rng.random_range(0..10) {
+            0 => None,
+            1 if !own.is_empty() => Some(own[self.rng.random_range(0..own.len())]),
+            _ => own.last().copied(),
+        };
+        let suffix: Vec<u32> = (0..self.rng.random_range(1..4))
+            .map(|_| PROMPT_TOKENS + self.rng.random_range(0..1000))
+            .collect();
+        let mut prompt = parent.map_or_else(Vec::new, |index| running.turns[index].tokens.clone());
+        prompt.extend_from_slice(&suffix);
+        let (n, first) = (self.rng.random_range(1..8_u32), self.next_token);
+        self.next_token += n;
+        let before_update = if began_at == ended_at {
+            n
+        } else {
+            self.rng.random_range(0..=n)
+        };
+        let versions = [(began_at, before_update), (ended_at, n - before_update)];
+        let versions = versions.into_iter().filter(|(_, n_tokens)| *n_tokens > 0);
+        let versions: Vec<VersionRun> = versions
+            .map(|(version, n_tokens)| VersionRun { version, n_tokens })
+            .collect();
+        let (mut logprobs, mut prompt_of_first) = (Vec::new(), Some(prompt.clone()));
+        let by_token = versions
+            .iter()
+            .flat_map(|run| std::iter::repeat_n(run.version, run.n_tokens as usize));
+        for (token, version) in (first..first + n).zip(by_token) {
+            let logprob = -self.rng.random_range(0.0..3.0_f32);
+            logprobs.push(logprob);
+            let sampled = SampledToken {
+                rollout,
+                version,
+                logprob,
+                prompt: prompt_of_first.take(),
+            };
+            self.observer.sampled.insert(token, sampled);
+        }
+        let sampled: Vec<u32> = (first..first + n).collect();
+        prompt.extend_from_slice(&sampled);
+        let turn = Turn {
+            session: if seat == 1 {
+                "judge".into()
+            } else {
+                "player".into()
+            },
+            parent: parent.map(|index| TurnIndex(index as u32)),
+            fork: parent.is_none().then_some(ForkReason::FirstTurn),
+            prompt_suffix: suffix.into(),
+            sampled: sampled.into(),
+            logprobs: logprobs.into(),
+            versions,
+            temperature: 1.0,
+            finish: FinishReason::Stop,
+            context_digest: 0,
+            answer_digest: 0,
+        };
+        (turn, prompt)
+    }
+
+    fn report(&mut self, id: WorkerId, rollout: RolloutId, two_seats: bool) {
+        if self.chance(self.scenario.faults.rollout_hangs) {
+            return;
+        }
+        let trace = |session: &str, trainable: bool, reward: f64| Trace {
+            session: session.to_owned(),
+            trainable,
+            ok: true,
+            reward,
+            metrics: BTreeMap::from([("length".to_owned(), 3.0)]),
+            ..Trace::default()
+        };
+        let mut traces = vec![trace("player", true, self.rng.random_range(0.0..1.0))];
+        if two_seats {
+            traces.insert(0, trace("judge", false, 0.0));
+        }
+        let mut outcome = Outcome {
+            ok: true,
+            traces,
+            error: None,
+        };
+        if self.chance(self.scenario.faults.rollout_fails) {
+            let error = RolloutError {
+                kind: "environment".to_owned(),
+                message: "it broke".to_owned(),
+            };
+            outcome = Outcome {
+                ok: false,
+                traces: Vec::new(),
+                error: Some(error),
+            };
+        } else if self.chance(self.scenario.faults.rollout_empty) {
+            outcome
+                .traces
+                .iter_mut()
+                .for_each(|trace| trace.session = "nobody".to_owned());
+            outcome.traces.push(trace("nobody else", true, 1.0));
+        }
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.running.remove(&rollout);
+        }
+        self.plan(crate::Duration(1_000), Action::AskForLease(id));
+        self.send(Event::RolloutFinished {
+            rollout,
+            worker: id,
+            outcome: outcome.clone(),
+        });
+        if self.chance(0.05) {
+            self.send(Event::RolloutFinished {
+                rollout,
+                worker: id,
+                outcome,
+            });
+        }
+    }
+
+    fn trainer_asks(&mut self, step: Step, rank: u32) {
+        if self.trainer.dead {
+            return;
+        }
+        let request = self.new_request();
+        self.trainer.requests.insert(request, rank);
+        self.send(Event::BatchRequested {
+            request,
+            step,
+            rank,
+        });
+    }
+
+    pub(super) fn trainer_asks_again(&mut self, request: RequestId) {
+        let rank = self
+            .trainer
+            .requests
+            .remove(&request)
+            .expect("the trainer asked");
+        self.plan(
+            crate::Duration(1_000),
+            Action::TrainerAsks(Step(self.trainer.step), rank),
+        );
+    }
+
+    pub(super) fn trainer_gets(&mut self, request: RequestId) {
+        let rank = self
+            .trainer
+            .requests
+            .remove(&request)
+            .expect("the trainer asked");
+        if self.chance(self.scenario.faults.trainer_forgets) {
+            return self.plan(
+                crate::Duration(1_000),
+                Action::TrainerAsks(Step(self.trainer.step), rank),
+            );
+        }
+        self.trainer.fetched.insert(rank);
+        if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
+            self.trainer.fetched.clear();
+            let after = self.spread(0.5, 6.0);
+            self.plan(
+                after,
+                Action::TrainerPublishes(PolicyVersion(self.trainer.step)),
+            );
+        }
+    }
+
+    fn trainer_publishes(&mut self, version: PolicyVersion) {
+        if self.trainer.dead {
+            return;
+        }
+        self.trainer.step = version.0 + 1;
+        let manifest = format!("step_{version}/manifest.json");
+        self.send(Event::WeightsPublished {
+            version,
+            manifest,
+            digest: format!("{version:0>32}"),
+        });
+        for rank in 0..self.scenario.config.data_ranks {
+            let after = self.spread(0.01, 0.1);
+            self.plan(after, Action::TrainerAsks(Step(version.0 + 1), rank));
+        }
+    }
+
+    fn kill(&mut self, kill: Kill) {
+        match kill {
+            Kill::Workers => {
+                self.workers.clear();
+                self.agenda
+                    .retain(|_, action| !matches!(action, Action::WorkerStarts(_)));
+            }
+            Kill::Trainer => self.trainer.dead = true,
+            Kill::Engines => {
+                let ids: Vec<(EngineId, u32)> = self
+                    .engines
+                    .iter()
+                    .map(|(id, engine)| (*id, engine.life))
+                    .collect();
+                for (id, life) in ids {
+                    if let Some(engine) = self.engines.get_mut(&id) {
+                        engine.dead_for_good = true;
+                    }
+                    self.engine_dies(id, life);
+                }
+            }
+        }
+    }
+}
