@@ -1,5 +1,37 @@
-//! The tokio shell around primerl-core: gateway, engines, environment leases, trainer endpoints, journal.
+//! The tokio shell around primerl-core: everything of a run that has a socket, a clock, a file or a thread.
+//!
+//! * [`gateway`]: an OpenAI server for environments, per rollout, over token ids.
+//! * [`engines`]: the inference engines, their weights and the choice among them.
+//! * [`envs`]: environment workers and their leases (both ends).
+//! * [`trainer`]: batches out, weights in.
+//! * [`journal`]: every event on disk; [`driver`]: the task that owns the core.
+//! * [`telemetry`]: metrics and status.
+//!
+//! [`run`] is one orchestrator from start to end; [`run_command`] is the command line around it.
 
+#![forbid(unsafe_code)]
+
+mod app;
+mod command;
+pub mod config;
+pub mod driver;
+mod effects;
+pub mod engines;
 pub mod envs;
+mod failure;
 pub mod files;
+pub mod gateway;
+pub mod http;
 pub mod journal;
+mod monitor;
+mod recorder;
+mod run;
+mod server;
+pub mod telemetry;
+pub mod trainer;
+
+pub use app::App;
+pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};
+pub use config::{Config, ConfigError};
+pub use failure::RunError;
+pub use run::{ExitReason, Prepared, Running, run};

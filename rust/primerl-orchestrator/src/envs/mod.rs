@@ -1,4 +1,6 @@
 //! Environment workers: the wire between them and the orchestrator, and both of its ends.
 
 pub mod client;
+pub(crate) mod endpoints;
 pub mod wire;
+pub mod workers;

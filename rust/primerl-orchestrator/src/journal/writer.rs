@@ -185,8 +185,9 @@ fn write_until_closed(
             } => {
                 let mut outcome = write_group(&mut segment, written, &bytes);
                 written += events;
-                if outcome.is_ok() && (sync || closed) {
-                    outcome = sync(&segment, written, progress);
+                let needed = sync && progress.borrow().durable < written;
+                if outcome.is_ok() && (needed || closed) {
+                    outcome = sync_segment(&segment, written, progress);
                 }
                 if let Err(error) = outcome {
                     progress.send_modify(|progress| progress.error = Some(error));
@@ -197,7 +198,7 @@ fn write_until_closed(
             Group::Idle => {
                 // Nothing waits, but a crash should not lose more than the last second.
                 let unsynced = progress.borrow().durable < written;
-                if unsynced && let Err(error) = sync(&segment, written, progress) {
+                if unsynced && let Err(error) = sync_segment(&segment, written, progress) {
                     progress.send_modify(|progress| progress.error = Some(error));
                     return;
                 }
@@ -210,7 +211,7 @@ fn write_until_closed(
     }
 }
 
-fn sync(
+fn sync_segment(
     segment: &Segment,
     written: u64,
     progress: &watch::Sender<Progress>,

@@ -1,0 +1,72 @@
+//! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
+
+use crate::config::{Config, Sampling};
+use crate::driver::DriverHandle;
+use crate::engines::Engines;
+use crate::envs::workers::Workers;
+use crate::failure::Failures;
+use crate::gateway::Gateway;
+use crate::telemetry::Telemetry;
+use parking_lot::Mutex;
+use primerl_core::event::{Outcome, RolloutError};
+use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::watch;
+
+pub struct App {
+    pub config: Config,
+    pub core_config: primerl_core::Config,
+    /// By environment.
+    pub samplings: Vec<Sampling>,
+    /// Address for peers that do not say how they reached us.
+    pub url: String,
+    pub driver: DriverHandle,
+    pub gateway: Gateway,
+    pub engines: Arc<Engines>,
+    pub workers: Arc<Workers>,
+    pub telemetry: Arc<Telemetry>,
+    pub failures: Failures,
+    /// Examples that the first worker of each environment listed. Written at registration.
+    pub examples: Mutex<HashMap<EnvironmentId, u32>>,
+    /// Set once the run is over and recorded; the reason.
+    pub finished: watch::Receiver<Option<String>>,
+    pub origin: Instant,
+}
+
+impl App {
+    /// Names by environment id.
+    pub fn environment_names(&self) -> Vec<String> {
+        self.core_config
+            .environments
+            .iter()
+            .map(|environment| environment.name.clone())
+            .collect()
+    }
+
+    /// The worker never got these leases, or lost them: without a word they would block their groups until the
+    /// rollout's deadline.
+    pub fn lease_lost(&self, worker: WorkerId, rollouts: &[RolloutId]) {
+        report_lost_leases(&self.driver, worker, rollouts);
+    }
+}
+
+pub(crate) fn report_lost_leases(driver: &DriverHandle, worker: WorkerId, rollouts: &[RolloutId]) {
+    for &rollout in rollouts {
+        let error = RolloutError {
+            kind: "worker_lost".into(),
+            message: "the worker does not know of this lease".into(),
+        };
+        let outcome = Outcome {
+            ok: false,
+            traces: Vec::new(),
+            error: Some(error),
+        };
+        driver.send(Event::RolloutFinished {
+            rollout,
+            worker,
+            outcome,
+        });
+    }
+}

@@ -1,0 +1,141 @@
+//! The command `primerl-orchestrate`, as a function: the native binary and the Python package are two shells of it.
+
+use crate::config::{Config, ConfigError};
+use crate::failure::RunError;
+use crate::run::Prepared;
+use clap::Parser;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+pub const EXIT_FINISHED: i32 = 0;
+pub const EXIT_FAILED: i32 = 1;
+/// Config or input is wrong; nothing was started.
+pub const EXIT_INPUT: i32 = 2;
+/// Interrupted a second time.
+const EXIT_INTERRUPTED: i32 = 130;
+
+/// Run the orchestrator of one training run.
+#[derive(Debug, Parser)]
+#[command(name = "primerl-orchestrate", version)]
+struct Arguments {
+    /// TOML file that describes the run
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check config and model folder, start nothing
+    #[arg(long)]
+    check: bool,
+}
+
+/// Run the command with `arguments` (without the program's name); the result is the exit code.
+pub fn run_command<I>(arguments: I) -> i32
+where
+    I: IntoIterator,
+    I::Item: Into<OsString> + Clone,
+{
+    let program = std::iter::once(OsString::from("primerl-orchestrate"));
+    let arguments =
+        match Arguments::try_parse_from(program.chain(arguments.into_iter().map(Into::into))) {
+            Ok(arguments) => arguments,
+            Err(error) => {
+                // Nobody is left to tell if stderr is gone.
+                let _ = error.print();
+                return error.exit_code();
+            }
+        };
+    let prepared = match Config::from_file(&arguments.config).and_then(Prepared::new) {
+        Ok(prepared) => prepared,
+        Err(error) => return refuse(&error),
+    };
+    if arguments.check {
+        println!("{}: fine", arguments.config.display());
+        return EXIT_FINISHED;
+    }
+    start_log(&prepared.config().log.level);
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start the runtime: {error}");
+            return EXIT_FAILED;
+        }
+    };
+    let code = runtime.block_on(serve(prepared));
+    // A request that renders on a blocking thread must not hold up the exit.
+    runtime.shutdown_background();
+    code
+}
+
+fn refuse(error: &ConfigError) -> i32 {
+    eprintln!("error: {error}");
+    EXIT_INPUT
+}
+
+/// A second run in one process keeps the first one's log.
+fn start_log(level: &str) {
+    let filter = EnvFilter::try_from_env("PRIMERL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .try_init();
+}
+
+async fn serve(prepared: Prepared) -> i32 {
+    let config = prepared.config();
+    let address = format!("{}:{}", config.host, config.port);
+    let outcome = async {
+        let listener = TcpListener::bind(&address)
+            .await
+            .map_err(|source| RunError::Bind {
+                address: address.clone(),
+                source,
+            })?;
+        let shutdown = CancellationToken::new();
+        let signals = tokio::spawn(cancel_on_signal(shutdown.clone()));
+        let running = prepared.start(listener).await?;
+        let outcome = running.wait(shutdown).await;
+        signals.abort();
+        outcome
+    };
+    match outcome.await {
+        Ok(_) => EXIT_FINISHED,
+        Err(error) => report(&error),
+    }
+}
+
+fn report(error: &Arc<RunError>) -> i32 {
+    eprintln!("error: {error}");
+    if error.is_input() {
+        EXIT_INPUT
+    } else {
+        EXIT_FAILED
+    }
+}
+
+/// SIGINT and SIGTERM are one path; the second one does not wait.
+async fn cancel_on_signal(shutdown: CancellationToken) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate)) = (
+        signal(SignalKind::interrupt()),
+        signal(SignalKind::terminate()),
+    ) else {
+        tracing::warn!("signals cannot be handled; the run stops hard");
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        if shutdown.is_cancelled() {
+            std::process::exit(EXIT_INTERRUPTED);
+        }
+        shutdown.cancel();
+    }
+}

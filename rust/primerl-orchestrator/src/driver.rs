@@ -1,0 +1,455 @@
+//! The task that owns the core. Everything that happens comes here as an event, in one order; every event goes into
+//! the journal before its effects are carried out, and durable effects wait until it is on disk.
+//!
+//! ```text
+//! handlers, supervisors ──(event, who waits)──> inbox ──> core.handle ──> effects ──> gateway, engines, workers
+//!                                                   │                        └ durable ones ─(journal synced)─> recorder
+//!                                                   └────> journal
+//! ```
+//! Nothing here waits for anything but the inbox, the journal's progress and the core's next deadline.
+
+use crate::effects::Effects;
+use crate::failure::{Failures, RunError};
+use crate::journal::{Journal, JournalError, Progress};
+use crate::telemetry::Telemetry;
+use bytes::Bytes;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::event::Outcome;
+use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Status, Step, Time, WorkerId};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Events taken from the inbox before the journal is asked to sync and effects of time are looked at.
+const GROUP: usize = 64;
+/// A deadline that the core leaves in the past must not make the driver spin.
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+
+/// The driver is gone: the run is over.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the run is over")]
+pub struct RunOver;
+
+/// Answer to a lease request.
+#[derive(Debug)]
+pub enum LeaseReply {
+    Rollouts(Vec<LeasedRollout>),
+    Nothing { reason: String, finished: bool },
+}
+
+/// Answer to a batch request.
+#[derive(Debug)]
+pub enum BatchReply {
+    /// The encoded batch of the rank, as in the spool.
+    Batch(Bytes),
+    NotReady {
+        waiting_for: String,
+    },
+    NoMore,
+}
+
+/// Who waits for an event's consequences.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Lease(oneshot::Sender<LeaseReply>),
+    Batch(oneshot::Sender<BatchReply>),
+    /// Told once the event is durable; the value says whether the rollout was still open before it.
+    Accepted(oneshot::Sender<bool>),
+}
+
+enum Message {
+    Event {
+        event: Event,
+        reply: Option<Reply>,
+        sent: Instant,
+    },
+    Status(oneshot::Sender<(Status, Time)>),
+}
+
+/// The way to the driver. Cheap to clone, never blocks.
+#[derive(Clone, Debug)]
+pub struct DriverHandle {
+    inbox: mpsc::UnboundedSender<Message>,
+    next_request: Arc<AtomicU64>,
+}
+
+/// The other end of a [`DriverHandle`].
+pub struct Inbox(mpsc::UnboundedReceiver<Message>);
+
+pub fn channel() -> (DriverHandle, Inbox) {
+    let (inbox, receiver) = mpsc::unbounded_channel();
+    (
+        DriverHandle {
+            inbox,
+            next_request: Arc::new(AtomicU64::new(0)),
+        },
+        Inbox(receiver),
+    )
+}
+
+impl DriverHandle {
+    /// Tell what happened. After the run is over nobody needs to know.
+    pub fn send(&self, event: Event) {
+        let _ = self.send_with(event, None);
+    }
+
+    fn send_with(&self, event: Event, reply: Option<Reply>) -> Result<(), RunOver> {
+        self.inbox
+            .send(Message::Event {
+                event,
+                reply,
+                sent: Instant::now(),
+            })
+            .map_err(|_| RunOver)
+    }
+
+    /// Tell, and wait until it is on disk. The result says whether `event` was about an open rollout.
+    async fn send_durably(&self, event: Event) -> Result<bool, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        self.send_with(event, Some(Reply::Accepted(reply)))?;
+        answer.await.map_err(|_| RunOver)
+    }
+
+    pub async fn rollout_finished(
+        &self,
+        worker: WorkerId,
+        rollout: RolloutId,
+        outcome: Outcome,
+    ) -> Result<bool, RunOver> {
+        self.send_durably(Event::RolloutFinished {
+            rollout,
+            worker,
+            outcome,
+        })
+        .await
+    }
+
+    pub async fn weights_published(
+        &self,
+        version: primerl_core::PolicyVersion,
+        manifest: String,
+        digest: String,
+    ) -> Result<(), RunOver> {
+        self.send_durably(Event::WeightsPublished {
+            version,
+            manifest,
+            digest,
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Long poll for rollouts. Dropping the future withdraws the request.
+    pub async fn lease(&self, worker: WorkerId, max: u32) -> Result<LeaseReply, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        let request = self.request();
+        self.send_with(
+            Event::LeaseRequested {
+                request: request.id,
+                worker,
+                max,
+            },
+            Some(Reply::Lease(reply)),
+        )?;
+        request.wait(answer).await
+    }
+
+    /// Long poll for a batch. Dropping the future withdraws the request.
+    pub async fn batch(&self, step: Step, rank: u32) -> Result<BatchReply, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        let request = self.request();
+        self.send_with(
+            Event::BatchRequested {
+                request: request.id,
+                step,
+                rank,
+            },
+            Some(Reply::Batch(reply)),
+        )?;
+        request.wait(answer).await
+    }
+
+    /// What the core knows, and the time it knows it at.
+    pub async fn status(&self) -> Result<(Status, Time), RunOver> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox
+            .send(Message::Status(reply))
+            .map_err(|_| RunOver)?;
+        answer.await.map_err(|_| RunOver)
+    }
+
+    fn request(&self) -> PendingRequest<'_> {
+        PendingRequest {
+            handle: self,
+            id: RequestId(self.next_request.fetch_add(1, Ordering::Relaxed)),
+            answered: false,
+        }
+    }
+}
+
+/// Withdraws the request when its waiter goes away unanswered.
+struct PendingRequest<'a> {
+    handle: &'a DriverHandle,
+    id: RequestId,
+    answered: bool,
+}
+
+impl PendingRequest<'_> {
+    async fn wait<T>(mut self, answer: oneshot::Receiver<T>) -> Result<T, RunOver> {
+        let answer = answer.await.map_err(|_| RunOver);
+        self.answered = true;
+        answer
+    }
+}
+
+impl Drop for PendingRequest<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.handle.send(Event::RequestDropped { request: self.id });
+        }
+    }
+}
+
+/// What waits for the journal.
+enum Durable {
+    Effect(Effect, Option<oneshot::Sender<BatchReply>>),
+    Accepted(oneshot::Sender<bool>, bool),
+}
+
+pub(crate) struct Driver {
+    core: Core,
+    journal: Journal,
+    effects: Effects,
+    telemetry: Arc<Telemetry>,
+    failures: Failures,
+    origin: Instant,
+    /// Waiting for durability, in the order of their events' numbers.
+    durable: VecDeque<(u64, Durable)>,
+    replies: HashMap<RequestId, Reply>,
+    last_tick: Instant,
+}
+
+impl Driver {
+    pub fn new(
+        core: Core,
+        journal: Journal,
+        effects: Effects,
+        telemetry: Arc<Telemetry>,
+        failures: Failures,
+        origin: Instant,
+    ) -> Driver {
+        Driver {
+            core,
+            journal,
+            effects,
+            telemetry,
+            failures,
+            origin,
+            durable: VecDeque::new(),
+            replies: HashMap::new(),
+            last_tick: origin,
+        }
+    }
+
+    /// Runs until `stop`, or until the journal cannot be written.
+    pub async fn run(mut self, mut inbox: Inbox, stop: CancellationToken) {
+        let mut progress = self.journal.progress();
+        let mut messages = Vec::with_capacity(GROUP);
+        loop {
+            let tick = self.next_tick();
+            let outcome = tokio::select! {
+                () = stop.cancelled() => return,
+                received = inbox.0.recv_many(&mut messages, GROUP) => {
+                    if received == 0 {
+                        return;
+                    }
+                    messages.drain(..).try_for_each(|message| self.take(message))
+                }
+                changed = progress.changed() => match changed {
+                    Ok(()) => self.release_durable(&mut progress),
+                    Err(_) => Err(JournalError::Stopped),
+                },
+                () = tokio::time::sleep_until(tick.into()) => {
+                    self.last_tick = Instant::now();
+                    self.handle(Event::Tick, None)
+                }
+            };
+            let outcome = outcome.and_then(|()| match self.durable.is_empty() {
+                true => Ok(()),
+                false => self.journal.request_sync(),
+            });
+            if let Err(error) = outcome {
+                self.failures.fail(RunError::Journal(error));
+                return;
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(self.origin.elapsed().as_micros() as u64)
+    }
+
+    fn next_tick(&self) -> Instant {
+        let idle = Instant::now() + Duration::from_secs(60);
+        let due = self
+            .core
+            .next_deadline()
+            .map(|time| self.origin + Duration::from_micros(time.0));
+        due.unwrap_or(idle)
+            .min(idle)
+            .max(self.last_tick + SHORTEST_TICK)
+    }
+
+    fn take(&mut self, message: Message) -> Result<(), JournalError> {
+        match message {
+            Message::Status(reply) => {
+                // The asker may have hung up.
+                let _ = reply.send((self.core.status(), self.now()));
+                Ok(())
+            }
+            Message::Event { event, reply, sent } => {
+                self.telemetry
+                    .event_delay
+                    .observe(sent.elapsed().as_secs_f64());
+                self.handle(event, reply)
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event, reply: Option<Reply>) -> Result<(), JournalError> {
+        let now = self.now();
+        let number = self.journal.append(now, &event)?;
+        match (reply, &event) {
+            (
+                Some(Reply::Accepted(waiter)),
+                Event::RolloutFinished {
+                    rollout, worker, ..
+                },
+            ) => {
+                let open = self.effects.is_open(*rollout, *worker);
+                self.durable
+                    .push_back((number, Durable::Accepted(waiter, open)));
+            }
+            (Some(Reply::Accepted(waiter)), _) => {
+                self.durable
+                    .push_back((number, Durable::Accepted(waiter, true)));
+            }
+            (
+                Some(reply),
+                Event::LeaseRequested { request, .. } | Event::BatchRequested { request, .. },
+            ) => {
+                self.replies.insert(*request, reply);
+            }
+            (_, Event::RequestDropped { request }) => {
+                self.replies.remove(request);
+            }
+            _ => {}
+        }
+        let started = Instant::now();
+        let effects = self.core.handle(event, now);
+        self.telemetry
+            .handle_time
+            .observe(started.elapsed().as_secs_f64());
+        for effect in effects {
+            if effect.is_durable() {
+                let waiter = self.batch_waiter(&effect);
+                self.durable
+                    .push_back((number, Durable::Effect(effect, waiter)));
+            } else {
+                self.carry_out(effect);
+            }
+        }
+        Ok(())
+    }
+
+    fn batch_waiter(&mut self, effect: &Effect) -> Option<oneshot::Sender<BatchReply>> {
+        let Effect::Batch { request, .. } = effect else {
+            return None;
+        };
+        self.take_batch_reply(*request)
+    }
+
+    fn take_batch_reply(&mut self, request: RequestId) -> Option<oneshot::Sender<BatchReply>> {
+        match self.replies.remove(&request) {
+            Some(Reply::Batch(waiter)) => Some(waiter),
+            _ => None,
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Lease {
+                request,
+                worker,
+                rollouts,
+            } => {
+                self.effects.open(worker, &rollouts);
+                let leased: Vec<RolloutId> =
+                    rollouts.iter().map(|rollout| rollout.rollout).collect();
+                let delivered = match self.replies.remove(&request) {
+                    Some(Reply::Lease(waiter)) => {
+                        waiter.send(LeaseReply::Rollouts(rollouts)).is_ok()
+                    }
+                    _ => false,
+                };
+                if !delivered {
+                    self.effects.lease_lost(worker, &leased);
+                }
+            }
+            Effect::NoLease {
+                request,
+                reason,
+                finished,
+            } => {
+                if let Some(Reply::Lease(waiter)) = self.replies.remove(&request) {
+                    // A waiter that hung up will not ask for the answer.
+                    let _ = waiter.send(LeaseReply::Nothing { reason, finished });
+                }
+            }
+            Effect::BatchNotReady {
+                request,
+                waiting_for,
+            } => {
+                if let Some(waiter) = self.take_batch_reply(request) {
+                    let _ = waiter.send(BatchReply::NotReady { waiting_for });
+                }
+            }
+            Effect::NoMoreBatches { request } => {
+                if let Some(waiter) = self.take_batch_reply(request) {
+                    let _ = waiter.send(BatchReply::NoMore);
+                }
+            }
+            effect => self.effects.carry_out(effect, None),
+        }
+    }
+
+    /// Carry out what the journal's progress allows.
+    fn release_durable(
+        &mut self,
+        progress: &mut watch::Receiver<Progress>,
+    ) -> Result<(), JournalError> {
+        let Progress { durable, error } = progress.borrow_and_update().clone();
+        if let Some(error) = error {
+            return Err(error);
+        }
+        while self
+            .durable
+            .front()
+            .is_some_and(|(number, _)| *number <= durable)
+        {
+            match self.durable.pop_front() {
+                Some((_, Durable::Effect(effect, waiter))) => {
+                    self.effects.carry_out(effect, waiter)
+                }
+                Some((_, Durable::Accepted(waiter, open))) => {
+                    let _ = waiter.send(open);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
+
+use crate::app::report_lost_leases;
+use crate::config::Sampling;
+use crate::driver::{BatchReply, DriverHandle};
+use crate::engines::Engines;
+use crate::envs::workers::Workers;
+use crate::gateway::rollouts::Rollouts;
+use crate::recorder::Recorder;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::{Effect, RolloutId, WorkerId};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+pub(crate) struct Effects {
+    pub rollouts: Arc<Rollouts>,
+    /// By environment.
+    pub samplings: Vec<Sampling>,
+    pub workers: Arc<Workers>,
+    pub engines: Arc<Engines>,
+    pub recorder: Recorder,
+    pub driver: DriverHandle,
+}
+
+impl Effects {
+    /// Whether `rollout` runs, and at this worker.
+    pub fn is_open(&self, rollout: RolloutId, worker: WorkerId) -> bool {
+        self.rollouts
+            .get(rollout)
+            .is_some_and(|open| open.worker == worker)
+    }
+
+    /// From now on the gateway answers for these rollouts.
+    pub fn open(&self, worker: WorkerId, leased: &[LeasedRollout]) {
+        for lease in leased {
+            self.rollouts.open(
+                lease,
+                worker,
+                self.samplings[lease.environment.0 as usize].clone(),
+            );
+        }
+        self.workers
+            .leased(worker, leased.iter().map(|lease| lease.rollout));
+    }
+
+    pub fn lease_lost(&self, worker: WorkerId, leased: &[RolloutId]) {
+        report_lost_leases(&self.driver, worker, leased);
+    }
+
+    /// Answers to leases are the driver's; everything else is done here. `waiter` belongs to a batch.
+    pub fn carry_out(&self, effect: Effect, waiter: Option<oneshot::Sender<BatchReply>>) {
+        match effect {
+            Effect::CancelRollout {
+                rollout,
+                worker,
+                reason,
+            } => {
+                self.rollouts.cancel(rollout, reason);
+                if let Some(worker) = worker {
+                    self.workers.cancel(worker, rollout);
+                }
+            }
+            Effect::RolloutClosed { rollout } => {
+                if let Some(worker) = self.rollouts.close(rollout) {
+                    self.workers.closed(worker, rollout);
+                }
+            }
+            Effect::WorkerLost { worker, reason } => {
+                tracing::warn!(%worker, reason, "worker lost");
+                self.workers.remove(worker);
+            }
+            Effect::UpdateEngine {
+                engine,
+                version,
+                manifest,
+                digest,
+            } => {
+                self.engines.update(engine, version, &manifest, digest);
+            }
+            Effect::Batch { rank, batch, .. } => {
+                if let Some(waiter) = waiter {
+                    self.recorder.answer(batch, rank, waiter);
+                }
+            }
+            Effect::BatchCut { batch } => self.recorder.cut(batch),
+            Effect::Evaluated(report) => self.recorder.evaluated(report),
+            Effect::Warn { message } => tracing::warn!("{message}"),
+            Effect::Finished { reason } => self.recorder.finished(reason),
+            Effect::Lease { .. }
+            | Effect::NoLease { .. }
+            | Effect::BatchNotReady { .. }
+            | Effect::NoMoreBatches { .. } => {
+                debug_assert!(false, "answered by the driver, who knows the waiters");
+            }
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Inference engines: how one is spoken to ([`client`]), brought up to date ([`supervisor`]), and chosen ([`pool`]).
+//!
+//! ```text
+//! joins ──> supervisor: health + model card ──> core: EngineJoined ──> UpdateEngine ──> pause, load, prove, resume
+//!             ^                                                                              │ EngineProved: traffic
+//!             └────────────── EngineLost (no traffic): health lost, update failed, unproved weights
+//! ```
+//! Each engine has one task that owns its health checks and updates, so the two never overlap.
+
+pub mod client;
+pub(crate) mod endpoints;
+mod pool;
+mod supervisor;
+
+pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};

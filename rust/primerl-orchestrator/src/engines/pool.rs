@@ -1,0 +1,422 @@
+//! All engines of the run, and the choice among them: the conversation's own engine if it may be used, else the
+//! least loaded; only engines that have proved the newest version in rotation get requests.
+
+use super::client::{
+    EngineClient, EngineError, GenerateBody, Generated, SamplingParams, parse_url,
+};
+use super::supervisor::{self, Update};
+use crate::driver::DriverHandle;
+use parking_lot::{Mutex, RwLock};
+use primerl_core::{EngineId, PolicyVersion};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Attempts that one request may lose to engines that answer with errors while they are healthy.
+const MAX_ATTEMPTS: u32 = 6;
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Debug)]
+pub struct EnginesConfig {
+    /// Name the engines serve the run's model under.
+    pub model: String,
+    pub request_timeout: Duration,
+    pub update_timeout: Duration,
+    pub stop_token_ids: Vec<u32>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    #[error("no engine could answer within the rollout's deadline; last: {last}")]
+    Deadline { last: String },
+    #[error("the engines failed {attempts} times; last: {last}")]
+    Exhausted { attempts: u32, last: String },
+    #[error("the engine refused the request: {0}")]
+    Refused(EngineError),
+    #[error("cannot encode the request: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+/// What to sample.
+#[derive(Debug)]
+pub struct SampleRequest<'a> {
+    /// Unique among requests; appears in the engine's log.
+    pub request_id: &'a str,
+    pub prompt: &'a [u32],
+    pub temperature: f64,
+    pub max_tokens: u32,
+    /// The engine that holds this conversation's prefix.
+    pub sticky: Option<EngineId>,
+    pub deadline: Instant,
+}
+
+/// An answer and who gave it.
+#[derive(Debug)]
+pub struct Sampled {
+    pub generated: Generated,
+    pub engine: EngineId,
+}
+
+/// One engine. Written by its supervisor; read by routing and status.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub id: EngineId,
+    pub client: EngineClient,
+    pub state: Mutex<EngineState>,
+    pub updates: mpsc::UnboundedSender<Update>,
+    /// Something went wrong with a request: check health now.
+    pub suspect: Notify,
+    /// It joined again: whatever it proved, it may have forgotten.
+    pub rejoined: Notify,
+}
+
+/// Guarded by a mutex held for a few loads and stores.
+#[derive(Debug)]
+pub(super) struct EngineState {
+    /// Newest version it proved; no traffic without.
+    pub proved: Option<PolicyVersion>,
+    /// Newest version it was told to load: tokens of a version in between are its own, too.
+    pub told: Option<PolicyVersion>,
+    pub healthy: bool,
+    pub updating: bool,
+    pub doing: String,
+    /// Prompt and answer together, tokens; known once the engine has answered.
+    pub max_model_len: Option<u32>,
+    /// Since when it could not be used: never reached yet, or lost and not proved again.
+    pub down_since: Option<Instant>,
+    /// It has been lost at least once.
+    pub was_lost: bool,
+    /// Cancelled when the engine is lost: its requests go elsewhere at once.
+    pub lost: CancellationToken,
+    pub load: Load,
+}
+
+/// How many requests run, and for how long any did.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    running: u32,
+    busy: Duration,
+    busy_since: Option<Instant>,
+    /// When it first could have worked.
+    pub(super) counted_since: Option<Instant>,
+}
+
+impl Load {
+    fn start(&mut self, now: Instant) {
+        self.running += 1;
+        self.busy_since.get_or_insert(now);
+    }
+
+    fn stop(&mut self, now: Instant) {
+        self.running -= 1;
+        if self.running == 0
+            && let Some(since) = self.busy_since.take()
+        {
+            self.busy += now - since;
+        }
+    }
+
+    fn idle_share(&self, now: Instant) -> Option<f64> {
+        let total = (now - self.counted_since?).as_secs_f64();
+        let busy = self.busy + self.busy_since.map_or(Duration::ZERO, |since| now - since);
+        (total > 0.0).then(|| (1.0 - busy.as_secs_f64() / total).clamp(0.0, 1.0))
+    }
+}
+
+impl EngineState {
+    /// The version it may be given requests for.
+    fn usable(&self) -> Option<PolicyVersion> {
+        self.proved.filter(|_| self.healthy && !self.updating)
+    }
+}
+
+/// One line of `/status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct EngineStatus {
+    pub engine: EngineId,
+    pub url: String,
+    pub version: Option<PolicyVersion>,
+    pub healthy: bool,
+    pub running: u32,
+    /// Share of the time since its first proof in which it had no request.
+    pub idle_share: Option<f64>,
+    pub doing: String,
+    #[serde(skip)]
+    pub down_for: Option<Duration>,
+    #[serde(skip)]
+    pub was_proved: bool,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct Engines {
+    pub(super) config: EnginesConfig,
+    /// Grows when an engine joins; never shrinks, an [`EngineId`] is an index.
+    engines: RwLock<Vec<Arc<Engine>>>,
+    /// Bumped whenever an engine may have become usable.
+    pub(super) changed: watch::Sender<u64>,
+    failovers: AtomicU64,
+    pub(super) driver: DriverHandle,
+    pub(super) stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Engines {
+    pub fn new(
+        config: EnginesConfig,
+        driver: DriverHandle,
+        stop: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Arc<Engines> {
+        Arc::new(Engines {
+            config,
+            engines: RwLock::default(),
+            changed: watch::channel(0).0,
+            failovers: AtomicU64::new(0),
+            driver,
+            stop,
+            tasks,
+        })
+    }
+
+    /// Add an engine, or learn that a known one was restarted. The error says what is wrong with the URL.
+    pub fn join(self: &Arc<Self>, url: &str) -> Result<EngineId, String> {
+        let url = parse_url(url)?;
+        let mut engines = self.engines.write();
+        if let Some(known) = engines.iter().find(|engine| engine.client.url() == url) {
+            known.rejoined.notify_one();
+            return Ok(known.id);
+        }
+        let client = EngineClient::new(url).map_err(|error| error.to_string())?;
+        let (updates, receiver) = mpsc::unbounded_channel();
+        let engine = Arc::new(Engine {
+            id: EngineId(engines.len() as u32),
+            client,
+            state: Mutex::new(EngineState {
+                proved: None,
+                told: None,
+                healthy: false,
+                updating: false,
+                doing: "joining".into(),
+                max_model_len: None,
+                down_since: Some(Instant::now()),
+                was_lost: false,
+                lost: CancellationToken::new(),
+                load: Load::default(),
+            }),
+            updates,
+            suspect: Notify::new(),
+            rejoined: Notify::new(),
+        });
+        engines.push(Arc::clone(&engine));
+        let id = engine.id;
+        self.tasks
+            .spawn(supervisor::supervise(Arc::clone(self), engine, receiver));
+        Ok(id)
+    }
+
+    /// Carry out [`primerl_core::Effect::UpdateEngine`].
+    pub(crate) fn update(
+        &self,
+        engine: EngineId,
+        version: PolicyVersion,
+        manifest: &str,
+        digest: String,
+    ) {
+        let Some(engine) = self.engines.read().get(engine.0 as usize).cloned() else {
+            return;
+        };
+        // A closed channel means that the run is over.
+        let _ = engine.updates.send(Update {
+            version,
+            manifest: manifest.into(),
+            digest,
+        });
+    }
+
+    /// Smallest context among the engines that have answered, tokens.
+    pub fn max_model_len(&self) -> Option<u32> {
+        self.engines
+            .read()
+            .iter()
+            .filter_map(|engine| engine.state.lock().max_model_len)
+            .min()
+    }
+
+    /// Requests that were sent again because an engine failed.
+    pub fn failovers(&self) -> u64 {
+        self.failovers.load(Ordering::Relaxed)
+    }
+
+    pub fn status(&self) -> Vec<EngineStatus> {
+        let now = Instant::now();
+        let describe = |engine: &Arc<Engine>| {
+            let state = engine.state.lock();
+            EngineStatus {
+                engine: engine.id,
+                url: engine.client.url().to_owned(),
+                version: state.proved,
+                healthy: state.healthy,
+                running: state.load.running,
+                idle_share: state.load.idle_share(now),
+                doing: state.doing.clone(),
+                down_for: state.down_since.map(|since| now - since),
+                was_proved: state.load.counted_since.is_some(),
+            }
+        };
+        self.engines.read().iter().map(describe).collect()
+    }
+
+    /// Sample from one engine; if it fails, from another, until the deadline.
+    pub async fn generate(&self, request: &SampleRequest<'_>) -> Result<Sampled, GenerateError> {
+        let mut last = String::from("no engine has proved its weights");
+        let mut failed = Vec::new();
+        let mut attempts = 0;
+        loop {
+            let Some(slot) = self.pick(request, &failed).await else {
+                return Err(GenerateError::Deadline { last });
+            };
+            let error = match self.generate_on(&slot, request).await? {
+                Ok(generated) => {
+                    return Ok(Sampled {
+                        generated,
+                        engine: slot.engine.id,
+                    });
+                }
+                Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
+                Err(error) => error,
+            };
+            tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
+            last = format!("{}: {error}", slot.engine.client.url());
+            self.failovers.fetch_add(1, Ordering::Relaxed);
+            if matches!(error, EngineError::Unproved { .. }) {
+                slot.engine.rejoined.notify_one();
+            } else {
+                slot.engine.suspect.notify_one();
+            }
+            if slot.lost.is_cancelled() {
+                continue; // It is out of rotation, so it cannot be picked again before it proved itself.
+            }
+            attempts += 1;
+            if attempts >= MAX_ATTEMPTS {
+                return Err(GenerateError::Exhausted { attempts, last });
+            }
+            failed.push(slot.engine.id);
+            drop(slot);
+            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+        }
+    }
+
+    async fn generate_on(
+        &self,
+        slot: &Slot,
+        request: &SampleRequest<'_>,
+    ) -> Result<Result<Generated, EngineError>, GenerateError> {
+        let body = GenerateBody {
+            request_id: request.request_id,
+            model: &self.config.model,
+            token_ids: request.prompt,
+            sampling_params: SamplingParams {
+                temperature: request.temperature,
+                max_tokens: request.max_tokens,
+                logprobs: 0,
+                stop_token_ids: &self.config.stop_token_ids,
+                detokenize: false,
+            },
+            cache_salt: slot.version.to_string(),
+        };
+        let body = serde_json::to_vec(&body)?.into();
+        let left = request.deadline.saturating_duration_since(Instant::now());
+        let answer = tokio::select! {
+            answer = slot.engine.client.generate(body, left.min(self.config.request_timeout)) => answer,
+            () = slot.lost.cancelled() => Err(EngineError::Malformed {
+                call: "generate",
+                problem: "the engine was lost while it worked on the request".into(),
+            }),
+        };
+        Ok(answer.and_then(|generated| slot.check_versions(generated)))
+    }
+
+    /// Wait until an engine may be used, and take a place on it. `None`: the deadline passed.
+    async fn pick(&self, request: &SampleRequest<'_>, failed: &[EngineId]) -> Option<Slot> {
+        let mut changed = self.changed.subscribe();
+        loop {
+            if request.deadline <= Instant::now() {
+                return None;
+            }
+            if let Some(slot) = self.try_pick(request.sticky, failed) {
+                return Some(slot);
+            }
+            let deadline = tokio::time::Instant::from_std(request.deadline);
+            match tokio::time::timeout_at(deadline, changed.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return None,
+            }
+        }
+    }
+
+    fn try_pick(&self, sticky: Option<EngineId>, failed: &[EngineId]) -> Option<Slot> {
+        let engines = self.engines.read();
+        let usable: Vec<_> = engines
+            .iter()
+            .filter_map(|engine| {
+                let state = engine.state.lock();
+                Some((engine, state.usable()?, state.load.running))
+            })
+            .collect();
+        let newest = usable.iter().map(|(_, version, _)| *version).max()?;
+        let candidates = usable.iter().filter(|(_, version, _)| *version == newest);
+        let (engine, ..) = candidates.min_by_key(|(engine, _, running)| {
+            (
+                failed.contains(&engine.id),
+                Some(engine.id) != sticky,
+                *running,
+                engine.id,
+            )
+        })?;
+        let mut state = engine.state.lock();
+        // The state may have changed since it was read; the caller tries again.
+        let version = state.usable()?;
+        state.load.start(Instant::now());
+        Some(Slot {
+            engine: Arc::clone(engine),
+            version,
+            lost: state.lost.clone(),
+        })
+    }
+}
+
+/// A request's place on an engine.
+struct Slot {
+    engine: Arc<Engine>,
+    version: PolicyVersion,
+    lost: CancellationToken,
+}
+
+impl Slot {
+    /// Tokens may come from the version proved at the start, or from updates that were told since; from no other.
+    fn check_versions(&self, generated: Generated) -> Result<Generated, EngineError> {
+        let newest = self.engine.state.lock().told.unwrap_or(self.version);
+        let foreign = generated
+            .versions
+            .iter()
+            .find(|run| !(self.version..=newest).contains(&run.version));
+        match foreign {
+            Some(run) => Err(EngineError::Unproved {
+                label: run.version.to_string(),
+            }),
+            None => Ok(generated),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.engine.state.lock().load.stop(Instant::now());
+    }
+}

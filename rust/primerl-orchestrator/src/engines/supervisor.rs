@@ -1,0 +1,242 @@
+//! The one task of one engine: reach it, bring it up to date, watch its health.
+
+use super::client::EngineError;
+use super::pool::{Engine, Engines};
+use futures_util::FutureExt;
+use primerl_core::{Event, PolicyVersion};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Failed checks in a row before an engine is given up, and good ones before it is taken back.
+const FAILURES_TO_LOSE: u32 = 3;
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// A resume that fails leaves the engine frozen: worth a few tries.
+const RESUME_ATTEMPTS: u32 = 3;
+const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// New weights to load and prove.
+#[derive(Clone, Debug)]
+pub(super) struct Update {
+    pub version: PolicyVersion,
+    /// Path of `manifest.json`; the engine is given its folder.
+    pub manifest: String,
+    pub digest: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum UpdateError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error("the update did not end within {0:?}")]
+    Timeout(Duration),
+    #[error("cannot be resumed: {0}")]
+    Resume(EngineError),
+}
+
+/// Runs until the pool stops.
+pub(super) async fn supervise(
+    pool: Arc<Engines>,
+    engine: Arc<Engine>,
+    mut updates: mpsc::UnboundedReceiver<Update>,
+) {
+    let stop = pool.stop.clone();
+    let work = async {
+        let mut retry = FIRST_RETRY;
+        loop {
+            reach(&pool, &engine).await;
+            // Updates told before the engine was lost are void: the core tells anew after the join.
+            while updates.try_recv().is_ok() {}
+            let _ = engine.rejoined.notified().now_or_never();
+            pool.driver.send(Event::EngineJoined { engine: engine.id });
+            let started = Instant::now();
+            let reason = serve(&pool, &engine, &mut updates).await;
+            tracing::warn!(engine = %engine.client.url(), reason, "engine lost");
+            pool.driver.send(Event::EngineLost {
+                engine: engine.id,
+                reason,
+            });
+            if started.elapsed() > LONGEST_RETRY {
+                retry = FIRST_RETRY;
+            }
+            tokio::time::sleep(retry).await;
+            retry = (retry * 2).min(LONGEST_RETRY);
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+/// Wait until the engine answers and serves the run's model.
+async fn reach(pool: &Engines, engine: &Engine) {
+    let mut last = String::new();
+    let mut retry = FIRST_RETRY;
+    loop {
+        let outcome = match engine.client.health().await {
+            Ok(()) => engine.client.model(&pool.config.model).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(card) => {
+                let mut state = engine.state.lock();
+                state.healthy = true;
+                if !state.was_lost {
+                    state.down_since = None;
+                }
+                state.max_model_len = card.max_model_len;
+                state.doing = "reached, no weights proved".into();
+                return;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if error != last {
+                    tracing::warn!(engine = %engine.client.url(), error, "engine not usable yet");
+                }
+                engine.state.lock().doing = format!("not reachable: {error}");
+                last = error;
+            }
+        }
+        tokio::time::sleep(retry).await;
+        retry = (retry * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Updates and health checks until the engine is lost; the result is why.
+async fn serve(
+    pool: &Engines,
+    engine: &Engine,
+    updates: &mut mpsc::UnboundedReceiver<Update>,
+) -> String {
+    let mut failures = 0;
+    let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            update = updates.recv() => {
+                let Some(update) = newest(update, updates) else {
+                    return lose(pool, engine, "the run is over".into());
+                };
+                if let Err(error) = run_update(pool, engine, &update).await {
+                    let reason = format!("version {} was not proved: {error}", update.version);
+                    return lose(pool, engine, reason);
+                }
+                pool.driver.send(Event::EngineProved { engine: engine.id, version: update.version });
+            }
+            () = engine.rejoined.notified() => {
+                return lose(pool, engine, "it was restarted, or serves weights it never proved".into());
+            }
+            () = engine.suspect.notified() => failures = check(engine, failures).await,
+            _ = ticks.tick() => failures = check(engine, failures).await,
+        }
+        if failures >= FAILURES_TO_LOSE {
+            let doing = engine.state.lock().doing.clone();
+            return lose(pool, engine, doing);
+        }
+    }
+}
+
+/// Of the updates that wait, only the newest matters.
+fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) -> Option<Update> {
+    let mut update = first?;
+    while let Ok(next) = waiting.try_recv() {
+        update = next;
+    }
+    Some(update)
+}
+
+async fn check(engine: &Engine, failures: u32) -> u32 {
+    let Err(error) = engine.client.health().await else {
+        return 0;
+    };
+    engine.state.lock().doing = format!("health check failed: {error}");
+    failures + 1
+}
+
+fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
+    let mut state = engine.state.lock();
+    state.proved = None;
+    state.told = None;
+    state.updating = false;
+    state.healthy = false;
+    state.doing = format!("lost: {reason}");
+    state.was_lost = true;
+    state.down_since.get_or_insert_with(Instant::now);
+    let lost = std::mem::take(&mut state.lost);
+    drop(state);
+    lost.cancel();
+    pool.changed.send_modify(|count| *count += 1);
+    reason
+}
+
+/// Pause, load, prove, resume. Requests in flight keep their KV cache and go on with the new weights.
+async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), UpdateError> {
+    let started = Instant::now();
+    {
+        let mut state = engine.state.lock();
+        state.updating = true;
+        state.told = Some(update.version);
+        state.doing = format!("loading version {}", update.version);
+    }
+    let limit = pool.config.update_timeout;
+    let loaded = tokio::time::timeout(limit, load_and_prove(engine, update)).await;
+    // Also after a failure: a frozen engine would hold its requests forever.
+    let resumed = resume(engine).await;
+    match loaded {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(error.into()),
+        Err(_) => return Err(UpdateError::Timeout(limit)),
+    }
+    resumed.map_err(UpdateError::Resume)?;
+    {
+        let mut state = engine.state.lock();
+        state.updating = false;
+        state.proved = Some(update.version);
+        state.down_since = None;
+        state.doing = format!("serving version {}", update.version);
+        state.load.counted_since.get_or_insert_with(Instant::now);
+    }
+    pool.changed.send_modify(|count| *count += 1);
+    tracing::info!(
+        engine = %engine.client.url(), version = %update.version,
+        milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
+    );
+    Ok(())
+}
+
+async fn load_and_prove(engine: &Engine, update: &Update) -> Result<(), EngineError> {
+    let folder = Path::new(&update.manifest)
+        .parent()
+        .unwrap_or_else(|| Path::new("."));
+    engine.client.pause().await?;
+    engine
+        .client
+        .load(&folder.to_string_lossy(), update.version)
+        .await?;
+    engine.client.prove(update.version, &update.digest).await
+}
+
+async fn resume(engine: &Engine) -> Result<(), EngineError> {
+    let mut attempt = 1;
+    loop {
+        let outcome = match tokio::time::timeout(RESUME_TIMEOUT, engine.client.resume()).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(EngineError::Malformed {
+                call: "resume",
+                problem: format!("no answer within {RESUME_TIMEOUT:?}"),
+            }),
+        };
+        match outcome {
+            Err(error) if attempt < RESUME_ATTEMPTS => {
+                tracing::warn!(engine = %engine.client.url(), %error, "cannot resume, trying again");
+                attempt += 1;
+                tokio::time::sleep(FIRST_RETRY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The environment workers' endpoints (`docs/architecture.md`).
+
+use super::wire::{
+    ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, HeartbeatAnswer, HeartbeatRequest, Lease, LeaseAnswer,
+    LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest, ResultAnswer,
+    ResultRequest, WORKER_UNKNOWN, WorkerRole,
+};
+use crate::app::App;
+use crate::driver::LeaseReply;
+use crate::http::{ApiError, Wire};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use primerl_core::config::Role;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::{EnvironmentId, Event, WorkerId};
+use std::sync::Arc;
+
+/// Heartbeats within one worker timeout: two may be lost.
+const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
+/// No worker needs more at once, and a mistyped number must not drain the queue.
+const MAX_LEASES: u32 = 4096;
+
+fn worker_unknown(worker: WorkerId) -> ApiError {
+    ApiError::gone(
+        WORKER_UNKNOWN,
+        format!("worker {worker} is not known (any more); register again"),
+    )
+}
+
+/// Every call of a worker is a sign of life.
+fn check_known(app: &App, worker: WorkerId) -> Result<(), ApiError> {
+    if !app.workers.seen(worker) {
+        return Err(worker_unknown(worker));
+    }
+    app.driver.send(Event::WorkerSeen { worker });
+    Ok(())
+}
+
+pub async fn register(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<RegisterRequest>,
+) -> Result<Response, ApiError> {
+    let environment = environment_of(&app, &body)?;
+    check_examples(&app, environment, &body)?;
+    let (worker, predecessor) = app.workers.register(&body.name, environment);
+    if let Some(worker) = predecessor {
+        app.driver.send(Event::WorkerLeft { worker });
+    }
+    app.driver.send(Event::EnvironmentReady {
+        environment,
+        examples: body.examples,
+    });
+    app.driver.send(Event::WorkerJoined {
+        worker,
+        environment,
+    });
+    tracing::info!(%worker, name = body.name, environment = body.environment, examples = body.examples, "worker joined");
+    let heartbeat_s = app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT;
+    Ok(encoding.ok(&RegisterAnswer {
+        worker,
+        environment,
+        model: app.config.model.name(),
+        heartbeat_s,
+    }))
+}
+
+fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId, ApiError> {
+    let matches = |environment: &primerl_core::config::Environment| {
+        environment.name == request.environment
+            && matches!(
+                (&environment.role, request.role),
+                (Role::Train, WorkerRole::Train) | (Role::Evaluate(_), WorkerRole::Eval)
+            )
+    };
+    let known = &app.core_config.environments;
+    known
+        .iter()
+        .position(matches)
+        .map(|index| EnvironmentId(index as u32))
+        .ok_or_else(|| {
+            let names: Vec<&str> = known
+                .iter()
+                .map(|environment| environment.name.as_str())
+                .collect();
+            ApiError::not_found(
+                ENVIRONMENT_UNKNOWN,
+                format!(
+                    "the run has no {:?} environment `{}`; it has {names:?}",
+                    request.role, request.environment
+                ),
+            )
+        })
+}
+
+/// Workers are leased indices, so all must list the same examples: another number shows that they do not.
+fn check_examples(
+    app: &App,
+    environment: EnvironmentId,
+    request: &RegisterRequest,
+) -> Result<(), ApiError> {
+    if request.examples == 0 {
+        return Err(ApiError::invalid(format!(
+            "environment `{}` has no examples",
+            request.environment
+        ))
+        .param("examples"));
+    }
+    let mut examples = app.examples.lock();
+    let first = *examples.entry(environment).or_insert(request.examples);
+    if first == request.examples {
+        return Ok(());
+    }
+    let message = format!(
+        "environment `{}`: this worker lists {} examples, the first one listed {first}; give all the same version, arguments and seed",
+        request.environment, request.examples
+    );
+    Err(ApiError {
+        status: StatusCode::CONFLICT,
+        ..ApiError::invalid(message).code(EXAMPLES_DIFFER)
+    })
+}
+
+pub async fn lease(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Wire { body, encoding }: Wire<LeaseRequest>,
+) -> Result<Response, ApiError> {
+    check_known(&app, body.worker)?;
+    if body.max == 0 {
+        return Err(ApiError::invalid("max is 0; ask for at least one rollout").param("max"));
+    }
+    let root = root_url(&app, &headers);
+    let answer = match app
+        .driver
+        .lease(body.worker, body.max.min(MAX_LEASES))
+        .await?
+    {
+        LeaseReply::Rollouts(rollouts) => LeaseAnswer {
+            rollouts: rollouts
+                .iter()
+                .map(|rollout| to_wire(&app, &root, rollout))
+                .collect(),
+            finished: false,
+            reason: String::new(),
+        },
+        LeaseReply::Nothing { reason, finished } => LeaseAnswer {
+            rollouts: Vec::new(),
+            finished,
+            reason,
+        },
+    };
+    Ok(encoding.ok(&answer))
+}
+
+/// The address under which this worker reached us: from another machine it is not the one we listen on.
+fn root_url(app: &App, headers: &HeaderMap) -> String {
+    match headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok())
+    {
+        Some(host) => format!("http://{host}"),
+        None => app.url.clone(),
+    }
+}
+
+fn to_wire(app: &App, root: &str, leased: &LeasedRollout) -> Lease {
+    Lease {
+        rollout: leased.rollout,
+        group: leased.group,
+        example: leased.example,
+        base_url: format!("{root}/rollouts/{}/v1", leased.rollout),
+        sampling: app.samplings[leased.environment.0 as usize].to_wire(),
+        deadline_s: leased.deadline.as_secs_f64(),
+    }
+}
+
+pub async fn heartbeat(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<HeartbeatRequest>,
+) -> Result<Response, ApiError> {
+    let heartbeat = app
+        .workers
+        .heartbeat(body.worker, &body.running)
+        .ok_or_else(|| worker_unknown(body.worker))?;
+    app.driver.send(Event::WorkerSeen {
+        worker: body.worker,
+    });
+    if !heartbeat.lost.is_empty() {
+        tracing::warn!(worker = %body.worker, rollouts = ?heartbeat.lost, "the worker does not know of its leases");
+        app.lease_lost(body.worker, &heartbeat.lost);
+    }
+    let finished = app.finished.borrow().is_some();
+    Ok(encoding.ok(&HeartbeatAnswer {
+        cancel: heartbeat.cancel,
+        finished,
+    }))
+}
+
+pub async fn result(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<ResultRequest>,
+) -> Result<Response, ApiError> {
+    check_known(&app, body.worker)?;
+    let accepted = app
+        .driver
+        .rollout_finished(body.worker, body.rollout, body.outcome)
+        .await?;
+    Ok(encoding.ok(&ResultAnswer { accepted }))
+}
+
+pub async fn leave(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<LeaveRequest>,
+) -> Result<Response, ApiError> {
+    if app.workers.remove(body.worker) {
+        tracing::info!(worker = %body.worker, "worker left");
+        app.driver.send(Event::WorkerLeft {
+            worker: body.worker,
+        });
+    }
+    Ok(encoding.ok(&LeaveAnswer {}))
+}

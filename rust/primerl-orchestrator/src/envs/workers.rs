@@ -1,0 +1,228 @@
+//! The environment workers that registered, what each was leased, and what it has to be told at its next heartbeat.
+
+use parking_lot::Mutex;
+use primerl_core::{EnvironmentId, RolloutId, WorkerId};
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// A lease that the worker does not list as running this long after it was sent has been lost on the way.
+const LEASE_SETTLES: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+struct Worker {
+    name: String,
+    environment: EnvironmentId,
+    last_seen: Instant,
+    /// Leased and not closed.
+    leased: HashMap<RolloutId, Instant>,
+    /// Cancelled, and not yet seen to have stopped.
+    cancelled: HashSet<RolloutId>,
+    running: usize,
+}
+
+/// One line of `/status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerStatus {
+    pub worker: WorkerId,
+    pub name: String,
+    pub environment: String,
+    pub last_seen_s: f64,
+    pub running: usize,
+}
+
+/// What a heartbeat brings to light.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    pub cancel: Vec<RolloutId>,
+    /// Leased, but the worker does not know of them.
+    pub lost: Vec<RolloutId>,
+}
+
+/// Written by the endpoints (a worker speaks) and by the driver (the core decides); held for a few map operations.
+#[derive(Debug, Default)]
+pub struct Workers {
+    workers: Mutex<Table>,
+    /// A worker is gone.
+    removed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    by_id: HashMap<WorkerId, Worker>,
+}
+
+impl Workers {
+    /// A new number for a process; also the number of its predecessor of the same name, which is gone.
+    pub fn register(&self, name: &str, environment: EnvironmentId) -> (WorkerId, Option<WorkerId>) {
+        let mut table = self.workers.lock();
+        let id = WorkerId(table.next);
+        table.next += 1;
+        let same = |worker: &Worker| worker.name == name && worker.environment == environment;
+        let predecessor = table
+            .by_id
+            .iter()
+            .find(|(_, worker)| same(worker))
+            .map(|(id, _)| *id);
+        if let Some(predecessor) = predecessor {
+            table.by_id.remove(&predecessor);
+        }
+        let worker = Worker {
+            name: name.into(),
+            environment,
+            last_seen: Instant::now(),
+            leased: HashMap::new(),
+            cancelled: HashSet::new(),
+            running: 0,
+        };
+        table.by_id.insert(id, worker);
+        (id, predecessor)
+    }
+
+    /// Note a sign of life. `false`: unknown, it has to register.
+    pub fn seen(&self, id: WorkerId) -> bool {
+        match self.workers.lock().by_id.get_mut(&id) {
+            Some(worker) => {
+                worker.last_seen = Instant::now();
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub fn leased(&self, id: WorkerId, rollouts: impl Iterator<Item = RolloutId>) {
+        if let Some(worker) = self.workers.lock().by_id.get_mut(&id) {
+            let now = Instant::now();
+            worker.leased.extend(rollouts.map(|rollout| (rollout, now)));
+        }
+    }
+
+    pub fn cancel(&self, id: WorkerId, rollout: RolloutId) {
+        if let Some(worker) = self.workers.lock().by_id.get_mut(&id) {
+            worker.cancelled.insert(rollout);
+        }
+    }
+
+    pub fn closed(&self, id: WorkerId, rollout: RolloutId) {
+        if let Some(worker) = self.workers.lock().by_id.get_mut(&id) {
+            worker.leased.remove(&rollout);
+        }
+    }
+
+    /// Compare what the worker runs with what it was leased. `None`: unknown worker.
+    pub fn heartbeat(&self, id: WorkerId, running: &[RolloutId]) -> Option<Heartbeat> {
+        let mut table = self.workers.lock();
+        let worker = table.by_id.get_mut(&id)?;
+        let now = Instant::now();
+        worker.last_seen = now;
+        worker.running = running.len();
+        let running: HashSet<RolloutId> = running.iter().copied().collect();
+        let mut lost: Vec<RolloutId> = worker
+            .leased
+            .iter()
+            .filter(|(rollout, since)| {
+                !running.contains(rollout) && now.duration_since(**since) >= LEASE_SETTLES
+            })
+            .map(|(rollout, _)| *rollout)
+            .collect();
+        lost.sort_unstable();
+        // A lease that is on its way may be cancelled before the worker lists it: keep telling until it settled.
+        let settled = |rollout: &RolloutId| match worker.leased.get(rollout) {
+            Some(since) => now.duration_since(*since) >= LEASE_SETTLES,
+            None => true,
+        };
+        let mut cancel: Vec<RolloutId> = worker.cancelled.iter().copied().collect();
+        cancel.sort_unstable();
+        let stopped: Vec<RolloutId> = cancel
+            .iter()
+            .copied()
+            .filter(|rollout| !running.contains(rollout) && settled(rollout))
+            .collect();
+        for rollout in stopped {
+            worker.cancelled.remove(&rollout);
+        }
+        Some(Heartbeat { cancel, lost })
+    }
+
+    /// Forget a worker; `false` if it was not known.
+    pub fn remove(&self, id: WorkerId) -> bool {
+        let known = self.workers.lock().by_id.remove(&id).is_some();
+        self.removed.notify_waiters();
+        known
+    }
+
+    /// Wait until every worker has left or was lost.
+    pub async fn wait_until_empty(&self) {
+        loop {
+            let removed = self.removed.notified();
+            if self.workers.lock().by_id.is_empty() {
+                return;
+            }
+            removed.await;
+        }
+    }
+
+    /// `environments` are names by id.
+    pub fn status(&self, environments: &[String]) -> Vec<WorkerStatus> {
+        let now = Instant::now();
+        let mut workers: Vec<WorkerStatus> = self
+            .workers
+            .lock()
+            .by_id
+            .iter()
+            .map(|(id, worker)| WorkerStatus {
+                worker: *id,
+                name: worker.name.clone(),
+                environment: environments
+                    .get(worker.environment.0 as usize)
+                    .cloned()
+                    .unwrap_or_default(),
+                last_seen_s: now.duration_since(worker.last_seen).as_secs_f64(),
+                running: worker.running,
+            })
+            .collect();
+        workers.sort_by_key(|worker| worker.worker);
+        workers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_registers_again_replaces_itself() {
+        let workers = Workers::default();
+        let (first, predecessor) = workers.register("w", EnvironmentId(0));
+        assert_eq!(predecessor, None);
+        let (second, predecessor) = workers.register("w", EnvironmentId(0));
+        assert_eq!(predecessor, Some(first));
+        assert!(!workers.seen(first));
+        assert!(workers.seen(second));
+    }
+
+    #[test]
+    fn a_cancellation_is_told_until_the_worker_has_stopped() {
+        let workers = Workers::default();
+        let (id, _) = workers.register("w", EnvironmentId(0));
+        workers.leased(id, [RolloutId(1), RolloutId(2)].into_iter());
+        workers.cancel(id, RolloutId(1));
+        workers.closed(id, RolloutId(1));
+        let told = workers
+            .heartbeat(id, &[RolloutId(1), RolloutId(2)])
+            .expect("is known");
+        assert_eq!(
+            told,
+            Heartbeat {
+                cancel: vec![RolloutId(1)],
+                lost: vec![]
+            }
+        );
+        workers.heartbeat(id, &[RolloutId(2)]).expect("is known");
+        let told = workers.heartbeat(id, &[RolloutId(2)]).expect("is known");
+        assert_eq!(told.cancel, []);
+        assert_eq!(workers.heartbeat(WorkerId(9), &[]), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! How a run ends badly: the first failure wins, everything else stops.
+
+use crate::config::ConfigError;
+use crate::files::WriteError;
+use crate::journal::JournalError;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(
+        "host, port: cannot listen on {address}: {source}; choose another port, or 0 for a free one"
+    )]
+    Bind {
+        address: String,
+        source: std::io::Error,
+    },
+    #[error("output_dir: cannot use {path}: {source}")]
+    OutputFolder {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "output_dir: {path} belongs to another orchestrator that still runs; stop it or give another folder"
+    )]
+    OutputFolderInUse { path: PathBuf },
+    #[error(transparent)]
+    Journal(JournalError),
+    #[error("{error}: {}", error.source)]
+    Write { error: WriteError },
+    #[error("cannot encode step {step} for the spool: {problem}")]
+    Encode { step: u64, problem: String },
+    #[error("no engine could be reached for {seconds:.0} s: {engines}")]
+    NoEngine { seconds: f64, engines: String },
+    #[error("the HTTP server stopped: {0}")]
+    Server(std::io::Error),
+    #[error("{task} stopped unexpectedly; this is a bug in primerl")]
+    TaskDied { task: &'static str },
+}
+
+impl RunError {
+    /// What the user gave is wrong, as opposed to something that happened.
+    pub fn is_input(&self) -> bool {
+        matches!(
+            self,
+            RunError::Config(_)
+                | RunError::Bind { .. }
+                | RunError::OutputFolder { .. }
+                | RunError::OutputFolderInUse { .. }
+                | RunError::Journal(JournalError::NotEmpty { .. })
+        )
+    }
+}
+
+impl From<WriteError> for RunError {
+    fn from(error: WriteError) -> Self {
+        RunError::Write { error }
+    }
+}
+
+/// Where any part reports that the run cannot go on.
+#[derive(Clone, Debug)]
+pub struct Failures(Arc<watch::Sender<Option<Arc<RunError>>>>);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Failures(Arc::new(watch::channel(None).0))
+    }
+}
+
+impl Failures {
+    /// The first failure is kept, later ones are its consequences.
+    pub fn fail(&self, error: RunError) {
+        tracing::error!(%error, "the run failed");
+        self.0.send_if_modified(|failure| {
+            let first = failure.is_none();
+            if first {
+                *failure = Some(Arc::new(error));
+            }
+            first
+        });
+    }
+
+    pub fn get(&self) -> Option<Arc<RunError>> {
+        self.0.borrow().clone()
+    }
+
+    /// Wait for the first failure.
+    pub async fn wait(&self) -> Arc<RunError> {
+        let mut receiver = self.0.subscribe();
+        loop {
+            if let Some(error) = receiver.borrow_and_update().clone() {
+                return error;
+            }
+            if receiver.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}

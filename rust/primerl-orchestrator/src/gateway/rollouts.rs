@@ -1,0 +1,127 @@
+//! The rollouts that run now, each with its conversations.
+
+use super::answer::Answer;
+use crate::config::Sampling;
+use crate::http::ApiError;
+use parking_lot::{Mutex, RwLock};
+use primerl_core::effect::{CancelReason, LeasedRollout};
+use primerl_core::{Conversation, EngineId, RolloutId, WorkerId};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// All open rollouts. Opened, cancelled and closed by the driver, looked up by requests.
+#[derive(Debug, Default)]
+pub struct Rollouts {
+    open: RwLock<HashMap<RolloutId, Arc<Rollout>>>,
+    /// One more than the highest number ever opened: tells "is over" from "never was".
+    next: AtomicU64,
+}
+
+/// One open rollout.
+#[derive(Debug)]
+pub struct Rollout {
+    pub id: RolloutId,
+    pub worker: WorkerId,
+    pub evaluation: bool,
+    pub sampling: Sampling,
+    pub deadline: Instant,
+    /// Aborts the rollout's engine requests.
+    pub over: CancellationToken,
+    cancelled: OnceLock<CancelReason>,
+    /// Held for look-ups and inserts, never across an await.
+    pub(super) state: Mutex<RolloutState>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RolloutState {
+    /// Turns recorded so far, over all sessions: the number of the next one.
+    pub turns: u32,
+    /// Engine requests begun so far.
+    pub requests: u32,
+    pub sessions: HashMap<Arc<str>, Session>,
+    /// Answers that their client never took; a marked retry gets them.
+    pub undelivered: Vec<Arc<Answer>>,
+}
+
+/// One conversation.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    pub conversation: Conversation,
+    /// Where its prefix is cached.
+    pub engine: Option<EngineId>,
+}
+
+impl Rollouts {
+    pub fn open(&self, lease: &LeasedRollout, worker: WorkerId, sampling: Sampling) {
+        let rollout = Rollout {
+            id: lease.rollout,
+            worker,
+            evaluation: lease.evaluation,
+            sampling,
+            deadline: Instant::now() + Duration::from_micros(lease.deadline.0),
+            over: CancellationToken::new(),
+            cancelled: OnceLock::new(),
+            state: Mutex::default(),
+        };
+        self.next.fetch_max(lease.rollout.0 + 1, Ordering::Relaxed);
+        self.open.write().insert(lease.rollout, Arc::new(rollout));
+    }
+
+    pub fn get(&self, id: RolloutId) -> Option<Arc<Rollout>> {
+        self.open.read().get(&id).cloned()
+    }
+
+    /// The open rollout, or the error its caller gets: 410 once it is over, 404 if it never was.
+    pub fn find(&self, id: &str) -> Result<Arc<Rollout>, ApiError> {
+        let unknown =
+            || ApiError::not_found("rollout_unknown", format!("there is no rollout `{id}`"));
+        let number = RolloutId(id.parse().map_err(|_| unknown())?);
+        match self.get(number) {
+            Some(rollout) if rollout.over.is_cancelled() => Err(rollout.gone()),
+            Some(rollout) => Ok(rollout),
+            None if number.0 < self.next.load(Ordering::Relaxed) => Err(is_over(number, None)),
+            None => Err(unknown()),
+        }
+    }
+
+    pub fn cancel(&self, id: RolloutId, reason: CancelReason) {
+        if let Some(rollout) = self.get(id) {
+            // The first reason stands.
+            let _ = rollout.cancelled.set(reason);
+            rollout.over.cancel();
+        }
+    }
+
+    /// Forget the rollout; the result is the worker that ran it.
+    pub fn close(&self, id: RolloutId) -> Option<WorkerId> {
+        let rollout = self.open.write().remove(&id)?;
+        rollout.over.cancel();
+        Some(rollout.worker)
+    }
+
+    pub fn len(&self) -> usize {
+        self.open.read().len()
+    }
+}
+
+impl Rollout {
+    /// What requests to it get once it is over.
+    pub fn gone(&self) -> ApiError {
+        is_over(self.id, self.cancelled.get().copied())
+    }
+}
+
+fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
+    let why = match reason {
+        Some(CancelReason::Stale) => "it was cancelled: too many policy versions contributed",
+        Some(CancelReason::Timeout) => "it was cancelled: its time was up",
+        Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
+        Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",
+        Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
+        _ => "it has ended",
+    };
+    ApiError::gone("rollout_over", format!("rollout {id} is over: {why}"))
+}

@@ -1,0 +1,71 @@
+//! What has to be looked at once a second: rates, and whether any engine is left.
+
+use crate::app::App;
+use crate::engines::EngineStatus;
+use crate::failure::RunError;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+const INTERVAL: Duration = Duration::from_secs(1);
+/// All engines gone for this long is an error in the log, repeated as often as `REPEAT`.
+const PATIENCE_S: f64 = 30.0;
+const REPEAT: Duration = Duration::from_secs(10);
+/// An engine that never served may still be starting: large models take minutes.
+const START_UP_S: f64 = 600.0;
+
+/// Runs until `stop`.
+pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(INTERVAL);
+    let mut told = None;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        app.telemetry.sample_rate();
+        let engines = app.engines.status();
+        let Some(seconds) = all_down_for(&engines) else {
+            told = None;
+            continue;
+        };
+        let limit = match engines.iter().any(|engine| engine.was_proved) {
+            true => app.config.timeouts.no_engine_s,
+            false => app.config.timeouts.no_engine_s.max(START_UP_S),
+        };
+        if seconds > limit {
+            app.failures.fail(RunError::NoEngine {
+                seconds,
+                engines: describe(&engines),
+            });
+            return;
+        }
+        if seconds > PATIENCE_S.min(limit / 2.0)
+            && told.is_none_or(|told: tokio::time::Instant| told.elapsed() > REPEAT)
+        {
+            told = Some(tokio::time::Instant::now());
+            tracing::error!(
+                seconds = seconds as u64,
+                engines = describe(&engines),
+                "no engine is usable"
+            );
+        }
+    }
+}
+
+/// Seconds since the last engine went down, if all are and there is any.
+fn all_down_for(engines: &[EngineStatus]) -> Option<f64> {
+    let down: Option<Vec<f64>> = engines
+        .iter()
+        .map(|engine| engine.down_for.map(|down| down.as_secs_f64()))
+        .collect();
+    down?.into_iter().reduce(f64::min)
+}
+
+fn describe(engines: &[EngineStatus]) -> String {
+    let lines: Vec<String> = engines
+        .iter()
+        .map(|engine| format!("{} ({})", engine.url, engine.doing))
+        .collect();
+    lines.join(", ")
+}

@@ -1,0 +1,346 @@
+//! One orchestrator from start to end.
+//!
+//! ```text
+//! Prepared::new    reads and checks, writes nothing
+//! Prepared::start  locks the output folder, starts journal, recorder, driver, server, monitor
+//! Running::wait    until the run has finished, failed, or the shutdown token fired; then everything is stopped
+//! ```
+
+use crate::app::App;
+use crate::config::{Config, ConfigError, flops_model};
+use crate::driver::{self, Driver};
+use crate::effects::Effects;
+use crate::engines::{Engines, EnginesConfig};
+use crate::envs::workers::Workers;
+use crate::failure::{Failures, RunError};
+use crate::files;
+use crate::gateway::{Gateway, rollouts::Rollouts};
+use crate::journal::Journal;
+use crate::monitor;
+use crate::recorder::Recorder;
+use crate::server;
+use crate::telemetry::Telemetry;
+use primerl_core::{Core, Event};
+use primerl_render::Renderer;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How long workers have to notice that the run has finished.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// After a request to stop, everything that is still open is cut off after this.
+const DRAIN: Duration = Duration::from_secs(4);
+
+/// Why a run ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExitReason(pub String);
+
+/// A config whose every claim was checked.
+pub struct Prepared {
+    config: Config,
+    core: Core,
+    renderer: Arc<Renderer>,
+}
+
+/// A run that is going on.
+pub struct Running {
+    app: Arc<App>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    driver: tokio::task::JoinHandle<()>,
+    recorder: JoinHandle<()>,
+    /// Held as long as the folder is ours.
+    _lock: File,
+}
+
+/// Run to the end. `shutdown` asks for an early, orderly one.
+pub async fn run(
+    config: Config,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> Result<ExitReason, Arc<RunError>> {
+    let prepared = tokio::task::spawn_blocking(|| Prepared::new(config))
+        .await
+        .map_err(|_| RunError::TaskDied {
+            task: "the model's loading",
+        })?
+        .map_err(RunError::from)?;
+    prepared.start(listener).await?.wait(shutdown).await
+}
+
+impl Prepared {
+    /// Check the config and load the model's tokenizer and template. Takes up to seconds, writes nothing.
+    pub fn new(config: Config) -> Result<Prepared, ConfigError> {
+        config.validate()?;
+        let renderer = Renderer::load(&config.model.path).map_err(|error| {
+            ConfigError::Model(match std::error::Error::source(&error) {
+                Some(source) => format!("{error}: {source}"),
+                None => error.to_string(),
+            })
+        })?;
+        let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
+        Ok(Prepared {
+            config,
+            core,
+            renderer: Arc::new(renderer),
+        })
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
+        let Prepared {
+            config,
+            core,
+            renderer,
+        } = self;
+        let output_dir = absolute(&config.output_dir)?;
+        let lock = lock_folder(&output_dir)?;
+        let journal = Journal::create(&output_dir.join("journal")).map_err(RunError::Journal)?;
+        let address = listener.local_addr().map_err(RunError::Server)?;
+        let url = format!("http://{address}");
+
+        let origin = Instant::now();
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        let failures = Failures::default();
+        let telemetry = Arc::new(Telemetry::default());
+        let (finished_sender, finished) = watch::channel(None);
+        let (driver, inbox) = driver::channel();
+        let core_config = core.config().clone();
+        let environments = core_config
+            .environments
+            .iter()
+            .map(|environment| environment.name.clone())
+            .collect();
+        let (recorder, recorder_thread) = Recorder::start(
+            &output_dir,
+            environments,
+            origin,
+            Arc::clone(&telemetry),
+            failures.clone(),
+            finished_sender,
+        )
+        .map_err(|source| RunError::OutputFolder {
+            path: output_dir.clone(),
+            source,
+        })?;
+
+        let engines = Engines::new(
+            engines_config(&config, &renderer),
+            driver.clone(),
+            stop.clone(),
+            tasks.clone(),
+        );
+        let rollouts = Arc::new(Rollouts::default());
+        let workers = Arc::new(Workers::default());
+        let effects = Effects {
+            rollouts: Arc::clone(&rollouts),
+            samplings: config.samplings(),
+            workers: Arc::clone(&workers),
+            engines: Arc::clone(&engines),
+            recorder,
+            driver: driver.clone(),
+        };
+        let driver_task = Driver::new(
+            core,
+            journal,
+            effects,
+            Arc::clone(&telemetry),
+            failures.clone(),
+            origin,
+        );
+        let app = Arc::new(App {
+            samplings: config.samplings(),
+            gateway: Gateway::new(renderer, rollouts, config.model.name(), config.seq_len),
+            core_config,
+            url: url.clone(),
+            driver,
+            engines,
+            workers,
+            telemetry,
+            failures,
+            examples: Default::default(),
+            finished,
+            origin,
+            config,
+        });
+        let router = server::router(Arc::clone(&app));
+        let serving =
+            axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let running = Running {
+            server: tokio::spawn(serving.into_future()),
+            driver: tokio::spawn(driver_task.run(inbox, stop.clone())),
+            recorder: recorder_thread,
+            stop,
+            tasks,
+            app,
+            _lock: lock,
+        };
+        running.announce(&output_dir, &url)?;
+        Ok(running)
+    }
+}
+
+impl Running {
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    pub fn url(&self) -> &str {
+        &self.app.url
+    }
+
+    /// Tell where we are, and look for the engines that do not join by themselves.
+    fn announce(&self, output_dir: &Path, url: &str) -> Result<(), RunError> {
+        for engine in &self.app.config.engines {
+            // Checked by the config's validation.
+            if let Err(problem) = self.app.engines.join(engine) {
+                tracing::error!(engine, problem, "cannot use this engine");
+            }
+        }
+        self.tasks
+            .spawn(monitor::watch(Arc::clone(&self.app), self.stop.clone()));
+        let address = serde_json::json!({"url": url, "pid": std::process::id()});
+        files::write_whole(
+            &output_dir.join("run/orchestrator.json"),
+            address.to_string().as_bytes(),
+        )?;
+        tracing::info!(url, output_dir = %output_dir.display(), "orchestrator is up");
+        Ok(())
+    }
+
+    /// Until the end, whichever it is.
+    pub async fn wait(mut self, shutdown: CancellationToken) -> Result<ExitReason, Arc<RunError>> {
+        let outcome = self.wait_for_end(&shutdown).await;
+        match &outcome {
+            Ok(reason) => {
+                tracing::info!(reason = reason.0, "the run has finished");
+                if !shutdown.is_cancelled() {
+                    let farewell = self.app.workers.wait_until_empty();
+                    tokio::select! {
+                        _ = tokio::time::timeout(FAREWELL, farewell) => {}
+                        () = shutdown.cancelled() => {}
+                    }
+                }
+            }
+            Err(error) => tracing::error!(%error, "the run ends"),
+        }
+        self.stop().await;
+        outcome
+    }
+
+    async fn wait_for_end(
+        &mut self,
+        shutdown: &CancellationToken,
+    ) -> Result<ExitReason, Arc<RunError>> {
+        let failures = self.app.failures.clone();
+        let mut finished = self.app.finished.clone();
+        let mut asked = false;
+        loop {
+            tokio::select! {
+                biased;
+                error = failures.wait() => return Err(error),
+                ended = finished.wait_for(Option::is_some) => {
+                    return match ended {
+                        Ok(reason) => Ok(ExitReason(reason.clone().unwrap_or_default())),
+                        Err(_) => Err(Arc::new(RunError::TaskDied { task: "the recorder" })),
+                    };
+                }
+                served = &mut self.server => {
+                    return Err(Arc::new(match served {
+                        Ok(Err(error)) => RunError::Server(error),
+                        _ => RunError::TaskDied { task: "the HTTP server" },
+                    }));
+                }
+                _ = &mut self.driver => return Err(Arc::new(RunError::TaskDied { task: "the driver" })),
+                () = shutdown.cancelled(), if !asked => {
+                    asked = true;
+                    self.app.driver.send(Event::ShutdownRequested { reason: "a signal to stop".into() });
+                }
+                () = tokio::time::sleep(DRAIN), if asked => {
+                    return Ok(ExitReason("stopped by a signal; not everything could be drained".into()));
+                }
+            }
+        }
+    }
+
+    async fn stop(self) {
+        let Running {
+            app,
+            stop,
+            tasks,
+            mut server,
+            mut driver,
+            recorder,
+            _lock,
+        } = self;
+        stop.cancel();
+        tasks.close();
+        // Requests in flight are answered or cut off.
+        let drain = tokio::time::Duration::from_secs(1);
+        if !server.is_finished() && tokio::time::timeout(drain, &mut server).await.is_err() {
+            server.abort();
+        }
+        if tokio::time::timeout(drain, tasks.wait()).await.is_err() {
+            tracing::warn!("engine tasks did not stop in time");
+        }
+        if !driver.is_finished() && tokio::time::timeout(drain, &mut driver).await.is_err() {
+            driver.abort();
+        }
+        // The driver held the journal and the way to the recorder: both end by themselves, after their last write.
+        let _ = tokio::task::spawn_blocking(move || recorder.join()).await;
+        tracing::info!(
+            cpu_s = crate::telemetry::process_cpu_seconds(),
+            elapsed_s = app.origin.elapsed().as_secs_f64(),
+            "stopped"
+        );
+    }
+}
+
+fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
+    EnginesConfig {
+        model: config.model.name(),
+        request_timeout: Duration::from_secs_f64(config.timeouts.engine_request_s),
+        update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
+        stop_token_ids: renderer.stop_token_ids().to_vec(),
+    }
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, RunError> {
+    std::path::absolute(path).map_err(|source| RunError::OutputFolder {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Two orchestrators in one folder would mix their journals. The lock is the kernel's, so a crash leaves none behind.
+fn lock_folder(output_dir: &Path) -> Result<File, RunError> {
+    let path = output_dir.join("run/orchestrator.lock");
+    let failed = |source| RunError::OutputFolder {
+        path: output_dir.to_owned(),
+        source,
+    };
+    std::fs::create_dir_all(output_dir.join("run")).map_err(failed)?;
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(RunError::OutputFolderInUse {
+            path: output_dir.to_owned(),
+        }),
+        Err(std::fs::TryLockError::Error(source)) => Err(failed(source)),
+    }
+}

@@ -1,0 +1,54 @@
+//! All routes.
+
+use crate::app::App;
+use crate::http::ApiError;
+use crate::telemetry::status;
+use crate::{engines, envs, gateway, trainer};
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::routing::{get, post};
+use std::sync::Arc;
+
+/// Histories with tool output can be long; more than this is a mistake.
+const LARGEST_BODY: usize = 256 << 20;
+
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route(
+            "/rollouts/{rollout}/v1/chat/completions",
+            post(gateway::chat_completions),
+        )
+        .route(
+            "/rollouts/{rollout}/v1/models",
+            get(gateway::rollout_models),
+        )
+        .route("/v1/models", get(gateway::models))
+        .route(envs::wire::REGISTER, post(envs::endpoints::register))
+        .route(envs::wire::LEASE, post(envs::endpoints::lease))
+        .route(envs::wire::HEARTBEAT, post(envs::endpoints::heartbeat))
+        .route(envs::wire::RESULT, post(envs::endpoints::result))
+        .route(envs::wire::LEAVE, post(envs::endpoints::leave))
+        .route("/engines/join", post(engines::endpoints::join))
+        .route("/trainer/batch", post(trainer::endpoints::batch))
+        .route("/trainer/weights", post(trainer::endpoints::weights))
+        .route("/trainer/heartbeat", post(trainer::endpoints::heartbeat))
+        .route("/shutdown", post(trainer::endpoints::shutdown))
+        .route("/health", get(status::health))
+        .route("/status", get(status::status))
+        .route("/metrics", get(status::metrics))
+        .fallback(unknown)
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .with_state(app)
+}
+
+async fn unknown(request: Request) -> ApiError {
+    let path = request.uri().path();
+    let hint = match path.starts_with("/v1/") {
+        true => "; a rollout's calls go to its own base URL, /rollouts/{id}/v1",
+        false => "",
+    };
+    ApiError::not_found(
+        "route_unknown",
+        format!("there is no {} {path}{hint}", request.method()),
+    )
+}

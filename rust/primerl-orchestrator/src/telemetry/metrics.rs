@@ -1,0 +1,195 @@
+//! Prometheus metrics, in a registry of their own.
+
+use super::TrainerClock;
+use parking_lot::Mutex;
+use primerl_core::turn::ForkReason;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Span over which `tokens.per_second` is taken.
+const RATE_WINDOW: Duration = Duration::from_secs(10);
+
+/// How a turn's prompt was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum TurnEnd {
+    Extended,
+    FirstTurn,
+    NewConversation,
+    HistoryEdited,
+    ToolsChanged,
+    TemplateNotExtendable,
+}
+
+impl From<Option<ForkReason>> for TurnEnd {
+    fn from(fork: Option<ForkReason>) -> Self {
+        match fork {
+            None => TurnEnd::Extended,
+            Some(ForkReason::FirstTurn) => TurnEnd::FirstTurn,
+            Some(ForkReason::NewConversation) => TurnEnd::NewConversation,
+            Some(ForkReason::HistoryEdited) => TurnEnd::HistoryEdited,
+            Some(ForkReason::ToolsChanged) => TurnEnd::ToolsChanged,
+            Some(ForkReason::TemplateNotExtendable) => TurnEnd::TemplateNotExtendable,
+        }
+    }
+}
+
+/// How a chat request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Outcome {
+    Answered,
+    Replayed,
+    Refused,
+    Failed,
+    Gone,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TurnLabels {
+    prompt: TurnEnd,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    outcome: Outcome,
+}
+
+/// Counted by whoever does the work.
+pub struct Telemetry {
+    registry: Registry,
+    turns: Family<TurnLabels, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    pub prompt_tokens: Counter,
+    pub sampled_tokens: Counter,
+    /// Seconds between an event's sending and its handling.
+    pub event_delay: Histogram,
+    /// Seconds the core takes for an event.
+    pub handle_time: Histogram,
+    /// Seconds an engine takes for a request, failovers included.
+    pub engine_time: Histogram,
+    /// Seconds from a chat request's arrival to its engine request.
+    pub prepare_time: Histogram,
+    pub trainer: TrainerClock,
+    /// Reports so far, as in `evals.jsonl`.
+    pub evaluations: Mutex<Vec<serde_json::Value>>,
+    rate: Mutex<VecDeque<(Instant, u64)>>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        let microseconds = || Histogram::new(exponential_buckets(1e-5, 4.0, 10));
+        let seconds = || Histogram::new(exponential_buckets(1e-3, 4.0, 10));
+        let mut telemetry = Telemetry {
+            registry: Registry::with_prefix("primerl"),
+            turns: Family::default(),
+            requests: Family::default(),
+            prompt_tokens: Counter::default(),
+            sampled_tokens: Counter::default(),
+            event_delay: microseconds(),
+            handle_time: microseconds(),
+            engine_time: seconds(),
+            prepare_time: microseconds(),
+            trainer: TrainerClock::default(),
+            evaluations: Mutex::default(),
+            rate: Mutex::default(),
+        };
+        telemetry.register();
+        telemetry
+    }
+}
+
+impl Telemetry {
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "turns",
+            "Turns recorded, by how the prompt was made",
+            self.turns.clone(),
+        );
+        registry.register(
+            "chat_requests",
+            "Chat requests, by how they ended",
+            self.requests.clone(),
+        );
+        registry.register(
+            "prompt_tokens",
+            "Prompt tokens sent to engines",
+            self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "sampled_tokens",
+            "Tokens sampled by engines and recorded",
+            self.sampled_tokens.clone(),
+        );
+        registry.register(
+            "event_delay_seconds",
+            "Time an event waits for the core",
+            self.event_delay.clone(),
+        );
+        registry.register(
+            "event_handling_seconds",
+            "Time the core takes for an event",
+            self.handle_time.clone(),
+        );
+        registry.register(
+            "engine_request_seconds",
+            "Engine requests, failovers included",
+            self.engine_time.clone(),
+        );
+        registry.register(
+            "prepare_seconds",
+            "From a chat request to its engine request",
+            self.prepare_time.clone(),
+        );
+    }
+
+    pub fn turn(&self, fork: Option<ForkReason>) {
+        self.turns
+            .get_or_create(&TurnLabels {
+                prompt: fork.into(),
+            })
+            .inc();
+    }
+
+    pub fn request(&self, outcome: Outcome) {
+        self.requests
+            .get_or_create(&RequestLabels { outcome })
+            .inc();
+    }
+
+    /// The registry's text, to be followed by gauges.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode_registry(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Take a sample for [`Telemetry::tokens_per_second`]; to be called about once a second.
+    pub fn sample_rate(&self) {
+        let now = Instant::now();
+        let mut rate = self.rate.lock();
+        rate.push_back((now, self.sampled_tokens.get()));
+        while rate.len() > 2
+            && rate
+                .front()
+                .is_some_and(|(time, _)| now - *time > RATE_WINDOW)
+        {
+            rate.pop_front();
+        }
+    }
+
+    /// Sampled tokens a second over the last few seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        let rate = self.rate.lock();
+        match (rate.front(), rate.back()) {
+            (Some((first, before)), Some((last, after))) if last > first => {
+                (after - before) as f64 / (*last - *first).as_secs_f64()
+            }
+            _ => 0.0,
+        }
+    }
+}

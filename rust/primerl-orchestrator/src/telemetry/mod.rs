@@ -1,0 +1,10 @@
+//! What people and tools see of a run: metrics, status, CPU time.
+
+mod cpu;
+mod metrics;
+pub mod status;
+mod trainer;
+
+pub use cpu::process_cpu_seconds;
+pub use metrics::{Outcome, Telemetry, TurnEnd};
+pub use trainer::TrainerClock;

@@ -1,0 +1,200 @@
+//! `/status`, `/metrics` and `/health`: the core's view, joined with addresses, rates and processes.
+
+use super::process_cpu_seconds;
+use crate::app::App;
+use crate::engines::EngineStatus;
+use crate::http::{ApiError, JSON, encoded};
+use axum::extract::State;
+use axum::response::Response;
+use primerl_core::{Status, Time};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// An engine that is down for longer is a line in the waits.
+const DOWN_IS_A_WAIT_S: f64 = 1.0;
+
+pub async fn health() -> Response {
+    encoded(JSON, r#"{"status":"ok"}"#)
+}
+
+pub async fn status(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    Ok(encoded(JSON, collect(&app).await?.to_string()))
+}
+
+pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let (status, _) = app.driver.status().await?;
+    let text =
+        exposition(&app, &status).map_err(|_| ApiError::internal("cannot encode metrics"))?;
+    Ok(encoded(
+        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        text,
+    ))
+}
+
+/// The whole of `/status`, as in `docs/architecture.md`.
+pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
+    let (core, now) = app.driver.status().await?;
+    let engines = app.engines.status();
+    let elapsed = app.origin.elapsed().as_secs_f64();
+    let telemetry = &app.telemetry;
+    let rollouts = json!(core.rollouts);
+    Ok(json!({
+        "run": {
+            "step": core.run.next_step.0 - 1,
+            "max_steps": core.run.max_steps,
+            "policy_version": core.run.policy_version,
+            "published_version": core.run.published_version,
+            "elapsed_s": elapsed,
+            "finished": core.run.finished,
+        },
+        "rollouts": rollouts,
+        "groups": core.groups,
+        "environments": core.environments,
+        "trainer": {
+            "waiting": telemetry.trainer.is_waiting(),
+            "last_seen_s": telemetry.trainer.last_seen().map(|seen| seen.as_secs_f64()),
+            "doing": telemetry.trainer.doing(),
+            "idle_share": telemetry.trainer.idle_share(),
+            "waited_s": telemetry.trainer.waited().as_secs_f64(),
+            "fetched_step": core.trainer.fetched,
+        },
+        "waits": waits(&core, &engines, now, elapsed),
+        "engines": engines,
+        "workers": app.workers.status(&app.environment_names()),
+        "tokens": {
+            "sampled": telemetry.sampled_tokens.get(),
+            "prompt": telemetry.prompt_tokens.get(),
+            "per_second": telemetry.tokens_per_second(),
+        },
+        "failovers": app.engines.failovers(),
+        "failures": core.failures,
+        "ignored_events": core.ignored,
+        "last_step": core.last_step,
+        "running_evaluations": core.evaluations,
+        "evaluations": telemetry.evaluations.lock().clone(),
+        "cpu_s": process_cpu_seconds(),
+    }))
+}
+
+fn waits(core: &Status, engines: &[EngineStatus], now: Time, elapsed: f64) -> Vec<Value> {
+    let core_waits = core.waits.iter().map(|wait| {
+        json!({
+            "who": wait.who,
+            "for": wait.waiting_for,
+            "since_s": now.since(wait.since).as_secs_f64(),
+            "deadline_s": wait.deadline.since(now).as_secs_f64(),
+        })
+    });
+    let down = engines.iter().filter_map(|engine| {
+        let seconds = engine.down_for?.as_secs_f64();
+        (seconds > DOWN_IS_A_WAIT_S).then(|| {
+            json!({"who": format!("engine {}", engine.url), "for": engine.doing, "since_s": seconds, "deadline_s": null})
+        })
+    });
+    let none = engines.is_empty().then(|| {
+        json!({"who": "gateway", "for": "the first engine to join", "since_s": elapsed, "deadline_s": null})
+    });
+    core_waits.chain(down).chain(none).collect()
+}
+
+fn exposition(app: &App, status: &Status) -> Result<String, std::fmt::Error> {
+    let telemetry = &app.telemetry;
+    let mut text = telemetry.encode()?;
+    let end = text.rfind("# EOF").unwrap_or(text.len());
+    text.truncate(end);
+    let mut gauge = |name: &str, help: &str, value: f64| {
+        writeln!(
+            text,
+            "# HELP primerl_{name} {help}\n# TYPE primerl_{name} gauge\nprimerl_{name} {value}"
+        )
+    };
+    gauge(
+        "step",
+        "Steps whose batch was cut",
+        (status.run.next_step.0 - 1) as f64,
+    )?;
+    gauge(
+        "policy_version",
+        "Newest proved version, -1 before the first",
+        version(status),
+    )?;
+    gauge(
+        "groups_ready",
+        "Complete groups that wait for the cut",
+        status.groups.ready as f64,
+    )?;
+    let Value::Object(rollouts) = json!(status.rollouts) else {
+        return Err(std::fmt::Error);
+    };
+    for (name, value) in &rollouts {
+        gauge(
+            &format!("rollouts_{name}"),
+            "Rollouts by state",
+            value.as_f64().unwrap_or(0.0),
+        )?;
+    }
+    gauge(
+        "trainer_idle_share",
+        "Share of time waiting for batches",
+        telemetry.trainer.idle_share().unwrap_or(0.0),
+    )?;
+    gauge(
+        "trainer_waited_seconds",
+        "Time spent waiting for batches",
+        telemetry.trainer.waited().as_secs_f64(),
+    )?;
+    gauge(
+        "engine_failovers",
+        "Requests sent again after a failure",
+        app.engines.failovers() as f64,
+    )?;
+    gauge(
+        "process_cpu_seconds",
+        "CPU time of the orchestrator",
+        process_cpu_seconds().unwrap_or(0.0),
+    )?;
+    engines(&mut text, &app.engines.status())?;
+    text.push_str("# EOF\n");
+    Ok(text)
+}
+
+fn version(status: &Status) -> f64 {
+    status
+        .run
+        .policy_version
+        .map_or(-1.0, |version| version.0 as f64)
+}
+
+fn engines(text: &mut String, engines: &[EngineStatus]) -> std::fmt::Result {
+    let mut family = |name: &str, help: &str, value: &dyn Fn(&EngineStatus) -> f64| {
+        writeln!(
+            text,
+            "# HELP primerl_{name} {help}\n# TYPE primerl_{name} gauge"
+        )?;
+        engines.iter().try_for_each(|engine| {
+            writeln!(
+                text,
+                "primerl_{name}{{engine=\"{}\"}} {}",
+                engine.engine,
+                value(engine)
+            )
+        })
+    };
+    family("engine_running", "Requests in flight", &|engine| {
+        f64::from(engine.running)
+    })?;
+    family("engine_healthy", "1 when it answers", &|engine| {
+        f64::from(u8::from(engine.healthy))
+    })?;
+    family(
+        "engine_idle_share",
+        "Share of time without a request",
+        &|engine| engine.idle_share.unwrap_or(0.0),
+    )?;
+    family(
+        "engine_version",
+        "Version it proved, -1 for none",
+        &|engine| engine.version.map_or(-1.0, |version| version.0 as f64),
+    )
+}

@@ -1,0 +1,87 @@
+//! How long the trainer waits for batches.
+
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Written by the trainer's endpoints; of several ranks the first to ask and the first to be answered count.
+#[derive(Debug, Default)]
+pub struct TrainerClock(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    first_asked: Option<Instant>,
+    waiting_since: Option<Instant>,
+    waited: Duration,
+    ended: Option<Instant>,
+    last_seen: Option<Instant>,
+    doing: String,
+}
+
+impl TrainerClock {
+    /// A rank asks; repeated asking for the same batch is one wait.
+    pub fn asked(&self) {
+        let mut state = self.0.lock();
+        let now = Instant::now();
+        state.last_seen = Some(now);
+        state.first_asked.get_or_insert(now);
+        state.waiting_since.get_or_insert(now);
+    }
+
+    pub fn answered(&self) {
+        let mut state = self.0.lock();
+        let now = Instant::now();
+        state.last_seen = Some(now);
+        if let Some(since) = state.waiting_since.take() {
+            state.waited += now - since;
+        }
+    }
+
+    /// The trainer was told that there are no more batches: waiting for the end of the run is not idling.
+    pub fn ended(&self) {
+        let mut state = self.0.lock();
+        state.waiting_since = None;
+        state.ended.get_or_insert_with(Instant::now);
+    }
+
+    pub fn heard(&self, doing: Option<String>) {
+        let mut state = self.0.lock();
+        state.last_seen = Some(Instant::now());
+        if let Some(doing) = doing {
+            state.doing = doing;
+        }
+    }
+
+    pub fn doing(&self) -> String {
+        self.0.lock().doing.clone()
+    }
+
+    pub fn last_seen(&self) -> Option<Duration> {
+        self.0.lock().last_seen.map(|seen| seen.elapsed())
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.0.lock().waiting_since.is_some()
+    }
+
+    /// Seconds waited since the first request.
+    pub fn waited(&self) -> Duration {
+        let state = self.0.lock();
+        state.waited
+            + state
+                .waiting_since
+                .map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Share of the time since the first request in which it waited.
+    pub fn idle_share(&self) -> Option<f64> {
+        let (first, ended) = {
+            let state = self.0.lock();
+            (state.first_asked?, state.ended)
+        };
+        let total = ended
+            .unwrap_or_else(Instant::now)
+            .duration_since(first)
+            .as_secs_f64();
+        (total > 0.0).then(|| (self.waited().as_secs_f64() / total).min(1.0))
+    }
+}

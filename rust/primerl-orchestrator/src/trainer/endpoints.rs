@@ -1,0 +1,126 @@
+//! The trainer's endpoints (`docs/architecture.md`).
+
+use super::manifest;
+use crate::app::App;
+use crate::driver::BatchReply;
+use crate::http::{ApiError, MSGPACK, Wire, encoded};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use bytes::Bytes;
+use primerl_core::{Event, PolicyVersion, Step};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(Debug, Deserialize)]
+pub struct BatchRequest {
+    step: Step,
+    rank: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct NotReady {
+    waiting_for: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct WeightsRequest {
+    version: PolicyVersion,
+    manifest: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct HeartbeatRequest {
+    #[serde(rename = "step")]
+    _step: u64,
+    doing: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ShutdownRequest {
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Empty {}
+
+/// A rank's batch, or why there is none yet.
+pub async fn next_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, ApiError> {
+    if step.0 == 0 {
+        return Err(ApiError::invalid("steps are counted from 1").param("step"));
+    }
+    let ranks = app.config.data_ranks;
+    if rank >= ranks {
+        let message = format!(
+            "rank {rank} was asked for, data_ranks is {ranks}; start as many trainer processes"
+        );
+        return Err(ApiError::invalid(message).param("rank"));
+    }
+    app.telemetry.trainer.asked();
+    let reply = app.driver.batch(step, rank).await?;
+    match &reply {
+        BatchReply::Batch(_) => app.telemetry.trainer.answered(),
+        BatchReply::NoMore => app.telemetry.trainer.ended(),
+        BatchReply::NotReady { .. } => app.telemetry.trainer.heard(None),
+    }
+    Ok(reply)
+}
+
+pub async fn batch(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<BatchRequest>,
+) -> Result<Response, ApiError> {
+    match next_batch(&app, body.step, body.rank).await? {
+        BatchReply::Batch(bytes) => Ok(encoded(MSGPACK, Bytes::clone(&bytes))),
+        BatchReply::NotReady { waiting_for } => {
+            Ok(encoding.respond(StatusCode::ACCEPTED, &NotReady { waiting_for }))
+        }
+        BatchReply::NoMore => Err(ApiError::gone(
+            "no_more_batches",
+            "there are no more batches",
+        )),
+    }
+}
+
+/// Check the manifest and tell the core; the result is durable.
+pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result<(), ApiError> {
+    app.telemetry.trainer.heard(None);
+    let checked = path.clone();
+    let digest = tokio::task::spawn_blocking(move || manifest::check(&checked, version))
+        .await
+        .map_err(|error| ApiError::internal(error.to_string()))?
+        .map_err(|error| ApiError::invalid(error.to_string()).param("manifest"))?;
+    tracing::info!(%version, manifest = %path.display(), "weights published");
+    Ok(app
+        .driver
+        .weights_published(version, path.to_string_lossy().into_owned(), digest)
+        .await?)
+}
+
+pub async fn weights(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<WeightsRequest>,
+) -> Result<Response, ApiError> {
+    publish(&app, body.version, body.manifest).await?;
+    Ok(encoding.ok(&Empty {}))
+}
+
+pub async fn heartbeat(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<HeartbeatRequest>,
+) -> Result<Response, ApiError> {
+    app.telemetry.trainer.heard(Some(body.doing));
+    Ok(encoding.ok(&Empty {}))
+}
+
+pub async fn shutdown(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<ShutdownRequest>,
+) -> Result<Response, ApiError> {
+    tracing::info!(reason = body.reason, "shutdown requested");
+    app.driver.send(Event::ShutdownRequested {
+        reason: body.reason,
+    });
+    Ok(encoding.ok(&Empty {}))
+}
