@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
+import re
+import subprocess
+import sys
 import types
 import typing
 from pathlib import Path
@@ -227,3 +231,36 @@ def test_sections_refuse_unknown_keys_everywhere() -> None:
 
 def test_union_types_are_seen_by_the_comparison() -> None:
     assert kinds(int | None) == [int, types.NoneType]
+
+
+def tables(cls: type[BaseModel], path: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], set[str]]:
+    """Keys of each table of a file, by where the table is."""
+    found = {path: set(cls.model_fields)}
+    for name, info in cls.model_fields.items():
+        for kind in kinds(info.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                many = typing.get_origin(info.annotation) is list
+                found |= tables(kind, (*path, name, 0) if many else (*path, name))
+    return found
+
+
+def test_native_orchestrator_reads_the_same_keys(tmp_path: Path) -> None:
+    """Its own refusal of an unknown key lists what it knows, table by table."""
+    config = RLConfig.model_validate(tree(output_dir=str(tmp_path / "run")))
+    whole = resolve.orchestrator(config).config.model_dump(mode="json", exclude_none=True)
+    for path, keys in tables(OrchestratorConfig).items():
+        values = copy.deepcopy(whole)
+        node: Any = values
+        for part in path:
+            node = node[part]
+        node["no_such_key"] = 1
+        file = tmp_path / "orchestrator.toml"
+        file.write_text(tomli_w.dumps(values))
+        command = [sys.executable, "-m", "primerl", "orchestrator", "--config", str(file), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2, done.stderr
+        match = re.search(r"unknown field `no_such_key`, expected (.*)", done.stderr)
+        assert match, done.stderr
+        # The tag of a tagged table is known, but not listed among its fields.
+        listed = set(re.findall(r"`(\w+)`", match[1])) | ({"type"} if path == ("algorithm",) else set())
+        assert listed == keys, path

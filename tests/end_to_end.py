@@ -1,0 +1,127 @@
+"""Whole runs in tests: starting one, finding its processes, and seeing that none is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.launch.guard import MARK, marked
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLE = REPOSITORY / "examples" / "reverse-text"
+# The smaller task of rl-ci.toml.
+TASK = ["--letters", "a-j", "--min-length", "3", "--max-length", "6"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.05)
+    return result
+
+
+def fine_tune(folder: Path) -> Path:
+    """The supervised model the short recipe starts from."""
+    data = folder / "data.jsonl"
+    make = [sys.executable, str(EXAMPLE / "make_data.py"), "--output", str(data), "--rows", "9600", *TASK]
+    subprocess.run(make, check=True, capture_output=True, timeout=60)
+    arguments = ["--output-dir", str(folder / "sft"), "--max-steps", "300", "--data.path", str(data)]
+    command = [sys.executable, "-m", "primerl", "sft", "@", str(EXAMPLE / "sft.toml"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "sft" / "weights" / "step_300"
+
+
+def arguments_of(model: Path, output: Path, *more: str) -> list[str]:
+    return ["@", str(EXAMPLE / "rl-ci.toml"), "--model.path", str(model), "--output-dir", str(output), *more]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def column(output: Path, name: str) -> list[float]:
+    return [float(line[name]) for line in read_lines(output / "metrics.jsonl")]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass
+class Started:
+    """A run that goes on while the test does something to it."""
+
+    launcher: subprocess.Popen[str]
+    output: Path
+    mark: str = ""
+
+    def steps(self) -> int:
+        return len(read_lines(self.output / "metrics.jsonl"))
+
+    def note_mark(self) -> None:
+        """Remembers the mark all its processes carry, to find them once their parents are gone."""
+        pid = until(lambda: self.pid_of("orchestrator"), 60, "the orchestrator")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        (entry,) = [entry for entry in variables if entry.startswith(f"{MARK}=".encode())]
+        self.mark = entry.split(b"=", 1)[1].decode()
+
+    def pid_of(self, name: str) -> int | None:
+        """The process that reads `configs/<name>.toml`."""
+        return find(str(self.output / "configs" / f"{name}.toml"))
+
+    def guard(self) -> int | None:
+        return find("guard.py", self.mark)
+
+    def left(self) -> list[int]:
+        return marked(self.mark)
+
+    def ended(self, timeout_s: float) -> tuple[int, str]:
+        """Exit code and all output."""
+        output, _ = self.launcher.communicate(timeout=timeout_s)
+        return self.launcher.returncode, output
+
+    def kill(self) -> None:
+        if self.launcher.poll() is None:
+            self.launcher.kill()
+        self.launcher.wait()
+        if self.mark:
+            until(lambda: self.left() == [], 20, "cleaning up")
+
+
+def find(*words: str) -> int | None:
+    """A process whose command line has all the words as (ends of) arguments."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if all(any(argument.endswith(word) for argument in arguments) for word in words):
+            return int(entry)
+    return None
+
+
+def launch(model: Path, output: Path, *more: str) -> Started:
+    command = [sys.executable, "-m", "primerl", "rl", *arguments_of(model, output, *more)]
+    launcher = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # A test runner in the background may have set SIGINT to be ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    return Started(launcher, output)

@@ -1,0 +1,184 @@
+"""Whole runs of the short recipe: what is learnt, what is exact, and what happens when something dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end import REPOSITORY, Started, arguments_of, column, fine_tune, launch, mean, read_lines, until
+
+pytestmark = [
+    pytest.mark.end_to_end,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
+]
+# Long enough that the test, not the run, decides when it ends.
+ENDLESS = ("--max-steps", "100000", "--orchestrator.eval.env", "[]")
+NAMED_WITHIN_S = 30
+PROCESSES = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fine_tune(tmp_path_factory.mktemp("supervised"))
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs") / "trained"
+    primerl("rl", *arguments_of(model, output, "--keep-broadcasts"))
+    return output
+
+
+@pytest.fixture
+def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
+    """A run that has trained two steps and goes on."""
+    run = launch(model, tmp_path / "run", *ENDLESS)
+    try:
+        run.note_mark()
+        until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 90, "two steps")
+        assert run.launcher.poll() is None, run.ended(5)
+        yield run
+    finally:
+        run.kill()
+
+
+def primerl(*arguments: str) -> str:
+    command = [sys.executable, "-m", "primerl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_reward_rises(trained: Path) -> None:
+    reward = column(trained, "reward/all/mean")
+    assert len(reward) == 25
+    assert mean(reward[-5:]) >= 0.75
+    assert mean(reward[-5:]) - mean(reward[:2]) >= 0.15
+    before, after = read_lines(trained / "evals.jsonl")
+    assert (before["version"], after["version"]) == (0, 25)
+    assert after["metrics"]["exact"] > before["metrics"]["exact"]
+    assert before["failed"] == after["failed"] == 0
+
+
+def test_staleness_is_bounded_and_generation_ran_ahead(trained: Path) -> None:
+    assert max(column(trained, "staleness/max")) <= 8
+    assert max(column(trained, "staleness/max")) >= 1
+
+
+def test_every_trained_token_is_exact(trained: Path) -> None:
+    assert "token-exact" in primerl("verify", str(trained))
+
+
+def test_report_of_a_whole_run(trained: Path) -> None:
+    text = primerl("report", str(trained))
+    for name in ("reward, last 5 steps", "exact", "wall time", "staleness", "trainer idle", "engine idle"):
+        assert name in text
+    assert (trained / "reward.png").stat().st_size > 1000
+
+
+def test_finished_run_leaves_model_configs_logs_and_no_process(trained: Path) -> None:
+    assert (trained / "weights" / "step_25" / "model.safetensors").is_file()
+    logs = ["orchestrator.log", "trainer.log", "inference.log", "envs/train/reverse-text/env_worker_0.log"]
+    assert all((trained / "logs" / log).stat().st_size for log in logs)
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(trained) not in processes
+
+
+def test_shuffled_advantages_teach_nothing(model: Path, trained: Path, tmp_path: Path) -> None:
+    output = tmp_path / "control"
+    primerl("rl", *arguments_of(model, output, "--orchestrator.algorithm.shuffle-advantages"))
+    control = mean(column(output, "reward/all/mean")[-10:])
+    assert control <= 0.75
+    assert mean(column(trained, "reward/all/mean")[-10:]) - control >= 0.15
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_killed_process_is_named_and_all_are_stopped(endless: Started, name: str) -> None:
+    pid = endless.pid_of(name)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    code, output = endless.ended(NAMED_WITHIN_S)
+    assert code == 1, output
+    assert f"the run has failed: {name} was killed by SIGKILL; the end of " in output
+    assert endless.left() == []
+
+
+def test_killed_guard_is_named_and_all_are_stopped(endless: Started) -> None:
+    guard = endless.guard()
+    assert guard is not None
+    os.kill(guard, signal.SIGKILL)
+    code, output = endless.ended(NAMED_WITHIN_S)
+    assert code == 1, output
+    assert "the guard of the processes was killed" in output
+    assert endless.left() == []
+
+
+def test_hung_orchestrator_is_named(endless: Started) -> None:
+    pid = endless.pid_of("orchestrator")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    code, output = endless.ended(60)
+    assert code == 1, output
+    assert "orchestrator has not answered" in output
+    assert endless.left() == []
+
+
+def test_killed_launcher_leaves_nothing(endless: Started) -> None:
+    endless.launcher.kill()
+    until(lambda: endless.left() == [], 15, "all processes to end")
+
+
+def test_ctrl_c_stops_everything(endless: Started) -> None:
+    endless.launcher.send_signal(signal.SIGINT)
+    code, output = endless.ended(NAMED_WITHIN_S)
+    assert code == 130, output
+    assert endless.left() == []
+    assert "Traceback" not in output
+
+
+def test_second_ctrl_c_kills(endless: Started) -> None:
+    # A stopped process cannot end in order, so the first Ctrl-C alone would take its whole grace period.
+    pid = endless.pid_of("trainer")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    endless.launcher.send_signal(signal.SIGINT)
+    assert endless.launcher.stdout is not None
+    for line in endless.launcher.stdout:
+        if "Ctrl-C again kills" in line:
+            break
+    endless.launcher.send_signal(signal.SIGINT)
+    code, output = endless.ended(8)
+    assert code == 130, output
+    assert "killed" in output
+    assert endless.left() == []
+
+
+def test_ctrl_c_while_starting(model: Path, tmp_path: Path) -> None:
+    run = launch(model, tmp_path / "run", *ENDLESS)
+    try:
+        run.note_mark()
+        run.launcher.send_signal(signal.SIGINT)
+        code, output = run.ended(NAMED_WITHIN_S)
+        assert code == 130, output
+        assert run.left() == []
+    finally:
+        run.kill()
+
+
+def test_own_training_loop(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "own"
+    script = REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py"
+    assert len(script.read_text().splitlines()) < 40
+    file, *overrides = arguments_of(model, output, "--max-steps", "4")[1:]
+    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
+    assert [evaluation["version"] for evaluation in read_lines(output / "evals.jsonl")] == [0, 4]
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in processes
