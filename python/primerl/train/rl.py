@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
         trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher)
-        steps = trainer.run(MetricsWriter(output_dir) if ranks.leads else None)
+        with MetricsWriter(output_dir) if ranks.leads else nullcontext() as writer:
+            steps = trainer.run(writer)
         if ranks.leads:
             heartbeat.doing(steps, "saving the checkpoint")
             log.info("saved %s", save_checkpoint(model, Path(config.model.path), output_dir, steps))

@@ -1,0 +1,361 @@
+"""The trainer's loop against a small server that hands out prepared batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.train import rl
+from safetensors.torch import load_file
+from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
+from transformers import AutoModelForCausalLM
+
+LR = 3e-3
+OPTIM = {"lr": LR, "max_norm": 0.5, "weight_decay": 0.1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """The trainer sends its package's log to its own standard output; give it back after each test."""
+    logger = logging.getLogger("primerl")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def sequences(step: int, count: int = 6) -> list[Sequence]:
+    """Sampled by nobody: random tokens, with plausible log-probabilities of an older policy."""
+    generator = torch.Generator().manual_seed(step)
+
+    def tokens(most: int) -> list[int]:
+        size = int(torch.randint(1, most, (1,), generator=generator))
+        return torch.randint(0, 256, (size,), generator=generator).tolist()
+
+    result = []
+    for index in range(count):
+        prompt, sampled = tokens(9), tokens(14)
+        logprobs = (-4 - 2 * torch.rand(len(sampled), generator=generator)).tolist()
+        advantage, temperature = 1.0 - 0.5 * index, (1.0, 0.8)[index % 2]
+        version = max(0, step - 1 - index % 2)
+        result.append(Sequence(prompt, sampled, logprobs, version, advantage, temperature, rollout=100 * step + index))
+    return result
+
+
+def settings(double_url: str, folder: Path, output_dir: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(output_dir),
+        "orchestrator_url": double_url,
+        "max_steps": 3,
+        "threads": 1,
+        "model": {"path": str(folder)},
+        "optim": OPTIM,
+        "weights": {"keep_all": True},
+        **changes,
+    }
+
+
+def whole_batch(step: int, _rank: int = 0) -> Answer:
+    """Two micro-batches and an empty one."""
+    samples = sequences(step)
+    return 200, encode_batch(step, [samples[:4], samples[4:], []], metrics={"reward/all/mean": 0.25 * step})
+
+
+def published(output_dir: Path, version: int) -> dict[str, torch.Tensor]:
+    return load_file(output_dir / "broadcasts" / f"step_{version}" / "model.safetensors")
+
+
+def reference_training(folder: Path, steps: int) -> dict[str, torch.Tensor]:
+    """The same training written out plainly: one sequence at a time, one token at a time, torch's AdamW."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").train()
+    adamw = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
+    for step in range(1, steps + 1):
+        samples = sequences(step)
+        adamw.zero_grad()
+        for sample in samples:
+            token_ids = torch.tensor([sample.prompt + sample.sampled])
+            logprobs = (model(input_ids=token_ids).logits[0] / sample.temperature).log_softmax(-1)
+            for index, (token, engine) in enumerate(zip(sample.sampled, sample.logprobs, strict=True)):
+                logprob = logprobs[len(sample.prompt) + index - 1, token]
+                ratio = (logprob - engine).exp()
+                moved = logprob.exp().item() - torch.tensor(engine).exp().item()
+                keep = not (moved > 0.2 if sample.advantage > 0 else moved < -0.2)
+                loss = 1e-3 * (logprob - engine) ** 2 - keep * sample.advantage * ratio
+                (loss / sum(len(s.sampled) for s in samples)).backward(retain_graph=True)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        adamw.step()
+    return dict(model.state_dict())
+
+
+def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def manifest_is_there(fields: dict[str, Any]) -> None:
+        manifest = json.loads(Path(fields["manifest"]).read_text())
+        seen.append((fields["version"], manifest["policy_version"] == fields["version"]))
+
+    with OrchestratorDouble(whole_batch, before_weights=manifest_is_there) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    assert seen == [(0, True), (1, True), (2, True), (3, True)]
+    assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
+    assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
+    order = [path for path, _ in double.calls if path != "/trainer/heartbeat"]
+    assert order == ["/trainer/weights"] + ["/trainer/batch", "/trainer/weights"] * 3
+
+    initial = load_file(folder / "model.safetensors")
+    assert all(torch.equal(published(tmp_path, 0)[name], initial[name]) for name in initial)
+    expected = reference_training(folder, 3)
+    final = published(tmp_path, 3)
+    moved = 0.0
+    for name, tensor in final.items():
+        assert (tensor - expected[name]).abs().max().item() <= 2e-5, name
+        moved = max(moved, (tensor - initial[name]).abs().max().item())
+    assert moved > 2 * LR
+
+    saved = load_file(tmp_path / "weights" / "step_3" / "model.safetensors")
+    assert all(torch.equal(saved[name], final[name]) for name in final)
+
+
+def test_metrics(folder: Path, tmp_path: Path) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["reward/all/mean"] for line in lines] == [0.25, 0.5]
+    names = (
+        "mismatch_kl/all/mean entropy/all/mean loss/mean optim/grad_norm optim/lr time/step time/wait_for_batch "
+        "time/forward_backward time/broadcast perf/throughput masked_advantage_positive/mean "
+        "masked_advantage_negative/mean"
+    )
+    for name in names.split():
+        assert isinstance(lines[1][name], float), name
+    parts = sum(value for name, value in lines[1].items() if name.startswith("time/") and name != "time/step")
+    assert parts <= lines[1]["time/step"] * 1.001
+    tokens = [sum(len(sample) for sample in sequences(step)) for step in (1, 2)]
+    assert lines[1]["progress/num_tokens"] == sum(tokens)
+    assert lines[1]["progress/num_samples"] == 12
+    assert lines[1]["perf/throughput"] == pytest.approx(tokens[1] / lines[1]["time/step"])
+    assert lines[1]["staleness/all/mean"] == 0.5
+    assert lines[1]["optim/lr"] == LR
+    assert 3.0 < lines[0]["entropy/all/mean"] < 6.0
+
+
+def test_asks_again_after_lost_connections_errors_and_waits(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [(0, b""), (503, b"busy"), waiting("rollouts of group 3"), (0, b"")]
+
+    def batch(step: int, rank: int) -> Answer:
+        return answers.pop(0) if answers else whole_batch(step, rank)
+
+    with OrchestratorDouble(batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path, max_steps=1, log={"level": "debug"})) == 0
+    assert double.called("/trainer/batch") == [{"step": 1, "rank": 0}] * 5
+    output = capsys.readouterr().out
+    assert "503: busy" in output
+    assert "waiting for batch 1: rollouts of group 3" in output
+
+
+def test_ends_well_when_there_are_no_more_batches(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 2 else gone("stopped by hand")) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    assert "no more batches after step 1: stopped by hand" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["step_1"]
+
+
+def failure(values: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    assert rl.main(values) == 1
+    return capsys.readouterr().out
+
+
+def test_unreachable_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
+    assert f"orchestrator at {url} did not answer /trainer/weights for 0.4 s: ConnectionRefusedError" in output
+
+
+def test_silent_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accepts connections, as a hung process still does, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
+    assert "TimeoutError" in output
+
+
+def test_batch_that_never_comes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OrchestratorDouble(lambda step, rank: waiting("engine 0: not proved")) as double:
+        output = failure(settings(double.url, folder, tmp_path, batch_timeout_s=0.3), capsys)
+    assert "batch 1 did not come within 0.3 s; waiting for: engine 0: not proved" in output
+
+
+def test_refused_weights(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        refusal = json.dumps({"error": {"message": "file model.safetensors is missing"}}).encode()
+        answer = double.answer
+        double.answer = lambda path, fields: (  # type: ignore[method-assign]
+            (400, refusal) if path == "/trainer/weights" else answer(path, fields)
+        )
+        output = failure(settings(double.url, folder, tmp_path), capsys)
+    assert "/trainer/weights refused (400): file model.safetensors is missing" in output
+
+
+def test_loss_that_is_not_finite_names_step_and_rollouts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def batch(step: int, _rank: int) -> Answer:
+        samples = sequences(step)
+        if step == 2:
+            # Far likelier to the trainer than it was to the engine, and to be made less likely: not masked.
+            samples[3].logprobs = [-300.0] * len(samples[3].sampled)
+            assert samples[3].advantage < 0
+        return 200, encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
+
+    with OrchestratorDouble(batch) as double:
+        output = failure(settings(double.url, folder, tmp_path), capsys)
+    assert "TrainingDiverged: step 2: the loss is inf; rollouts 202, 203" in output
+    assert not (tmp_path / "broadcasts" / "step_2").exists()
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (encode_batch(1, [[Sequence([1], [2], [-1.0], version=1, rollout=9)]]), "rollout 9: a policy version"),
+        (encode_batch(2, [sequences(1)]), "asked for step, rank, ranks (1, 0, 1), got (2, 0, 1)"),
+        (encode_batch(1, [sequences(1)], ranks=2), "data_ranks must be the number of trainer processes"),
+        (b"garbage", "BatchError: not a batch"),
+    ],
+)
+def test_batch_that_must_not_be_trained(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes, message: str
+) -> None:
+    with OrchestratorDouble(lambda step, rank: (200, body)) as double:
+        assert message in failure(settings(double.url, folder, tmp_path), capsys)
+    assert not (tmp_path / "broadcasts" / "step_1").exists()
+
+
+def test_bad_settings_end_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output_dir = tmp_path / "run"
+    values = settings("http://127.0.0.1:1", tmp_path, output_dir)
+    assert rl.main({**values, "optimizer": {}}) == 2
+    assert "unknown setting `optimizer`" in capsys.readouterr().err
+    assert rl.main({**values, "orchestrator_url": "127.0.0.1:8000"}) == 2
+    assert "orchestrator_url is '127.0.0.1:8000'; it must look like" in capsys.readouterr().err
+    assert rl.main(values) == 2
+    assert "has no config.json" in capsys.readouterr().out
+    assert not output_dir.exists()
+
+
+def start(values: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
+    program = "import json, sys; from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, json.dumps(values)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def batch(_step: int, _rank: int) -> Answer:
+        asked.set()
+        over.wait(30)
+        return gone()
+
+    with OrchestratorDouble(batch) as double:
+        process = start(settings(double.url, folder, tmp_path))
+        assert asked.wait(60)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+        over.set()
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}" in output
+    assert "Traceback" not in output
+    assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]
+    doing = [fields["doing"] for fields in double.called("/trainer/heartbeat")]
+    assert doing
+    assert set(doing) <= {
+        "starting",
+        "loading the model",
+        "publishing the weights of policy 0",
+        "waiting for the batch",
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
+    def share(step: int, rank: int) -> Answer:
+        """Rank 1 has one micro-batch of the first step only, and nothing to train in the second."""
+        samples = sequences(step)
+        loss_tokens = sum(len(sample.sampled) for sample in samples)
+        first, second = (samples[:4], samples[4:]) if step == 1 else (samples, [])
+        return 200, encode_batch(step, [(first, second)[rank]], rank=rank, ranks=2, loss_tokens=loss_tokens)
+
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "one", max_steps=2)) == 0
+    with OrchestratorDouble(share) as double:
+        values = settings(double.url, folder, tmp_path / "two", max_steps=2)
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [start(values, RANK=str(rank), **shared) for rank in range(2)]
+        outputs = [process.communicate(timeout=100)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    one, two = (published(tmp_path / name, 2) for name in ("one", "two"))
+    assert all((one[name] - two[name]).abs().max().item() <= 1e-5 for name in one)
+    assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 2]
+    losses = [
+        [json.loads(line)["loss/mean"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
+    from primerl.train.client import Heartbeat
+
+    beats: list[dict[str, Any]] = []
+    changed = threading.Event()
+
+    class Double(OrchestratorDouble):
+        def answer(self, path: str, fields: dict[str, Any]) -> Answer:
+            beats.append(fields)
+            if fields["doing"] == "optimizer":
+                changed.set()
+            # The first beats fail: the thread goes on.
+            return (500, b"") if len(beats) < 3 else (200, msgpack.packb({}))
+
+    with Double(whole_batch) as double:
+        heartbeat = Heartbeat(double.url, interval_s=0.05)
+        heartbeat.doing(4, "optimizer")
+        assert changed.wait(20)
+        heartbeat.close()
+    assert {"step": 4, "doing": "optimizer"} in beats
