@@ -165,7 +165,7 @@ class Renderer:
     """
 
     def __new__(cls, model_dir: str | Path) -> Self:
-        """Read the folder: about a second for a vocabulary of 128k. The error names the file that is missing or wrong."""
+        """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong."""
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -230,3 +230,34 @@ class Renderer:
     @property
     def backend_reason(self) -> str | None:
         """Why the fast one is not used, if it is not."""
+
+# Orchestrator (rust/primerl-py/src/orchestrator.rs)
+
+def orchestrate(argv: Sequence[str]) -> int:
+    """Run the command `primerl-orchestrate` and return its exit code: 0 finished, 1 failed, 2 bad input."""
+
+@final
+class Orchestrator:
+    """The orchestrator in this process, for a trainer of your own. Errors are `PrimerlError`.
+
+    It serves engines and environment workers over HTTP as ever. Not usable after a fork; a clear error says so.
+    """
+
+    def __new__(cls, config: dict[str, Any]) -> Self:
+        """Takes the keys of the orchestrator's TOML file. The error names the field that is wrong."""
+    def start(self) -> None:
+        """Check the model folder, bind `host` and `port`, begin the run."""
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+    def next_batch(self, step: int, rank: int) -> bytes | None:
+        """Wait for a rank's batch (msgpack, `docs/architecture.md`); None when there are no more. Ctrl-C interrupts."""
+    def publish_weights(self, version: int, manifest_path: str | Path) -> None:
+        """Publish the weights that `manifest.json` describes as this policy version; returns once that is on disk."""
+    def status(self) -> dict[str, Any]:
+        """What every part is doing and waiting for, as `GET /status`."""
+    def shutdown(self, reason: str = "shutdown was called") -> None:
+        """End the run in order: cancel, answer whoever waits, close journal and spool. Harmless to repeat."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None:
+        """Shut down."""

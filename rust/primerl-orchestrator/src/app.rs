@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::watch;
 
@@ -33,6 +33,8 @@ pub struct App {
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
+    /// The status at the end, for those who ask when the driver is gone. Written once.
+    pub last_status: OnceLock<serde_json::Value>,
 }
 
 impl App {

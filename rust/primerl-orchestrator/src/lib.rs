@@ -22,6 +22,7 @@ mod failure;
 pub mod files;
 pub mod gateway;
 pub mod http;
+pub mod in_process;
 pub mod journal;
 mod monitor;
 mod recorder;

@@ -19,12 +19,12 @@ use crate::journal::Journal;
 use crate::monitor;
 use crate::recorder::Recorder;
 use crate::server;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, status};
 use primerl_core::{Core, Event};
 use primerl_render::Renderer;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -172,6 +172,7 @@ impl Prepared {
             examples: Default::default(),
             finished,
             origin,
+            last_status: OnceLock::new(),
             config,
         });
         let router = server::router(Arc::clone(&app));
@@ -234,6 +235,10 @@ impl Running {
                 }
             }
             Err(error) => tracing::error!(%error, "the run ends"),
+        }
+        if let Ok(status) = status::collect(&self.app).await {
+            // Nobody else writes it.
+            let _ = self.app.last_status.set(status);
         }
         self.stop().await;
         outcome

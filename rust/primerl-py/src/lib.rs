@@ -1,6 +1,8 @@
 //! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that lives in a Rust crate.
+mod engine;
 mod envs;
 mod errors;
+mod orchestrator;
 mod render;
 
 use pyo3::prelude::*;
@@ -10,9 +12,15 @@ mod _core {
     use super::*;
 
     #[pymodule_export]
+    use engine::{EngineError, InferenceEngine};
+
+    #[pymodule_export]
     use envs::{
         Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered,
     };
+
+    #[pymodule_export]
+    use orchestrator::{Orchestrator, orchestrate};
 
     #[pymodule_export]
     use render::Renderer;

@@ -60,7 +60,7 @@ async fn chat(
         Prepared::Replay(answer, form) => {
             return Ok((respond(&rollout, &answer, form), Outcome::Replayed));
         }
-        Prepared::Turn(request, prompt) => (request, prompt),
+        Prepared::Turn(turn) => *turn,
     };
     let max_tokens = turn::room(app, &rollout, &request, &prompt)?;
     app.telemetry
@@ -81,7 +81,7 @@ async fn chat(
 }
 
 enum Prepared {
-    Turn(ChatRequest, turn::Prompt),
+    Turn(Box<(ChatRequest, turn::Prompt)>),
     /// A marked retry of a request whose answer was never taken.
     Replay(Arc<Answer>, AnswerForm),
 }
@@ -108,7 +108,7 @@ async fn prepare(
             &request,
             &digests,
         )?;
-        Ok(Prepared::Turn(request, prompt))
+        Ok(Prepared::Turn(Box::new((request, prompt))))
     };
     if !large {
         return work();

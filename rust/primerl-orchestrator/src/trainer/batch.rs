@@ -104,6 +104,26 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, RunError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Decoded {
+        step: u64,
+        rank: u32,
+        ranks: u32,
+        loss_tokens: u64,
+        metrics: BTreeMap<String, f64>,
+        micro_batches: Vec<DecodedColumns>,
+    }
+
+    #[derive(Deserialize)]
+    struct DecodedColumns {
+        token_ids: ByteBuf,
+        loss_mask: ByteBuf,
+        versions: ByteBuf,
+        logprobs: ByteBuf,
+        rollouts: Vec<u64>,
+    }
 
     #[test]
     fn columns_are_little_endian_bytes() {
@@ -125,25 +145,19 @@ mod tests {
             metrics: BTreeMap::from([("reward/all/mean".into(), 0.5)]),
         };
         let body = encode(&batch, 1).expect("encodes");
-        let text = rmp_serde::from_slice::<serde_json::Value>(&body).expect("is a map");
-        assert_eq!(text["step"], 4);
-        assert_eq!(text["rank"], 1);
-        assert_eq!(text["ranks"], 2);
-        assert_eq!(text["metrics"]["reward/all/mean"], 0.5);
-        let columns = &text["micro_batches"][0];
+        let decoded: Decoded = rmp_serde::from_slice(&body).expect("is a map");
+        assert_eq!((decoded.step, decoded.rank, decoded.ranks), (4, 1, 2));
+        assert_eq!(decoded.loss_tokens, 1);
+        assert_eq!(decoded.metrics["reward/all/mean"], 0.5);
+        let columns = &decoded.micro_batches[0];
+        assert_eq!(columns.token_ids.as_slice(), [1, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(columns.loss_mask.as_slice(), [0, 1]);
         assert_eq!(
-            columns["token_ids"],
-            serde_json::json!([1, 0, 0, 0, 0, 1, 0, 0])
+            columns.versions.as_slice(),
+            [255, 255, 255, 255, 3, 0, 0, 0]
         );
-        assert_eq!(
-            columns["versions"],
-            serde_json::json!([255, 255, 255, 255, 3, 0, 0, 0])
-        );
-        assert_eq!(
-            columns["logprobs"],
-            serde_json::json!([0, 0, 0, 0, 0, 0, 0, 191])
-        );
-        assert_eq!(columns["rollouts"], serde_json::json!([9]));
+        assert_eq!(columns.logprobs.as_slice(), [0, 0, 0, 0, 0, 0, 0, 191]);
+        assert_eq!(columns.rollouts, [9]);
         assert!(matches!(
             encode(&batch, 2),
             Err(RunError::Encode { step: 4, .. })

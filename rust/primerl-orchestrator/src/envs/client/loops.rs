@@ -77,6 +77,14 @@ impl Shared {
         }
     }
 
+    /// Until `worker` is no longer this process's number.
+    async fn unregistered(&self, worker: WorkerId) {
+        let other =
+            |current: &Option<Registration>| current.is_none_or(|current| current.worker != worker);
+        // It fails only when the sender is gone, which lives in `self`.
+        let _ = self.registration.subscribe().wait_for(other).await;
+    }
+
     /// The orchestrator answered 410 to `worker`.
     fn forgotten(&self, worker: WorkerId) {
         let mut rollouts = self.rollouts.lock();
@@ -99,10 +107,13 @@ impl Shared {
             let max = self.free_capacity().await;
             let worker = self.registered().await.worker;
             let asked = Instant::now();
-            match self
-                .post::<_, LeaseAnswer>(LEASE, &LeaseRequest { worker, max }, LONG_POLL)
-                .await
-            {
+            let request = LeaseRequest { worker, max };
+            let answer = tokio::select! {
+                answer = self.post::<_, LeaseAnswer>(LEASE, &request, LONG_POLL) => answer,
+                // Another call learnt that the number is void: what this poll would bring is void too.
+                () = self.unregistered(worker) => continue,
+            };
+            match answer {
                 Ok(answer) => {
                     let idle = answer.rollouts.is_empty();
                     self.leased(worker, answer.rollouts);

@@ -1,0 +1,191 @@
+//! The orchestrator inside another program: its own runtime, blocking calls with bounded waits.
+//!
+//! The HTTP server runs as ever, for engines and environment workers; the trainer's side is called directly.
+
+use crate::app::App;
+use crate::config::Config;
+use crate::driver::BatchReply;
+use crate::failure::RunError;
+use crate::http::ApiError;
+use crate::run::{ExitReason, Prepared};
+use crate::telemetry::status;
+use crate::trainer::endpoints;
+use bytes::Bytes;
+use primerl_core::{Event, PolicyVersion, Step};
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InProcessError {
+    #[error(transparent)]
+    Run(#[from] Arc<RunError>),
+    #[error("{}", .0.message)]
+    Refused(ApiError),
+    #[error("cannot start the runtime: {0}")]
+    Runtime(Arc<std::io::Error>),
+}
+
+type Outcome = Result<ExitReason, Arc<RunError>>;
+
+/// A run in this process. Dropping it stops the run hard; [`InProcess::shutdown`] stops it in order.
+pub struct InProcess {
+    app: Arc<App>,
+    shutdown: CancellationToken,
+    outcome: watch::Receiver<Option<Outcome>>,
+    runtime: Runtime,
+}
+
+/// The answer to a call that is under way.
+pub struct Pending<T> {
+    answer: Receiver<T>,
+    task: tokio::task::AbortHandle,
+}
+
+impl<T> Pending<T> {
+    /// The answer, or `None` if it takes longer than `patience`. `Some(None)` cannot happen twice: ask no further then.
+    pub fn wait(&mut self, patience: Duration) -> Option<Option<T>> {
+        match self.answer.recv_timeout(patience) {
+            Ok(answer) => Some(Some(answer)),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(None),
+        }
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    /// A caller that gives up withdraws its request.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl InProcess {
+    /// Check everything, then bind `host:port` and start.
+    pub fn start(config: Config) -> Result<InProcess, InProcessError> {
+        let prepared = Prepared::new(config).map_err(|error| Arc::new(RunError::from(error)))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .thread_name("primerl-orchestrator")
+            .build()
+            .map_err(|error| InProcessError::Runtime(Arc::new(error)))?;
+        let address = format!("{}:{}", prepared.config().host, prepared.config().port);
+        let running = runtime
+            .block_on(async {
+                let listener =
+                    TcpListener::bind(&address)
+                        .await
+                        .map_err(|source| RunError::Bind {
+                            address: address.clone(),
+                            source,
+                        })?;
+                prepared.start(listener).await
+            })
+            .map_err(Arc::new)?;
+        let app = Arc::clone(running.app());
+        let shutdown = CancellationToken::new();
+        let (sender, outcome) = watch::channel(None);
+        let stop = shutdown.clone();
+        runtime.spawn(async move {
+            let outcome = running.wait(stop).await;
+            sender.send_replace(Some(outcome));
+        });
+        Ok(InProcess {
+            app,
+            shutdown,
+            outcome,
+            runtime,
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.app.url
+    }
+
+    /// Ask for a rank's batch of `step`, for as long as it takes. `None`: there are no more.
+    pub fn next_batch(
+        &self,
+        step: u64,
+        rank: u32,
+    ) -> Pending<Result<Option<Bytes>, InProcessError>> {
+        let app = Arc::clone(&self.app);
+        self.spawn(async move {
+            loop {
+                match endpoints::next_batch(&app, Step(step), rank).await {
+                    Ok(BatchReply::Batch(bytes)) => return Ok(Some(bytes)),
+                    Ok(BatchReply::NoMore) => return Ok(None),
+                    Ok(BatchReply::NotReady { waiting_for }) => {
+                        tracing::debug!(step, waiting_for, "no batch yet")
+                    }
+                    Err(error) => return Err(InProcessError::Refused(error)),
+                }
+            }
+        })
+    }
+
+    /// Publish weights as policy version `version`. The result is known once it is durable.
+    pub fn publish_weights(
+        &self,
+        version: u64,
+        manifest: PathBuf,
+    ) -> Pending<Result<(), InProcessError>> {
+        let app = Arc::clone(&self.app);
+        self.spawn(async move {
+            endpoints::publish(&app, PolicyVersion(version), manifest)
+                .await
+                .map_err(InProcessError::Refused)
+        })
+    }
+
+    /// As `GET /status`; the last one once the run has stopped.
+    pub fn status(&self) -> serde_json::Value {
+        match self.runtime.block_on(status::collect(&self.app)) {
+            Ok(status) => status,
+            Err(_) => self.app.last_status.get().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Ask the run to end; returns at once.
+    pub fn request_shutdown(&self, reason: String) {
+        self.app.driver.send(Event::ShutdownRequested { reason });
+        self.shutdown.cancel();
+    }
+
+    /// Why the run has ended, once it has and everything is written; `None` if that takes longer than `patience`.
+    pub fn wait_for_end(&self, patience: Duration) -> Option<Outcome> {
+        let mut outcome = self.outcome.clone();
+        self.runtime.block_on(async {
+            let ended = tokio::time::timeout(patience, outcome.wait_for(Option::is_some)).await;
+            ended.ok()?.ok()?.clone()
+        })
+    }
+
+    /// The failure of the run goes before the answer of a call it has cut off.
+    fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, InProcessError>> + Send + 'static,
+    ) -> Pending<Result<T, InProcessError>> {
+        let (sender, answer) = sync_channel(1);
+        let failures = self.app.failures.clone();
+        let task = self.runtime.spawn(async move {
+            let outcome = tokio::select! {
+                biased;
+                error = failures.wait() => Err(InProcessError::Run(error)),
+                outcome = work => outcome,
+            };
+            // A caller that gave up does not listen.
+            let _ = sender.send(outcome);
+        });
+        Pending {
+            answer,
+            task: task.abort_handle(),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The orchestrator for Python: conversions of `primerl_orchestrator`.
+
+use crate::errors::{PrimerlError, with_causes};
+use parking_lot::Mutex;
+use primerl_orchestrator::Config;
+use primerl_orchestrator::in_process::{InProcess, InProcessError, Pending};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a blocked call looks for signals.
+const SIGNALS: Duration = Duration::from_millis(100);
+/// An orderly end takes up to five seconds and a farewell.
+const LONGEST_END: Duration = Duration::from_secs(12);
+
+fn run_error(error: &(dyn std::error::Error + 'static)) -> PyErr {
+    PrimerlError::new_err(with_causes(error))
+}
+
+/// Run the command `primerl-orchestrate` and return its exit code.
+#[pyfunction]
+pub fn orchestrate(py: Python<'_>, argv: Vec<String>) -> i32 {
+    let code = py.detach(|| primerl_orchestrator::run_command(argv));
+    // A Ctrl-C was answered by the command's own orderly stop; Python must not raise it a second time.
+    let _ = py.check_signals();
+    code
+}
+
+/// A run in this process. Methods release the GIL while they wait.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct Orchestrator {
+    config: Config,
+    run: Mutex<Option<Arc<InProcess>>>,
+    pid: u32,
+}
+
+impl Orchestrator {
+    /// A forked child has the object but none of the threads: calls would wait forever.
+    fn check_process(&self) -> PyResult<()> {
+        if std::process::id() == self.pid {
+            return Ok(());
+        }
+        Err(PrimerlError::new_err(format!(
+            "this Orchestrator belongs to process {}; it cannot be used after a fork (in a DataLoader's worker, for \
+             example): call it from the process that made it",
+            self.pid
+        )))
+    }
+
+    fn running(&self) -> PyResult<Arc<InProcess>> {
+        self.check_process()?;
+        let run = self.run.lock().clone();
+        run.ok_or_else(|| {
+            PrimerlError::new_err("the orchestrator was not started; call start() first")
+        })
+    }
+}
+
+fn wait<T: Send>(py: Python<'_>, mut pending: Pending<Result<T, InProcessError>>) -> PyResult<T> {
+    loop {
+        match py.detach(|| pending.wait(SIGNALS)) {
+            Some(Some(answer)) => return answer.map_err(|error| run_error(&error)),
+            Some(None) => return Err(PrimerlError::new_err("the run has stopped")),
+            None => py.check_signals()?,
+        }
+    }
+}
+
+#[pymethods]
+impl Orchestrator {
+    #[new]
+    fn new(config: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let refuse = |message: String| PrimerlError::new_err(format!("config: {message}"));
+        let config: Config =
+            pythonize::depythonize(config).map_err(|error| refuse(error.to_string()))?;
+        config
+            .validate()
+            .map_err(|error| refuse(with_causes(&error)))?;
+        Ok(Orchestrator {
+            config,
+            run: Mutex::new(None),
+            pid: std::process::id(),
+        })
+    }
+
+    fn start(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        this.check_process()?;
+        if this.run.lock().is_some() {
+            return Err(PrimerlError::new_err(
+                "the orchestrator was started already",
+            ));
+        }
+        let config = this.config.clone();
+        let run = py
+            .detach(|| InProcess::start(config))
+            .map_err(|error| run_error(&error))?;
+        *this.run.lock() = Some(Arc::new(run));
+        // Journal and spool are closed before the interpreter goes.
+        let shutdown = slf.getattr("shutdown")?;
+        py.import("atexit")?
+            .call_method1("register", (shutdown, "the interpreter exits"))?;
+        Ok(())
+    }
+
+    #[getter]
+    fn url(&self) -> PyResult<String> {
+        Ok(self.running()?.url().to_owned())
+    }
+
+    fn next_batch<'py>(
+        &self,
+        py: Python<'py>,
+        step: u64,
+        rank: u32,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let pending = self.running()?.next_batch(step, rank);
+        Ok(wait(py, pending)?.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    fn publish_weights(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        manifest_path: PathBuf,
+    ) -> PyResult<()> {
+        let pending = self.running()?.publish_weights(version, manifest_path);
+        wait(py, pending)
+    }
+
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let run = self.running()?;
+        let status = py.detach(|| run.status());
+        pythonize::pythonize(py, &status).map_err(|error| PrimerlError::new_err(error.to_string()))
+    }
+
+    #[pyo3(signature = (reason = "shutdown was called"))]
+    fn shutdown(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        if std::process::id() != self.pid {
+            return Ok(()); // A forked child has nothing to stop.
+        }
+        let Some(run) = self.run.lock().clone() else {
+            return Ok(());
+        };
+        run.request_shutdown(reason.to_owned());
+        py.detach(|| run.wait_for_end(LONGEST_END));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.shutdown(py, "the orchestrator's block was left")
+    }
+}
