@@ -268,3 +268,6 @@ impl Conversation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

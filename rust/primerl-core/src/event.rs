@@ -120,3 +120,34 @@ pub struct RolloutError {
     pub kind: String,
     pub message: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{outcome, turn};
+
+    #[test]
+    fn a_journal_reads_back_what_it_wrote() {
+        let mut turn = turn(None, &[1, 2], &[3], 4);
+        turn.context_digest = u128::MAX - 5;
+        turn.answer_digest = 1 << 100;
+        turn.logprobs = [-1.25e-3].into();
+        let events = [
+            Event::TurnFinished {
+                rollout: RolloutId(7),
+                turn,
+            },
+            Event::RolloutFinished {
+                rollout: RolloutId(7),
+                worker: WorkerId(1),
+                outcome: outcome(0.1),
+            },
+            Event::Tick,
+        ];
+        for event in events {
+            let bytes = rmp_serde::to_vec_named(&event).expect("events can be written");
+            let read: Event = rmp_serde::from_slice(&bytes).expect("events can be read");
+            assert_eq!(format!("{read:?}"), format!("{event:?}"));
+        }
+    }
+}

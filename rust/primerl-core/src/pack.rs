@@ -204,3 +204,6 @@ fn micro_batch(bin: &Bin, samples: &[Weighted]) -> MicroBatch {
         .for_each(|index| micro_batch.push(&samples[*index]));
     micro_batch
 }
+
+#[cfg(test)]
+mod tests;

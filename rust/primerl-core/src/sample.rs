@@ -137,3 +137,6 @@ fn branch(
     }
     sample
 }
+
+#[cfg(test)]
+mod tests;

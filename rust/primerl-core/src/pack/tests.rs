@@ -1,0 +1,149 @@
+use super::*;
+use crate::sample::interleave;
+use crate::testing::turn;
+use proptest::prelude::*;
+
+const FLOPS: FlopsModel = FlopsModel {
+    linear: 100.0,
+    quadratic: 1.0,
+};
+
+/// A sample of rollout `id` with `prompt` and `sampled` tokens.
+fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
+    let turns = [turn(
+        None,
+        &vec![id as u32; prompt],
+        &vec![id as u32; sampled],
+        3,
+    )];
+    let sample = interleave(RolloutId(id as u64), &turns, &[Some(0)]).remove(0);
+    Weighted {
+        sample,
+        environment: EnvironmentId(0),
+        advantage: id as f32 + 0.5,
+    }
+}
+
+fn lengths(lengths: &[usize]) -> Vec<Weighted> {
+    lengths
+        .iter()
+        .enumerate()
+        .map(|(id, length)| weighted(id, length - 1, 1))
+        .collect()
+}
+
+fn cost(rank: &[MicroBatch]) -> f64 {
+    rank.iter()
+        .flat_map(|micro_batch| &micro_batch.sequence_lengths)
+        .map(|length| FLOPS.of(*length as usize))
+        .sum()
+}
+
+#[test]
+fn columns_are_the_samples_in_order() {
+    let ranks = pack(&[weighted(0, 2, 1), weighted(1, 1, 2)], 8, 1, FLOPS);
+    let expected = MicroBatch {
+        token_ids: vec![0, 0, 0, 1, 1, 1],
+        loss_mask: vec![0, 0, 1, 0, 1, 1],
+        logprobs: vec![0.0, 0.0, -1.0, 0.0, -1.0, -1.0],
+        advantages: vec![0.0, 0.0, 0.5, 0.0, 1.5, 1.5],
+        versions: vec![-1, -1, 3, -1, 3, 3],
+        temperatures: vec![1.0; 6],
+        sequence_lengths: vec![3, 3],
+        rollouts: vec![RolloutId(0), RolloutId(1)],
+        environments: vec![EnvironmentId(0); 2],
+    };
+    assert_eq!(ranks, [[expected]]);
+}
+
+#[test]
+fn fills_micro_batches_well() {
+    // 6+4, 5+5, 3+3+4 of 10: no room is wasted.
+    let ranks = pack(&lengths(&[3, 6, 5, 4, 3, 5, 4]), 10, 1, FLOPS);
+    assert_eq!(ranks[0].len(), 3);
+    assert!(ranks[0].iter().all(|micro_batch| micro_batch.len() == 10));
+}
+
+#[test]
+fn a_rank_gets_half_the_work_rather_than_none() {
+    let ranks = pack(&lengths(&[4, 4]), 10, 2, FLOPS);
+    assert_eq!(
+        ranks.iter().map(|rank| rank[0].len()).collect::<Vec<_>>(),
+        [4, 4]
+    );
+}
+
+#[test]
+fn ranks_without_samples_get_empty_micro_batches() {
+    let ranks = pack(&lengths(&[4]), 10, 3, FLOPS);
+    assert_eq!(
+        ranks
+            .iter()
+            .map(|rank| (rank.len(), rank[0].len()))
+            .collect::<Vec<_>>(),
+        [(1, 4), (1, 0), (1, 0)]
+    );
+    assert_eq!(pack(&[], 10, 2, FLOPS), [vec![], vec![]]);
+}
+
+#[test]
+fn longer_samples_than_seq_len_are_left_out() {
+    let ranks = pack(&lengths(&[11, 10, 3]), 10, 1, FLOPS);
+    let mut kept: Vec<RolloutId> = ranks[0]
+        .iter()
+        .flat_map(|micro_batch| micro_batch.rollouts.clone())
+        .collect();
+    kept.sort_unstable();
+    assert_eq!(kept, [RolloutId(1), RolloutId(2)]);
+}
+
+proptest! {
+    #[test]
+    fn packing_keeps_its_promises(
+        sizes in prop::collection::vec((0_usize..40, 1_usize..40), 0..60),
+        seq_len in 40_usize..200,
+        data_ranks in 1_usize..6,
+    ) {
+        let samples: Vec<Weighted> =
+            sizes.iter().enumerate().map(|(id, (prompt, sampled))| weighted(id, *prompt, *sampled)).collect();
+        let ranks = pack(&samples, seq_len, data_ranks, FLOPS);
+        prop_assert_eq!(ranks.len(), data_ranks);
+        prop_assert!(ranks.iter().all(|rank| rank.len() == ranks[0].len()), "equal numbers of micro-batches");
+
+        let mut seen: Vec<u64> = Vec::new();
+        for micro_batch in ranks.iter().flatten() {
+            let n = micro_batch.len();
+            prop_assert!(n <= seq_len);
+            let columns = [
+                micro_batch.loss_mask.len(), micro_batch.logprobs.len(), micro_batch.advantages.len(),
+                micro_batch.versions.len(), micro_batch.temperatures.len(),
+                micro_batch.sequence_lengths.iter().sum::<i32>() as usize,
+            ];
+            prop_assert_eq!(columns, [n; 6]);
+            prop_assert_eq!(micro_batch.rollouts.len(), micro_batch.sequence_lengths.len());
+            let mut start = 0;
+            for (rollout, length) in micro_batch.rollouts.iter().zip(&micro_batch.sequence_lengths) {
+                let sample = &samples[rollout.0 as usize].sample;
+                let end = start + *length as usize;
+                prop_assert_eq!(&micro_batch.loss_mask[start..end], &sample.loss_mask[..]);
+                prop_assert!(micro_batch.token_ids[start..end].iter().all(|token| *token as u64 == rollout.0));
+                seen.push(rollout.0);
+                start = end;
+            }
+        }
+        seen.sort_unstable();
+        let fitting = (0..samples.len()).filter(|id| samples[*id].sample.len() <= seq_len).map(|id| id as u64);
+        prop_assert_eq!(seen, fitting.collect::<Vec<_>>(), "every sample once");
+        prop_assert_eq!(&ranks, &pack(&samples, seq_len, data_ranks, FLOPS), "deterministic");
+    }
+
+    #[test]
+    fn ranks_are_balanced(sizes in prop::collection::vec(1_usize..100, 40..80), data_ranks in 2_usize..5) {
+        let samples: Vec<Weighted> = sizes.iter().enumerate().map(|(id, size)| weighted(id, *size, 1)).collect();
+        let costs: Vec<f64> = pack(&samples, 101, data_ranks, FLOPS).iter().map(|rank| cost(rank)).collect();
+        let most = costs.iter().copied().fold(0.0, f64::max);
+        let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+        // Dearest first leaves the ranks at most about one micro-batch apart.
+        prop_assert!(most - least <= FLOPS.of(101) * 1.5, "{costs:?}");
+    }
+}
