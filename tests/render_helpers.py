@@ -6,6 +6,7 @@ import inspect
 import json
 import random
 import re
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 Message = dict[str, Any]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 # The published split patterns of the two families.
@@ -74,8 +76,8 @@ def write_tiny_model(folder: Path) -> Path:
     return write_model(folder, tokenizer, CHATML, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def trained_tokenizer(split: str, special: list[str], plain: list[str], nfc: bool) -> tokenizers.Tokenizer:
-    """A byte-level BPE of 1,500 tokens learned from Python's own sources, with a family's special tokens."""
+@cache
+def _trained(split: str, nfc: bool) -> str:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -91,6 +93,12 @@ def trained_tokenizer(split: str, special: list[str], plain: list[str], nfc: boo
     )
     corpus = [inspect.getsource(module) for module in (json, random, inspect, re)]
     tokenizer.train_from_iterator(corpus, trainer=trainer)
+    return tokenizer.to_str()
+
+
+def trained_tokenizer(split: str, special: list[str], plain: list[str], nfc: bool) -> tokenizers.Tokenizer:
+    """A byte-level BPE of 1,500 tokens learned from Python's own sources, with a family's special tokens."""
+    tokenizer = tokenizers.Tokenizer.from_str(_trained(split, nfc))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
     return tokenizer
@@ -125,9 +133,9 @@ def write_family(folder: Path, template: str) -> Path:
 
 
 _WORDS = [
-    "Reverse: qwxyz", "<r>zyx</r>", "Größe", "naïve e\u0301cole", "你好,世界", "👩‍👩‍👧 family", "  two  spaces ", "tab\there",
-    "line\n\nbreaks\n", "12345 + 0.5", "don't", "user", "<|im_end|>", "</think>", "{'a': \"b\"}", "a < b & c > d",
-    "مرحبا", "\u00a0nbsp", "x" * 40, "", "{{ messages }}", "\r\n", "ﬁ Ⅷ", "- item\n- item", "<b>",
+    "Reverse: qwxyz", "<r>zyx</r>", "Größe", "naïve e\u0301cole", "你好,世界", "👩‍👩‍👧 family", "  two  spaces ",
+    "tab\there", "line\n\nbreaks\n", "12345 + 0.5", "don't", "user", "<|im_end|>", "</think>", "{'a': \"b\"}",
+    "a < b & c > d", "مرحبا", "\u00a0nbsp", "x" * 40, "", "{{ messages }}", "\r\n", "ﬁ Ⅷ", "- item\n- item", "<b>",
 ]  # fmt: skip
 
 

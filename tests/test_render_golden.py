@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import render_helpers as helpers
 from jinja2.exceptions import TemplateError
-from transformers import AutoTokenizer
-
 from primerl.render import Renderer, RenderError
+from transformers import AutoTokenizer
 
 CORPUS = 120
 
@@ -129,8 +128,8 @@ def test_errors_name_what_is_wrong(tiny: Pair, tmp_path: Path) -> None:
         tiny.ours.render([{"content": "x"}])
     with pytest.raises(RenderError, match="content must be a string, null, or a list"):
         tiny.ours.render([{"role": "user", "content": 3}])
+    image = {"type": "image_url", "image_url": {"url": "x"}}
     with pytest.raises(RenderError, match=r'messages\[1\].content holds a part of type "image_url"'):
-        image = {"type": "image_url", "image_url": {"url": "x"}}
         tiny.ours.render([{"role": "user", "content": "x"}, {"role": "user", "content": [image]}])
     with pytest.raises(ValueError, match="does not exist"):
         Renderer(tmp_path / "nowhere")

@@ -261,3 +261,26 @@ class Orchestrator:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None:
         """Shut down."""
+
+# The embedded inference engine (rust/primerl-py/src/engine.rs)
+
+class EngineError(PrimerlError):
+    """The engine failed while it was serving; the message is the reason."""
+
+@final
+class InferenceEngine:
+    """vLLM's HTTP surface over a model that is a Python object, on threads of its own. It does not survive a fork."""
+
+    def __new__(cls, config: Mapping[str, Any], backend: object, *, host: str, port: int) -> Self:
+        """Binds `host:port` (0: a free port) and serves at once.
+
+        `backend` has the methods of `primerl.inference.torch_backend.TorchBackend`; they are called on one thread.
+        `ValueError` names a setting that cannot be served, `OSError` says why the port cannot be bound.
+        """
+    @property
+    def url(self) -> str:
+        """`http://host:port`, with the port that was bound."""
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the engine has ended within `timeout_s`. Signals are handled meanwhile; `EngineError` if it failed."""
+    def stop(self) -> None:
+        """Ends the engine: requests in flight are answered with what they have. Stopping twice is harmless."""

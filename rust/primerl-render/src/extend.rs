@@ -133,7 +133,7 @@ impl Renderer {
     }
 
     /// Text from the stop token that closes the answer to the end of the render.
-    fn suffix_text(
+    pub(crate) fn suffix_text(
         &self,
         answer: &Message,
         new_messages: &[Message],

@@ -163,25 +163,28 @@ impl Renderer {
             ..options.clone()
         };
         // A refusal (no messages yet, an odd last role) is no proof, as is a text that is not a prefix.
-        let before = self
-            .render_text(&messages[..index], &prompt_options)
-            .ok()
-            .filter(|part| text.starts_with(part));
-        let through = self
-            .render_text(&messages[..=index], options)
-            .ok()
-            .filter(|part| text.starts_with(part));
-        let (start, end) = match (&before, &through) {
-            (Some(before), Some(through)) if through.len() >= before.len() => {
-                (before.len(), through.len())
-            }
-            _ => {
-                let (content, end) = self.around_sentinel(text, messages, index, options)?;
-                (
-                    before.map_or(content, |before| before.len().min(content)),
-                    end,
-                )
-            }
+        let prefix = |rendered: Result<String, RenderError>| {
+            rendered.ok().filter(|part| text.starts_with(part))
+        };
+        let before =
+            prefix(self.render_text(&messages[..index], &prompt_options)).map(|part| part.len());
+        let through = prefix(self.render_text(&messages[..=index], options)).map(|part| part.len());
+        let failure = || RenderError::Mask {
+            message: index,
+            reason: MaskFailure::Rewritten,
+        };
+        let (start, end) = match (before, through) {
+            (Some(before), Some(through)) if through >= before => (before, through),
+            (before, _) => match self.around_sentinel(text, messages, index, options)? {
+                Some((content, end)) => (before.map_or(content, |before| before.min(content)), end),
+                None => {
+                    let end = self.end_by_what_follows(text, messages, index, options);
+                    before
+                        .zip(end)
+                        .filter(|(before, end)| before <= end)
+                        .ok_or_else(failure)?
+                }
+            },
         };
         let end = self.end_with_stop_token(text, start..end);
         if start == end {
@@ -196,25 +199,39 @@ impl Renderer {
         })
     }
 
-    /// Where the content of messages[index] begins, and where its turn ends, found by putting a sentinel in its place.
+    /// Where the turn of messages[index] ends: the text that closes it and holds the later messages is the same after
+    /// a short conversation (as for an extension), and `text` ends with it.
+    fn end_by_what_follows(
+        &self,
+        text: &str,
+        messages: &[Message],
+        index: usize,
+        options: &RenderOptions,
+    ) -> Option<usize> {
+        let after = self
+            .suffix_text(&messages[index], &messages[index + 1..], options)
+            .ok()?;
+        let (_, stop) = self.leading_stop_token(&after)?;
+        text.strip_suffix(after.as_str())
+            .map(|before| before.len() + stop)
+    }
+
+    /// Where the content of messages[index] begins, and where its turn ends, found by putting a sentinel in its place;
+    /// `None` when that changes the text around it.
     fn around_sentinel(
         &self,
         text: &str,
         messages: &[Message],
         index: usize,
         options: &RenderOptions,
-    ) -> Result<(usize, usize), RenderError> {
-        let failure = RenderError::Mask {
-            message: index,
-            reason: MaskFailure::Rewritten,
-        };
+    ) -> Result<Option<(usize, usize)>, RenderError> {
         let mut replaced = messages.to_vec();
         replaced[index].content = Content::Text(SENTINEL.to_owned());
         let rendered = self.render_text(&replaced, options)?;
         let mut pieces = rendered.split(SENTINEL);
         let (Some(before), Some(after), None) = (pieces.next(), pieces.next(), pieces.next())
         else {
-            return Err(failure);
+            return Ok(None);
         };
         let around = before.len() + after.len() <= text.len()
             && text.starts_with(before)
@@ -224,24 +241,22 @@ impl Renderer {
             .stop_token_texts()
             .filter_map(|(_, stop)| after.find(stop).map(|at| (at, at + stop.len())))
             .min_by_key(|(at, end)| (*at, usize::MAX - *end));
-        match close {
-            // Between plain content and its stop token nothing may stand; tool calls may.
-            Some((at, end)) if around && (at == 0 || messages[index].has_tool_calls()) => {
-                Ok((before.len(), content_end + end))
-            }
-            _ => Err(failure),
-        }
+        // Between plain content and its stop token nothing may stand; tool calls may.
+        let closed =
+            close.filter(|(at, _)| around && (*at == 0 || messages[index].has_tool_calls()));
+        Ok(closed.map(|(_, end)| (before.len(), content_end + end)))
     }
 
-    /// The end of the last stop token in `span`; where there is none, a stop token right behind it is taken in (GLM ends
-    /// an answer with the next role's marker).
+    /// `span` up to its last stop token, when only white space follows there; else a stop token right behind the span is
+    /// taken in (GLM ends an answer with the next role's marker).
     fn end_with_stop_token(&self, text: &str, span: Range<usize>) -> usize {
         let inside = &text[span.clone()];
         let last = self
             .stop_token_texts()
             .filter_map(|(_, stop)| inside.rfind(stop).map(|at| at + stop.len()))
             .max();
-        match (last, self.leading_stop_token(&text[span.end..])) {
+        let closed = last.filter(|end| inside[*end..].trim().is_empty());
+        match (closed, self.leading_stop_token(&text[span.end..])) {
             (Some(end), _) => span.start + end,
             (None, Some((_, length))) => span.end + length,
             (None, None) => span.end,
