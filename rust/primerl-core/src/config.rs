@@ -212,7 +212,7 @@ impl Config {
         if batch_size % group_size != 0 {
             let whole = batch_size / group_size;
             let lower = (whole.max(1)).saturating_mul(group_size);
-            let upper = (whole + 1).saturating_mul(group_size);
+            let upper = (whole.max(1) + 1).saturating_mul(group_size);
             return Err(ConfigError::BatchNotWholeGroups {
                 batch_size,
                 group_size,
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn a_batch_below_one_group_is_told_the_smallest_that_fits() {
         let message = message(|c| (c.batch_size, c.group_size) = (4, 8));
-        assert!(message.contains("8 or"), "{message}");
+        assert!(message.contains("8 or 16"), "{message}");
     }
 
     #[test]

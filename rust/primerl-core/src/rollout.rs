@@ -349,3 +349,6 @@ pub(crate) fn error(kind: &str, message: String) -> RolloutError {
         message,
     }
 }
+
+#[cfg(test)]
+mod tests;

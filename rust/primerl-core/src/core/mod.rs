@@ -245,3 +245,6 @@ impl Core {
         self.config.environment(environment).role == Role::Train
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Evaluations: when, at which version, and what they hold up.
+
+use super::*;
+use crate::effect::EvaluationReport;
+
+/// Environment 0 trains, environment 1 evaluates 3 examples twice each.
+fn with_evaluation(interval: Option<u64>) -> Config {
+    Config {
+        environments: vec![environment("train"), evaluation("evaluation", interval)],
+        max_steps: 4,
+        ..config()
+    }
+}
+
+fn reports(effects: &[Effect]) -> Vec<EvaluationReport> {
+    let reports = effects.iter().filter_map(|effect| match effect {
+        Effect::Evaluated(report) => Some(report.clone()),
+        _ => None,
+    });
+    reports.collect()
+}
+
+/// Runs the evaluation that is due, as worker 1; each rollout's reward is its example's number.
+fn evaluate(run: &mut Run, version: u64) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    loop {
+        let rollouts = run.lease(1, 100);
+        if rollouts.is_empty() {
+            return effects;
+        }
+        for leased in rollouts {
+            assert!(leased.evaluation);
+            run.turn(leased.rollout, version);
+            effects.extend(run.report(1, leased.rollout, outcome(f64::from(leased.example.0))));
+        }
+    }
+}
+
+#[test]
+fn version_0_is_evaluated_while_training_goes_on() {
+    let mut run = Run::started(with_evaluation(None));
+    let effects = run.batch(0);
+    assert_eq!(cut(&effects).len(), 1, "training does not wait for it");
+    let effects = evaluate(&mut run, 0);
+    let expected = EvaluationReport {
+        environment: EnvironmentId(1),
+        version: PolicyVersion(0),
+        rollouts: 6,
+        failed: 0,
+        mean_reward: 1.0,
+        metrics: Default::default(),
+    };
+    assert_eq!(reports(&effects), [expected]);
+    assert_eq!(run.core.counters().evaluated, 6);
+}
+
+#[test]
+fn evaluations_go_first() {
+    let mut run = Run::started(with_evaluation(None));
+    assert_eq!(run.lease(1, 100).len(), 4, "as many as may be in flight");
+    assert_eq!(run.lease(0, 100), [], "no room is left for training");
+}
+
+#[test]
+fn weights_wait_until_the_evaluation_has_ended() {
+    let mut run = Run::started(with_evaluation(None));
+    run.batch(0);
+    run.ask_batch(1, 0);
+    assert_eq!(updates(&run.publish(1)), []);
+    let joined = run.send(Event::EngineJoined {
+        engine: EngineId(1),
+    });
+    assert_eq!(
+        updates(&joined),
+        [(1, 0)],
+        "a new engine gets the pinned version"
+    );
+    run.prove(1, 0);
+    let effects = evaluate(&mut run, 0);
+    assert_eq!(updates(&effects), [(0, 1), (1, 1)]);
+    let wait = run.core.status().waits;
+    assert!(
+        !wait
+            .iter()
+            .any(|wait| wait.waiting_for.contains("evaluation")),
+        "{wait:?}"
+    );
+}
+
+#[test]
+fn a_due_version_is_not_skipped() {
+    let mut run = Run::started(Config {
+        max_async_level: 2,
+        ..with_evaluation(Some(2))
+    });
+    evaluate(&mut run, 0);
+    run.batch(0);
+    run.batch(0);
+    run.batch(0);
+    assert_eq!(updates(&run.publish(1)), [(0, 1)]);
+    run.publish(2);
+    run.publish(3);
+    assert_eq!(
+        updates(&run.prove(0, 1)),
+        [(0, 2)],
+        "2 is to be evaluated, so 3 waits"
+    );
+    assert_eq!(updates(&run.prove(0, 2)), []);
+    let effects = evaluate(&mut run, 2);
+    assert_eq!(reports(&effects)[0].version, PolicyVersion(2));
+    assert_eq!(updates(&effects), [(0, 3)]);
+}
+
+#[test]
+fn the_last_version_is_evaluated_before_the_end() {
+    let mut run = Run::started(Config {
+        max_steps: 1,
+        ..with_evaluation(None)
+    });
+    evaluate(&mut run, 0);
+    run.batch(0);
+    run.ask_batch(1, 0);
+    run.publish(1);
+    let effects = run.prove(0, 1);
+    assert!(
+        !effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Finished { .. }))
+    );
+    let effects = evaluate(&mut run, 1);
+    assert!(
+        matches!(
+            effects[effects.len() - 2..],
+            [Effect::Evaluated(_), Effect::Finished { .. }]
+        ),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn a_failed_evaluation_rollout_is_tried_once_more_and_then_scores_0() {
+    let mut run = Run::started(with_evaluation(None));
+    let first = run.lease(1, 1)[0].clone();
+    run.fail(1, first.rollout);
+    let second = run.lease(1, 1)[0].clone();
+    assert_eq!(second.example, first.example);
+    assert_said(
+        &run.fail(1, second.rollout),
+        "failed twice, last with environment: it broke",
+    );
+    let effects = evaluate(&mut run, 0);
+    let report = &reports(&effects)[0];
+    assert_eq!(
+        (report.rollouts, report.failed, report.mean_reward),
+        (6, 1, 1.0)
+    );
+    assert_eq!(run.core.counters().failed, 2);
+}
+
+#[test]
+fn an_evaluation_has_a_deadline() {
+    let mut run = Run::started(with_evaluation(None));
+    run.batch(0);
+    run.ask_batch(1, 0);
+    run.publish(1);
+    let rollouts = run.lease(1, 2);
+    run.turn(rollouts[0].rollout, 0);
+    run.report(1, rollouts[0].rollout, outcome(0.5));
+    let mut effects = Vec::new();
+    for _ in 0..61 {
+        run.send(Event::WorkerSeen {
+            worker: WorkerId(1),
+        });
+        effects.extend(run.pass(10.0));
+    }
+    assert_said(
+        &effects,
+        "was closed after 600 s with what it has: \"evaluation\" (1 of 6 rollouts) did not end",
+    );
+    let report = &reports(&effects)[0];
+    assert_eq!((report.rollouts, report.mean_reward), (1, 0.5));
+    assert_eq!(updates(&effects), [(0, 1)]);
+}
+
+#[test]
+fn an_evaluation_without_workers_holds_nothing_up_for_ever() {
+    let mut run = Run::new(with_evaluation(None));
+    run.send(Event::EngineJoined {
+        engine: EngineId(0),
+    });
+    run.join(0, 0);
+    run.publish(0);
+    run.prove(0, 0);
+    let effects = run.pass(601.0);
+    assert_said(
+        &effects,
+        "environment \"evaluation\" waits for a worker: none is registered",
+    );
+    assert_said(
+        &effects,
+        "\"evaluation\" (no worker listed its examples) did not end",
+    );
+    assert_said(&effects, "has no result");
+}
+
+#[test]
+fn lost_evaluation_rollouts_are_handed_out_again() {
+    let mut run = Run::started(with_evaluation(None));
+    run.lease(1, 2);
+    run.send(Event::WorkerLeft {
+        worker: WorkerId(1),
+    });
+    run.join(1, 1);
+    let effects = evaluate(&mut run, 0);
+    assert_eq!(
+        (reports(&effects)[0].rollouts, reports(&effects)[0].failed),
+        (6, 0)
+    );
+    assert_eq!(run.core.counters().cancelled, 2);
+}

@@ -1,0 +1,210 @@
+use super::*;
+use crate::testing::{outcome, trace, turn};
+
+fn rollout() -> Rollout {
+    let lease = Lease {
+        id: RolloutId(1),
+        group: GroupId(2),
+        slot: 0,
+        environment: EnvironmentId(0),
+        example: ExampleIndex(3),
+        evaluates: None,
+        worker: WorkerId(4),
+        deadline: Time(5),
+    };
+    Rollout::leased(lease, &mut Counters::default())
+}
+
+fn with_turns(turns: impl IntoIterator<Item = Turn>) -> Rollout {
+    let mut rollout = rollout();
+    turns.into_iter().for_each(|turn| {
+        rollout.record(turn);
+    });
+    rollout
+}
+
+fn in_session(session: &str, turn: Turn) -> Turn {
+    Turn {
+        session: session.into(),
+        ..turn
+    }
+}
+
+fn traces(traces: Vec<Trace>) -> Outcome {
+    Outcome {
+        ok: true,
+        traces,
+        error: None,
+    }
+}
+
+fn kind_of(result: Result<(), RolloutError>) -> String {
+    result.expect_err("it fails").kind
+}
+
+#[test]
+fn seats_are_joined_by_session() {
+    let turns = [
+        in_session("x", turn(None, &[1], &[10], 0)),
+        in_session("y", turn(None, &[2], &[11], 0)),
+    ];
+    let mut rollout = with_turns(turns);
+    rollout
+        .finish(&traces(vec![trace("y", 0.25), trace("x", 0.75)]))
+        .expect("both seats are trained");
+    let rewards: Vec<(u32, f64)> = rollout
+        .samples
+        .iter()
+        .map(|sample| (sample.token_ids[1], rollout.traces[sample.trace].reward))
+        .collect();
+    assert_eq!(rewards, [(10, 0.75), (11, 0.25)]);
+}
+
+#[test]
+fn only_trainable_seats_that_went_well_are_trained() {
+    let turns = ["judge", "broken", "good", "unreported"]
+        .map(|session| in_session(session, turn(None, &[1], &[10], 0)));
+    let mut rollout = with_turns(turns);
+    let judge = Trace {
+        trainable: false,
+        ..trace("judge", 1.0)
+    };
+    let broken = Trace {
+        ok: false,
+        ..trace("broken", 1.0)
+    };
+    rollout
+        .finish(&traces(vec![judge, broken, trace("good", 0.5)]))
+        .expect("one seat is trained");
+    assert_eq!(rollout.samples.len(), 1);
+    assert_eq!(
+        rollout
+            .traces
+            .iter()
+            .map(|trace| trace.reward)
+            .collect::<Vec<_>>(),
+        [0.5]
+    );
+    assert_eq!(rollout.samples[0].trace, 0, "traces are numbered anew");
+}
+
+#[test]
+fn a_client_without_session_names_has_one_trace() {
+    let mut rollout = with_turns([turn(None, &[1], &[10], 0), turn(Some(0), &[2], &[11], 0)]);
+    rollout
+        .finish(&traces(vec![trace("a name of the environment's", 1.0)]))
+        .expect("they belong together");
+    assert_eq!((rollout.samples.len(), rollout.traces[0].turns), (1, 2));
+}
+
+#[test]
+fn two_traces_and_one_unknown_session_are_not_guessed() {
+    let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
+    assert_eq!(
+        kind_of(rollout.finish(&traces(vec![trace("x", 1.0), trace("y", 1.0)]))),
+        "empty"
+    );
+}
+
+#[test]
+fn nothing_sampled_is_empty() {
+    assert_eq!(kind_of(rollout().finish(&outcome(1.0))), "empty");
+    assert_eq!(
+        kind_of(with_turns([turn(None, &[1], &[], 0)]).finish(&outcome(1.0))),
+        "empty"
+    );
+}
+
+#[test]
+fn failures_keep_the_environments_error() {
+    let error = RolloutError {
+        kind: "environment".to_owned(),
+        message: "KeyError".to_owned(),
+    };
+    let failed = Outcome {
+        ok: false,
+        traces: vec![],
+        error: Some(error.clone()),
+    };
+    assert_eq!(
+        with_turns([turn(None, &[1], &[10], 0)]).finish(&failed),
+        Err(error)
+    );
+    assert_eq!(
+        kind_of(rollout().finish(&Outcome::default())),
+        "environment"
+    );
+    let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
+    assert_eq!(kind_of(rollout.finish(&outcome(f64::NAN))), "environment");
+}
+
+#[test]
+fn turns_that_cannot_be_trusted_fail_the_rollout() {
+    let short = Turn {
+        logprobs: vec![].into(),
+        ..turn(None, &[1], &[10], 0)
+    };
+    let infinite = Turn {
+        logprobs: [f32::NEG_INFINITY].into(),
+        ..turn(None, &[1], &[10], 0)
+    };
+    let orphan = turn(Some(0), &[1], &[10], 0);
+    for bad in [short, infinite, orphan] {
+        assert_eq!(kind_of(with_turns([bad]).finish(&outcome(1.0))), "engine");
+    }
+    let turns = [
+        in_session("x", turn(None, &[1], &[10], 0)),
+        in_session("y", turn(Some(0), &[1], &[10], 0)),
+    ];
+    assert_eq!(kind_of(with_turns(turns).finish(&outcome(1.0))), "engine");
+}
+
+#[test]
+fn evaluations_score_trainable_traces_of_the_pinned_version() {
+    let mut rollout = with_turns([turn(None, &[1], &[10], 7)]);
+    rollout.evaluates = Some(PolicyVersion(7));
+    let judge = Trace {
+        trainable: false,
+        ..trace("judge", 100.0)
+    };
+    let mut good = trace("good", 0.5);
+    good.metrics.insert("exact".to_owned(), 1.0);
+    let score = rollout
+        .score(&traces(vec![judge, good]))
+        .expect("it is scored");
+    assert_eq!(
+        score,
+        Score {
+            reward: 0.5,
+            metrics: BTreeMap::from([("exact".to_owned(), 1.0)])
+        }
+    );
+    rollout.evaluates = Some(PolicyVersion(6));
+    assert_eq!(
+        rollout
+            .score(&outcome(1.0))
+            .expect_err("another version sampled it")
+            .kind,
+        "version"
+    );
+}
+
+#[test]
+#[should_panic(expected = "cannot go from Leased to Trained")]
+fn nothing_unfinished_is_trained() {
+    rollout().end(Ended::Trained, &mut Counters::default());
+}
+
+#[test]
+#[should_panic(expected = "cannot go from Finished to Failed")]
+fn nothing_finished_fails() {
+    let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
+    rollout.finish(&outcome(1.0)).expect("it finishes");
+    rollout.end(Ended::Failed, &mut Counters::default());
+}
+
+#[test]
+#[should_panic(expected = "is no evaluation")]
+fn only_evaluations_are_evaluated() {
+    rollout().end(Ended::Evaluated, &mut Counters::default());
+}
