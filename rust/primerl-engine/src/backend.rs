@@ -12,6 +12,13 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
 }
 
+/// Which checkpoints a model can load: these names and shapes, exactly, in any of these dtypes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loadable {
+    pub tensors: Vec<(String, Vec<u64>)>,
+    pub dtypes: Vec<String>,
+}
+
 /// What the HTTP side and the scheduler must know of the model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelInfo {
@@ -23,8 +30,8 @@ pub struct ModelInfo {
     /// The first one ends a sequence with `stop_reason: null`, the others with their id, as vLLM does with the
     /// end-of-sequence list of a generation config.
     pub eos_token_ids: Vec<u32>,
-    /// Tensors a new checkpoint must have, exactly; `None` accepts any.
-    pub tensors: Option<Vec<TensorSpec>>,
+    /// `None` takes any checkpoint.
+    pub loadable: Option<Loadable>,
 }
 
 /// One token with its log-probability (nats, natural logarithm) and rank (1 = most likely).
@@ -75,7 +82,7 @@ pub trait Backend: Send + 'static {
     fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError>;
 
     /// Replaces the weights, between two steps. The checkpoint has been validated against its manifest and
-    /// [`ModelInfo::tensors`].
+    /// [`ModelInfo::loadable`].
     ///
     /// # Errors
     /// [`BackendError::Refused`] if and only if the model is as it was before the call.

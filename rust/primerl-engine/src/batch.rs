@@ -86,7 +86,8 @@ const PADDING_FACTOR: u64 = 2;
 /// Query-key pairs that cost less than the overhead of one more segment.
 const FREE_PADDING: u64 = 4096;
 
-/// Sorts `sequences` (single tokens first, then by context) and cuts them into segments.
+/// Sorts `sequences` (single tokens first, then by context) and cuts them into segments, which are sorted by slot:
+/// where the slots lie side by side a backend need not gather their KV.
 pub fn arrange(sequences: &mut [BatchSequence]) -> Vec<Segment> {
     sequences.sort_by_key(|sequence| (sequence.query_len > 1, sequence.context_len, sequence.key));
     let mut segments: Vec<Segment> = Vec::new();
@@ -118,6 +119,10 @@ pub fn arrange(sequences: &mut [BatchSequence]) -> Vec<Segment> {
             context_len,
         });
         exact = cost;
+    }
+    for segment in &segments {
+        let members = segment.first as usize..(segment.first + segment.count) as usize;
+        sequences[members].sort_by_key(|sequence| sequence.slot);
     }
     segments
 }

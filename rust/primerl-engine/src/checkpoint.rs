@@ -3,7 +3,7 @@
 //! The folder holds `manifest.json` and safetensors files; the format is in `docs/architecture.md`, *Weights*.
 //! Hashes: XXH3-64 of each tensor's bytes, XXH3-128 of the sorted list of tensors (Collet, xxHash 0.8).
 
-use crate::backend::TensorSpec;
+use crate::backend::{Loadable, TensorSpec};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -73,8 +73,9 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads `folder` and checks names, shapes, dtypes, sizes and every hash; `expected` are the tensors it must have.
-    pub fn read(folder: &Path, expected: Option<&[TensorSpec]>) -> Result<Self, CheckpointError> {
+    /// Reads `folder` and checks names, shapes, dtypes, sizes and every hash; `expected` is what the
+    /// model can load.
+    pub fn read(folder: &Path, expected: Option<&Loadable>) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
         let mut files = Vec::with_capacity(manifest.files.len());
         let mut found: HashMap<String, Tensor> = HashMap::new();
@@ -304,23 +305,31 @@ fn match_manifest(
     Ok(tensors)
 }
 
-fn match_expected(tensors: &[Tensor], expected: &[TensorSpec]) -> Result<(), CheckpointError> {
-    let found: BTreeMap<&str, &TensorSpec> = tensors
+fn match_expected(tensors: &[Tensor], expected: &Loadable) -> Result<(), CheckpointError> {
+    let found: BTreeMap<&str, &[u64]> = tensors
         .iter()
-        .map(|t| (t.spec.name.as_str(), &t.spec))
+        .map(|tensor| (tensor.spec.name.as_str(), tensor.spec.shape.as_slice()))
         .collect();
-    let wanted: BTreeMap<&str, &TensorSpec> = expected
+    let wanted: BTreeMap<&str, &[u64]> = expected
+        .tensors
         .iter()
-        .map(|spec| (spec.name.as_str(), spec))
+        .map(|(name, shape)| (name.as_str(), shape.as_slice()))
         .collect();
-    let names: BTreeSet<&&str> = found.keys().chain(wanted.keys()).collect();
-    let bad = names
+    let names: BTreeSet<&str> = found.keys().chain(wanted.keys()).copied().collect();
+    let other = names
         .into_iter()
-        .filter(|name| found.get(**name) != wanted.get(**name))
-        .map(|name| name.to_string());
+        .filter(|name| found.get(name) != wanted.get(name))
+        .map(str::to_owned);
     mismatch(
-        bad.collect(),
-        "names, dtypes and shapes must equal those of the model that is served",
+        other.collect(),
+        "names and shapes must equal those of the model that is served",
+    )?;
+    let dtypes = tensors
+        .iter()
+        .filter(|tensor| !expected.dtypes.contains(&tensor.spec.dtype));
+    mismatch(
+        dtypes.map(|tensor| tensor.spec.name.clone()).collect(),
+        "the model cannot load their dtype",
     )
 }
 

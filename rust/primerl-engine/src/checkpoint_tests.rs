@@ -44,12 +44,15 @@ fn write_manifest(folder: &TempDir, manifest: &serde_json::Value) {
     std::fs::write(folder.path().join("manifest.json"), manifest.to_string()).unwrap();
 }
 
-fn specs(checkpoint: &Checkpoint) -> Vec<TensorSpec> {
-    checkpoint
+fn loadable(checkpoint: &Checkpoint) -> Loadable {
+    let tensors = checkpoint
         .tensors
         .iter()
-        .map(|tensor| tensor.spec.clone())
-        .collect()
+        .map(|tensor| (tensor.spec.name.clone(), tensor.spec.shape.clone()));
+    Loadable {
+        tensors: tensors.collect(),
+        dtypes: vec!["F32".into()],
+    }
 }
 
 #[test]
@@ -66,7 +69,7 @@ fn a_good_checkpoint_is_read() {
         read.bytes(b),
         [5.0f32.to_le_bytes(), 6.0f32.to_le_bytes()].concat()
     );
-    Checkpoint::read(folder.path(), Some(&specs(&read))).unwrap();
+    Checkpoint::read(folder.path(), Some(&loadable(&read))).unwrap();
 }
 
 #[test]
@@ -132,10 +135,23 @@ fn a_changed_byte_and_a_cut_file_are_noticed() {
 #[test]
 fn another_model_is_refused() {
     let (folder, _) = checkpoint();
-    let mut expected = specs(&Checkpoint::read(folder.path(), None).unwrap());
-    expected[0].shape = vec![4];
-    let error = Checkpoint::read(folder.path(), Some(&expected))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("mismatch in 1 tensors"), "{error}");
+    let fits = loadable(&Checkpoint::read(folder.path(), None).unwrap());
+    let mut other_shape = fits.clone();
+    other_shape.tensors[0].1 = vec![4];
+    let mut one_more = fits.clone();
+    one_more.tensors.push(("c".into(), vec![1]));
+    let other_dtype = Loadable {
+        dtypes: vec!["BF16".into()],
+        ..fits
+    };
+    for (expected, words) in [
+        (other_shape, "in 1 tensors"),
+        (one_more, "\"c\""),
+        (other_dtype, "dtype"),
+    ] {
+        let error = Checkpoint::read(folder.path(), Some(&expected))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }

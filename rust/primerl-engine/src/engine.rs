@@ -452,7 +452,7 @@ impl<B: Backend> Engine<B> {
         if let Err(error) = self.scheduler.versions.check_started() {
             return Ok(Err(CommandError(error.to_string())));
         }
-        let expected = self.backend.info().tensors.as_deref();
+        let expected = self.backend.info().loadable.as_ref();
         let loaded = match Checkpoint::read(path, expected) {
             Ok(checkpoint) => self.backend.load_weights(&checkpoint),
             Err(error) => Err(BackendError::Refused(error.to_string())),

@@ -28,7 +28,9 @@ pub mod sequence;
 pub mod server;
 pub mod versions;
 
-pub use backend::{Backend, BackendError, ModelInfo, ScoredToken, StepOutput, TensorSpec};
+pub use backend::{
+    Backend, BackendError, Loadable, ModelInfo, ScoredToken, StepOutput, TensorSpec,
+};
 pub use batch::Batch;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{Config, ConfigError};

@@ -6,7 +6,7 @@
 //! or forgets to recompute gives other tokens.
 
 use crate::backend::{
-    Backend, BackendError, ModelInfo, ScoredToken, StepOutput, TensorSpec, TopToken,
+    Backend, BackendError, Loadable, ModelInfo, ScoredToken, StepOutput, TopToken,
 };
 use crate::batch::{Batch, Sample};
 use crate::checkpoint::{Checkpoint, digest};
@@ -28,8 +28,8 @@ pub struct MockConfig {
     /// Each forward call takes this long, plus `token_latency` a token.
     pub step_latency: Duration,
     pub token_latency: Duration,
-    /// Tensors a checkpoint must have; `None` accepts any.
-    pub tensors: Option<Vec<TensorSpec>>,
+    /// `None` takes any checkpoint.
+    pub loadable: Option<Loadable>,
     pub faults: Faults,
 }
 
@@ -58,7 +58,7 @@ impl Default for MockConfig {
             last_token: 256,
             step_latency: Duration::ZERO,
             token_latency: Duration::ZERO,
-            tensors: None,
+            loadable: None,
             faults: Faults::default(),
         }
     }
@@ -162,7 +162,7 @@ impl MockBackend {
             max_model_len: config.max_model_len,
             slots: config.slots,
             eos_token_ids: config.eos_token_id.into_iter().collect(),
-            tensors: config.tensors.clone(),
+            loadable: config.loadable.clone(),
         };
         let prefixes = vec![Vec::new(); config.slots as usize];
         MockBackend {

@@ -298,7 +298,7 @@ mod tests {
             max_model_len: 16,
             slots: 4,
             eos_token_ids: vec![7, 9],
-            tensors: None,
+            loadable: None,
         }
     }
 

@@ -111,7 +111,7 @@ impl Arguments {
             last_token: self.last_token,
             step_latency: latency(self.step_latency_ms)?,
             token_latency: latency(self.token_latency_ms)?,
-            tensors: None,
+            loadable: None,
             faults: Faults {
                 fail_forward_at: self.fail_forward_at,
                 hang_forward_at: self.hang_forward_at,

@@ -1,0 +1,193 @@
+"""The torch side of the engine: called once a step, on the engine's own thread, with columns for the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from primerl.inference.model import Decoder, Segment, load_folder
+from primerl.inference.sampling import Rows, Scores, sample, score
+from primerl.inference.shape import Shape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+Columns = bytearray
+"""Little-endian values of one column; the dtype is in the parameter's comment."""
+
+ScoreColumns = tuple[bytes, bytes, bytes, bytes, int]
+"""Log-probabilities (float32), ranks (int64), ids (int64) and log-probabilities (float32) of the k most likely, k."""
+
+
+class TorchBackend:
+    """A model folder as a backend of `primerl._core.InferenceEngine`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        max_num_seqs: int,
+        max_model_len: int | None,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        self.shape = Shape.read(folder)
+        longest = self.shape.max_positions
+        if max_model_len is not None and max_model_len > longest:
+            raise ValueError(f"max_model_len: {max_model_len} is more than the model's {longest} positions")
+        self.decoder = Decoder(self.shape, dtype=DTYPES[dtype], slots=max_num_seqs, max_len=max_model_len or longest)
+        self.raw_logprobs = logprobs_mode == "raw_logprobs"
+        self._groups = self.shape.heads // self.shape.kv_heads
+        self._hashes: dict[str, tuple[str, str]] = {}  # dtype and hash in the file of what was converted
+        load_folder(self.decoder, folder)
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "vocab_size": self.shape.vocab_size,
+            "max_model_len": self.decoder.max_len,
+            "slots": self.decoder.slots,
+            "eos_token_ids": list(self.shape.eos_token_ids),
+            "tensors": [(name, list(tensor.shape)) for name, tensor in self.decoder.tensors.items()],
+            "dtypes": list(SAFETENSORS_DTYPES),
+        }
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def load_tensor(self, name: str, dtype: str, data: Columns) -> None:
+        """Copies one tensor of a checkpoint whose names, shapes and hashes have been checked."""
+        target = self.decoder.tensors[name]
+        source = torch.frombuffer(data, dtype=SAFETENSORS_DTYPES[dtype]).view(target.shape)
+        target.copy_(source)
+        self._hashes.pop(name, None)
+        if source.dtype != target.dtype:
+            # Bytes in memory differ from the file's, so this proves the conversion and remembers the file's hash.
+            if not torch.equal(target, source.to(target.dtype)):
+                raise RuntimeError(f"{name} is not in memory what was copied into it")
+            self._hashes[name] = (dtype, xxhash.xxh3_64_hexdigest(data))
+
+    @torch.inference_mode()
+    def weights_changed(self) -> None:
+        self.decoder.weights_changed()
+
+    @torch.inference_mode()
+    def digest(self) -> str:
+        """Digest of the tensors in memory (docs/architecture.md, "Weights")."""
+        own_dtype = next(name for name, dtype in SAFETENSORS_DTYPES.items() if dtype == self.decoder.dtype)
+        lines = []
+        for name, tensor in sorted(self.decoder.tensors.items()):
+            dtype, xxh3 = self._hashes.get(name) or (own_dtype, self._hash(tensor))
+            lines.append(f"{name} {dtype} {'x'.join(map(str, tensor.shape))} {xxh3}\n")
+        return xxhash.xxh3_128_hexdigest("".join(lines).encode())
+
+    @staticmethod
+    def _hash(tensor: Tensor) -> str:
+        return xxhash.xxh3_64_hexdigest(tensor.contiguous().view(torch.uint8).numpy().data)
+
+    # Computation --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        *,
+        token_ids: Columns,  # int64 [N]
+        positions: Columns,  # int64 [N]
+        cache_rows: Columns,  # int64 [N]: slot * M + position
+        segments: list[tuple[int, int, int, int]],  # first sequence, count, longest query, longest context
+        slots: Columns,  # int64, one a sequence
+        query_lens: Columns,  # int64, one a sequence
+        context_lens: Columns,  # int64, one a sequence
+        sample_rows: Columns | None,  # int64 [S]
+        uniforms: Columns | None,  # float64 [S]
+        temperatures: Columns | None,  # float32 [S]; None: all 1
+        top_p: Columns | None,  # float32 [S]; None here and below: off for all
+        top_k: Columns | None,  # int64 [S]
+        min_p: Columns | None,  # float32 [S]
+        banned: tuple[Columns, Columns] | None,  # int64: rows of S, token ids
+        top: int,  # how many of the most likely tokens to return
+        prompt_rows: Columns | None,  # int64 [P]
+        prompt_targets: Columns | None,  # int64 [P]
+        prompt_top: int,
+    ) -> tuple[tuple[bytes, ScoreColumns] | None, ScoreColumns | None]:
+        """Sampled ids (int64) with their scores, and the scores of prompt tokens."""
+        hidden = self.decoder.forward(
+            _integers(token_ids),
+            _integers(positions),
+            _integers(cache_rows),
+            self._segments(segments, _integers(slots), _integers(query_lens), _integers(context_lens)),
+        )
+        sampled = prompt = None
+        if sample_rows is not None and uniforms is not None:
+            rows = Rows(
+                uniforms=torch.frombuffer(uniforms, dtype=torch.float64),
+                temperatures=_floats(temperatures),
+                top_p=_floats(top_p),
+                top_k=None if top_k is None else _integers(top_k),
+                min_p=_floats(min_p),
+                banned=None if banned is None else (_integers(banned[0]), _integers(banned[1])),
+            )
+            token_ids_S, raw, processed = sample(self.decoder.logits(hidden[_integers(sample_rows)]), rows)
+            scores = score(raw if self.raw_logprobs else processed, token_ids_S, top)
+            sampled = (token_ids_S.numpy().tobytes(), _columns(scores))
+        if prompt_rows is not None and prompt_targets is not None:
+            logprobs = self.decoder.logits(hidden[_integers(prompt_rows)]).log_softmax(-1)
+            prompt = _columns(score(logprobs, _integers(prompt_targets), prompt_top))
+        return sampled, prompt
+
+    def _segments(
+        self, bounds: list[tuple[int, int, int, int]], slots: Tensor, query_lens: Tensor, context_lens: Tensor
+    ) -> list[Segment]:
+        segments, row = [], 0
+        for first, count, query_len, context_len in bounds:
+            members = slice(first, first + count)
+            queries, contexts, places = query_lens[members], context_lens[members], slots[members]
+            rows = count if query_len == 1 else int(queries.sum())
+            low, high = int(places[0]), int(places[-1])
+            segments.append(
+                Segment(
+                    rows=slice(row, row + rows),
+                    # Slots are in order, so they lie side by side exactly when they span no more than their number.
+                    slots=slice(low, high + 1) if high - low + 1 == count else places,
+                    count=count,
+                    query_len=query_len,
+                    context_len=context_len,
+                    scatter=None if rows == count * query_len else _padded_places(queries, query_len),
+                    mask=self._mask(queries, contexts, query_len, context_len),
+                )
+            )
+            row += rows
+        return segments
+
+    def _mask(self, queries: Tensor, contexts: Tensor, query_len: int, context_len: int) -> Tensor:
+        """[C, 1, Q * G, L]: a token attends to positions up to its own. Rows of padding attend to something, too."""
+        starts = contexts - queries
+        positions = starts[:, None] + torch.arange(query_len)
+        hidden = torch.arange(context_len) > positions.unsqueeze(-1)
+        mask = torch.zeros(hidden.shape, dtype=self.decoder.dtype).masked_fill_(hidden, -torch.inf)
+        return mask.repeat_interleave(self._groups, dim=1).unsqueeze(1) if query_len > 1 else mask.unsqueeze(1)
+
+
+def _padded_places(queries: Tensor, query_len: int) -> Tensor:
+    """Place of each token in a query block padded to `query_len`."""
+    used = torch.arange(query_len) < queries[:, None]
+    return used.flatten().nonzero().squeeze(1)
+
+
+def _integers(column: Columns) -> Tensor:
+    return torch.frombuffer(column, dtype=torch.int64)
+
+
+def _floats(column: Columns | None) -> Tensor | None:
+    return None if column is None else torch.frombuffer(column, dtype=torch.float32)
+
+
+def _columns(scores: Scores) -> ScoreColumns:
+    logprobs, ranks = scores.logprobs.numpy().tobytes(), scores.ranks.numpy().tobytes()
+    if scores.top_ids is None or scores.top_logprobs is None:
+        return logprobs, ranks, b"", b"", 0
+    top_ids, top_logprobs = scores.top_ids.numpy().tobytes(), scores.top_logprobs.numpy().tobytes()
+    return logprobs, ranks, top_ids, top_logprobs, scores.top_ids.shape[1]

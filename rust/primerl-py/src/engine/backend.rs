@@ -1,0 +1,337 @@
+//! A Python object as a [`Backend`]: columns go out and come back as bytes, one call a step.
+//!
+//! The methods it must have are those of `primerl.inference.torch_backend.TorchBackend`.
+
+use primerl_engine::backend::TopToken;
+use primerl_engine::batch::{Batch, Sample};
+use primerl_engine::{
+    Backend, BackendError, Checkpoint, Loadable, ModelInfo, ScoredToken, StepOutput,
+};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyByteArray, PyDict};
+
+pub struct PythonBackend {
+    object: Py<PyAny>,
+    info: ModelInfo,
+}
+
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct PythonInfo {
+    vocab_size: u32,
+    max_model_len: u32,
+    slots: u32,
+    eos_token_ids: Vec<u32>,
+    tensors: Vec<(String, Vec<u64>)>,
+    dtypes: Vec<String>,
+}
+
+/// Log-probabilities, ranks, ids and log-probabilities of the most likely tokens, and how many of those a row.
+type ScoreColumns = (
+    PyBackedBytes,
+    PyBackedBytes,
+    PyBackedBytes,
+    PyBackedBytes,
+    usize,
+);
+type Answer = (Option<(PyBackedBytes, ScoreColumns)>, Option<ScoreColumns>);
+
+impl PythonBackend {
+    pub fn new(py: Python<'_>, object: Py<PyAny>) -> PyResult<Self> {
+        let info: PythonInfo = object.call_method0(py, "info")?.extract(py)?;
+        let info = ModelInfo {
+            vocab_size: info.vocab_size,
+            max_model_len: info.max_model_len,
+            slots: info.slots,
+            eos_token_ids: info.eos_token_ids,
+            loadable: Some(Loadable {
+                tensors: info.tensors,
+                dtypes: info.dtypes,
+            }),
+        };
+        Ok(PythonBackend { object, info })
+    }
+}
+
+impl Backend for PythonBackend {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
+        let answer = Python::attach(|py| {
+            let columns = columns(py, batch, u64::from(self.info.max_model_len))?;
+            let answer = self
+                .object
+                .call_method(py, intern!(py, "forward"), (), Some(&columns))?;
+            answer.extract::<Answer>(py)
+        });
+        step_output(batch, answer.map_err(raised)?)
+    }
+
+    fn load_weights(&mut self, checkpoint: &Checkpoint) -> Result<(), BackendError> {
+        // Everything was validated, so an exception here leaves a model of two versions: the engine must end.
+        Python::attach(|py| {
+            for tensor in &checkpoint.tensors {
+                let data = PyByteArray::new(py, checkpoint.bytes(tensor));
+                let arguments = (&tensor.spec.name, &tensor.spec.dtype, data);
+                self.object
+                    .call_method1(py, intern!(py, "load_tensor"), arguments)?;
+            }
+            self.object
+                .call_method0(py, intern!(py, "weights_changed"))?;
+            Ok(())
+        })
+        .map_err(raised)
+    }
+
+    fn digest(&mut self) -> Result<String, BackendError> {
+        Python::attach(|py| {
+            self.object
+                .call_method0(py, intern!(py, "digest"))?
+                .extract(py)
+        })
+        .map_err(raised)
+    }
+}
+
+/// The traceback goes to the log; clients get the exception's own line.
+fn raised(error: PyErr) -> BackendError {
+    Python::attach(|py| {
+        let traceback = error
+            .traceback(py)
+            .and_then(|traceback| traceback.format().ok());
+        tracing::error!(
+            "the model raised {error}\n{}",
+            traceback.unwrap_or_default()
+        );
+        BackendError::Failed(error.to_string())
+    })
+}
+
+fn int64<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'py, PyByteArray> {
+    PyByteArray::new(py, &values.flat_map(i64::to_le_bytes).collect::<Vec<u8>>())
+}
+
+fn float32<'py>(py: Python<'py>, values: impl Iterator<Item = f32>) -> Bound<'py, PyByteArray> {
+    PyByteArray::new(py, &values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+}
+
+/// The keyword arguments of `forward`; its docstring says what they mean.
+fn columns<'py>(py: Python<'py>, batch: &Batch, max_len: u64) -> PyResult<Bound<'py, PyDict>> {
+    let columns = PyDict::new(py);
+    let sequences = &batch.sequences;
+    columns.set_item(
+        intern!(py, "token_ids"),
+        int64(py, batch.token_ids.iter().map(|&id| i64::from(id))),
+    )?;
+    columns.set_item(
+        intern!(py, "positions"),
+        int64(
+            py,
+            batch.positions.iter().map(|&position| i64::from(position)),
+        ),
+    )?;
+    let slots = sequences
+        .iter()
+        .flat_map(|part| std::iter::repeat_n(part.slot, part.query_len as usize));
+    let cache_rows = slots
+        .zip(&batch.positions)
+        .map(|(slot, &position)| i64::from(slot) * max_len as i64 + i64::from(position));
+    columns.set_item(intern!(py, "cache_rows"), int64(py, cache_rows))?;
+    let segments: Vec<_> = batch
+        .segments
+        .iter()
+        .map(|s| (s.first, s.count, s.query_len, s.context_len))
+        .collect();
+    columns.set_item(intern!(py, "segments"), segments)?;
+    let of_sequences = |value: fn(&primerl_engine::batch::BatchSequence) -> u32| {
+        int64(py, sequences.iter().map(move |part| i64::from(value(part))))
+    };
+    columns.set_item(intern!(py, "slots"), of_sequences(|part| part.slot))?;
+    columns.set_item(
+        intern!(py, "query_lens"),
+        of_sequences(|part| part.query_len),
+    )?;
+    columns.set_item(
+        intern!(py, "context_lens"),
+        of_sequences(|part| part.context_len),
+    )?;
+    sampling_columns(py, batch, &columns)?;
+    prompt_columns(py, batch, &columns)?;
+    Ok(columns)
+}
+
+fn sampling_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) -> PyResult<()> {
+    let mut rows = Vec::new();
+    let mut samples: Vec<&Sample> = Vec::new();
+    let mut end = 0;
+    for part in &batch.sequences {
+        end += i64::from(part.query_len);
+        if let Some(sample) = &part.sample {
+            rows.push(end - 1);
+            samples.push(sample);
+        }
+    }
+    let any = !samples.is_empty();
+    let samples = &samples;
+    columns.set_item(
+        intern!(py, "sample_rows"),
+        any.then(|| int64(py, rows.into_iter())),
+    )?;
+    let uniforms = samples
+        .iter()
+        .flat_map(|sample| sample.uniform.to_le_bytes());
+    columns.set_item(
+        intern!(py, "uniforms"),
+        any.then(|| PyByteArray::new(py, &uniforms.collect::<Vec<u8>>())),
+    )?;
+    // A setting that no row uses is not sent, so that the model can skip it.
+    let setting = |neutral: f32, value: fn(&Sample) -> f32| {
+        let used = samples.iter().any(|sample| value(sample) != neutral);
+        used.then(|| float32(py, samples.iter().map(move |sample| value(sample))))
+    };
+    columns.set_item(
+        intern!(py, "temperatures"),
+        setting(1.0, |sample| sample.temperature),
+    )?;
+    columns.set_item(intern!(py, "top_p"), setting(1.0, |sample| sample.top_p))?;
+    columns.set_item(intern!(py, "min_p"), setting(0.0, |sample| sample.min_p))?;
+    let uses_top_k = samples.iter().any(|sample| sample.top_k != 0);
+    let top_k = uses_top_k.then(|| int64(py, samples.iter().map(|sample| i64::from(sample.top_k))));
+    columns.set_item(intern!(py, "top_k"), top_k)?;
+    let banned: Vec<(i64, i64)> = (0..)
+        .zip(samples)
+        .flat_map(|(row, sample)| sample.banned.iter().map(move |&id| (row, i64::from(id))))
+        .collect();
+    let banned = (!banned.is_empty()).then(|| {
+        (
+            int64(py, banned.iter().map(|&(row, _)| row)),
+            int64(py, banned.iter().map(|&(_, id)| id)),
+        )
+    });
+    columns.set_item(intern!(py, "banned"), banned)?;
+    let top = samples
+        .iter()
+        .map(|sample| sample.top)
+        .max()
+        .unwrap_or_default();
+    columns.set_item(intern!(py, "top"), top)
+}
+
+fn prompt_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) -> PyResult<()> {
+    let (mut rows, mut ids, mut top, mut start) = (Vec::new(), Vec::new(), 0, 0);
+    for part in &batch.sequences {
+        if let Some(targets) = &part.prompt_targets {
+            let first = start + i64::from(targets.first_row);
+            rows.extend(first..first + targets.targets.len() as i64);
+            ids.extend(targets.targets.iter().map(|&id| i64::from(id)));
+            top = top.max(targets.top);
+        }
+        start += i64::from(part.query_len);
+    }
+    let any = !rows.is_empty();
+    columns.set_item(
+        intern!(py, "prompt_rows"),
+        any.then(|| int64(py, rows.into_iter())),
+    )?;
+    columns.set_item(
+        intern!(py, "prompt_targets"),
+        any.then(|| int64(py, ids.into_iter())),
+    )?;
+    columns.set_item(intern!(py, "prompt_top"), top)
+}
+
+fn step_output(batch: &Batch, (sampled, prompt): Answer) -> Result<StepOutput, BackendError> {
+    let mut output = StepOutput::default();
+    if let Some((ids, scores)) = sampled {
+        let tops = batch
+            .sequences
+            .iter()
+            .filter_map(|part| part.sample.as_ref())
+            .map(|sample| sample.top);
+        output.sampled = scored(integers(&ids)?.into_iter(), tops, &scores)?;
+    }
+    if let Some(scores) = prompt {
+        let targets = || {
+            batch
+                .sequences
+                .iter()
+                .filter_map(|part| part.prompt_targets.as_ref())
+        };
+        let ids = targets().flat_map(|targets| targets.targets.iter().map(|&id| i64::from(id)));
+        let tops =
+            targets().flat_map(|targets| std::iter::repeat_n(targets.top, targets.targets.len()));
+        output.prompt = scored(ids, tops, &scores)?;
+    }
+    Ok(output)
+}
+
+fn scored(
+    ids: impl Iterator<Item = i64>,
+    tops: impl Iterator<Item = u32>,
+    (logprobs, ranks, top_ids, top_logprobs, width): &ScoreColumns,
+) -> Result<Vec<ScoredToken>, BackendError> {
+    let (logprobs, ranks) = (floats(logprobs)?, integers(ranks)?);
+    let (top_ids, top_logprobs) = (integers(top_ids)?, floats(top_logprobs)?);
+    let rows = ids.zip(tops).zip(logprobs.iter().zip(&ranks)).enumerate();
+    rows.map(|(row, ((id, top), (&logprob, &rank)))| {
+        let first = row * width;
+        let wanted = first..first + (*width).min(top as usize);
+        let out_of_range = || {
+            BackendError::Failed("the model returned fewer top log-probabilities than rows".into())
+        };
+        let ids = top_ids.get(wanted.clone()).ok_or_else(out_of_range)?;
+        let values = top_logprobs.get(wanted).ok_or_else(out_of_range)?;
+        let top = (1..)
+            .zip(ids.iter().zip(values))
+            .map(|(rank, (&id, &logprob))| {
+                Ok(TopToken {
+                    token_id: token_id(id)?,
+                    logprob,
+                    rank,
+                })
+            })
+            .collect::<Result<_, BackendError>>()?;
+        Ok(ScoredToken {
+            token_id: token_id(id)?,
+            logprob,
+            rank: u32::try_from(rank).unwrap_or(u32::MAX),
+            top,
+        })
+    })
+    .collect()
+}
+
+fn token_id(id: i64) -> Result<u32, BackendError> {
+    u32::try_from(id).map_err(|_| BackendError::Failed(format!("the model returned token id {id}")))
+}
+
+fn integers(column: &[u8]) -> Result<Vec<i64>, BackendError> {
+    let (values, rest) = column.as_chunks::<8>();
+    whole(rest)?;
+    Ok(values
+        .iter()
+        .map(|bytes| i64::from_le_bytes(*bytes))
+        .collect())
+}
+
+fn floats(column: &[u8]) -> Result<Vec<f32>, BackendError> {
+    let (values, rest) = column.as_chunks::<4>();
+    whole(rest)?;
+    Ok(values
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect())
+}
+
+fn whole(rest: &[u8]) -> Result<(), BackendError> {
+    if rest.is_empty() {
+        return Ok(());
+    }
+    Err(BackendError::Failed(
+        "the model returned a column with a broken value at its end".into(),
+    ))
+}
