@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from primerl.config.load import ConfigError, fail, load
 
 
@@ -21,6 +23,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config import resolve
     from primerl.config.trainer import SFTConfig
     from primerl.launch import preflight
+    from primerl.launch.run import OMP_WAIT_POLICY
 
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
@@ -36,6 +39,8 @@ def sft(arguments: list[str]) -> int:
             if config.dry_run:
                 print(f"everything checked; the resolved config is {folder / 'configs' / 'sft.toml'}")
                 return 0
+            # Read when torch is loaded.
+            os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
             from primerl.train.sft import main
 
             return int(main(settings))
