@@ -97,6 +97,7 @@ class Orchestrator:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -159,6 +160,15 @@ class Orchestrator:
         self.url = f"http://127.0.0.1:{self._port}"
         return runner
 
+    async def _settle(self) -> None:
+        """Ends what the server has left: handlers that never answer, and sockets that are closed in the next round."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
     def _handler(self, answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> Any:
         async def handle(request: web.Request) -> web.Response:
             assert request.content_type == "application/msgpack"
@@ -188,7 +198,9 @@ class Orchestrator:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), left)
-        given, self._waiting = self._waiting[: body["max"]], self._waiting[body["max"] :]
+        # A worker that was forgotten while it waited gets nothing.
+        max_given = body["max"] if body["worker"] in self._workers else 0
+        given, self._waiting = self._waiting[:max_given], self._waiting[max_given:]
         with self._changed:
             self.leased.update({lease["rollout"]: body["worker"] for lease in given})
         return {"rollouts": given, "finished": self.finished and not given, "reason": "" if given else "nothing to do"}

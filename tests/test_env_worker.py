@@ -1,0 +1,289 @@
+"""The env worker process against an orchestrator over HTTP: leases, cancellation, loss and return of either side."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from env_orchestrator import Chat, Orchestrator, completion
+from primerl.envs import check
+from primerl.envs.worker import WorkerConfig
+
+ENVIRONMENTS = Path(__file__).parent / "environments"
+KINDS = ["plain", "reward_raises", "reward_blocks", "never_ends"]
+MAIN = (
+    "import json, sys; from primerl.envs.worker import WorkerConfig, run_worker;"
+    "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
+)
+# Long enough for a loaded machine to import verifiers.
+START_S = 60.0
+
+Start = Callable[..., "Worker"]
+
+
+class Worker:
+    def __init__(self, log: Path, config: dict[str, Any]) -> None:
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, json.dumps(config)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ENVIRONMENTS)},
+            )
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def exit_code(self, timeout: float = 30.0) -> int:
+        return self.process.wait(timeout)
+
+
+def example_of(kind: str) -> int:
+    """Where a kind is in the worker's list, which is shuffled by seed 0."""
+    order = list(KINDS)
+    random.Random(0).shuffle(order)
+    return order.index(kind)
+
+
+def trial_config(**settings: Any) -> dict[str, Any]:
+    return {"environment": "trial", "id": "trial-env", "args": {"taskset": {"kinds": KINDS, **settings}}}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts workers; whatever is left of them at the end is killed."""
+    workers: list[Worker] = []
+
+    def launch(orchestrator: Orchestrator, **config: Any) -> Worker:
+        base = {"orchestrator_url": orchestrator.url, "environment": "reverse", "id": "reverse-text"}
+        workers.append(Worker(tmp_path / f"worker_{len(workers)}.log", {**base, **config}))
+        return workers[-1]
+
+    yield launch
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.kill()
+            worker.process.wait()
+
+
+@pytest.fixture
+def orchestrator() -> Iterator[Orchestrator]:
+    with Orchestrator() as double:
+        yield double
+
+
+async def answer_right(chat: Chat) -> web.Response:
+    return completion(f"<r>{chat.last.removeprefix('Reverse: ')[::-1]}</r>")
+
+
+def test_many_rollouts_are_leased_run_and_reported_and_the_worker_ends_with_the_run(
+    orchestrator: Orchestrator, start: Start
+) -> None:
+    orchestrator.reply = answer_right
+    rollouts = [orchestrator.add(example) for example in range(60)]
+    worker = start(orchestrator, worker_name="w0", max_concurrent=8, args={"taskset": {"num_examples": 60}})
+    orchestrator.wait("results", lambda: len(orchestrator.results) == 60, START_S)
+    [registration] = orchestrator.registrations
+    assert registration == {
+        "environment": "reverse",
+        "role": "train",
+        "name": f"w0:{worker.process.pid}",
+        "pid": worker.process.pid,
+        "examples": 60,
+    }
+    sessions = {chat.rollout: chat.session for chat in orchestrator.chats}
+    for rollout in rollouts:
+        outcome = orchestrator.results[rollout]
+        assert outcome["ok"]
+        assert outcome["traces"][0]["reward"] == 1.0
+        assert outcome["traces"][0]["session"] == sessions[rollout]
+    assert {(chat.body["model"], chat.body["max_tokens"]) for chat in orchestrator.chats} == {("policy", 28)}
+    assert len({chat.last for chat in orchestrator.chats}) == 60
+    assert max(len(beat["running"]) for _, beat in orchestrator.heartbeats) <= 8
+    orchestrator.finish()
+    assert worker.exit_code() == 0
+    assert len(orchestrator.left) == 1
+
+
+def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator, start: Start) -> None:
+    worker = start(orchestrator, max_concurrent=3, **trial_config(block_s=2.0))
+
+    # An exception: a typed error for the orchestrator, a traceback for the log.
+    failed = orchestrator.add(example_of("reward_raises"))
+    outcome = orchestrator.result(failed, START_S)
+    assert not outcome["ok"]
+    assert outcome["error"]["kind"] == "environment"
+    assert "the reward of this example cannot be computed" in outcome["error"]["message"]
+    assert f"rollout {failed} (group {failed}, example {example_of('reward_raises')}) failed" in worker.text()
+    assert 'trial_env.py", line' in worker.text()
+
+    # A reward that blocks the event loop for 2 s: heartbeats go on meanwhile.
+    before = len(orchestrator.heartbeats)
+    orchestrator.result(orchestrator.add(example_of("reward_blocks")))
+    moments = [moment for moment, _ in orchestrator.heartbeats[before:]]
+    assert len(moments) >= 6
+    assert max(later - earlier for earlier, later in itertools.pairwise(moments)) < 1.0
+
+    # An example that does not exist, and one that does not end within its lease.
+    assert "does not exist" in orchestrator.result(orchestrator.add(99))["error"]["message"]
+    late = orchestrator.result(orchestrator.add(example_of("never_ends"), deadline_s=0.5))
+    assert late["error"]["kind"] == "timeout"
+
+    # All capacity taken by rollouts that do not end; cancelling them makes room, and they report nothing.
+    stuck = [orchestrator.add(example_of("never_ends")) for _ in range(3)]
+    orchestrator.wait("leases", lambda: set(stuck) <= set(orchestrator.leased))
+    held = orchestrator.add(example_of("plain"))
+    for rollout in stuck:
+        orchestrator.cancel(rollout)
+    assert orchestrator.result(held)["ok"]
+    assert not set(stuck) & set(orchestrator.results)
+
+
+def test_a_cancelled_rollout_hangs_up_on_the_gateway(orchestrator: Orchestrator, start: Start) -> None:
+    async def never(chat: Chat) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    orchestrator.reply = never
+    rollout = orchestrator.add()
+    start(orchestrator)
+    orchestrator.wait("chat request", lambda: len(orchestrator.chats) == 1, START_S)
+    orchestrator.cancel(rollout)
+    orchestrator.wait("disconnect", lambda: orchestrator.hung_up == [rollout])
+    orchestrator.wait("heartbeat without it", lambda: orchestrator.heartbeats[-1][1]["running"] == [])
+    assert rollout not in orchestrator.results
+
+
+def test_a_forgotten_worker_drops_its_rollouts_and_registers_again(orchestrator: Orchestrator, start: Start) -> None:
+    async def never(chat: Chat) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    orchestrator.reply = never
+    lost = orchestrator.add()
+    worker = start(orchestrator)
+    orchestrator.wait("chat request", lambda: len(orchestrator.chats) == 1, START_S)
+    orchestrator.forget_workers()
+    orchestrator.wait("second registration", lambda: len(orchestrator.registrations) == 2)
+    orchestrator.wait("disconnect", lambda: orchestrator.hung_up == [lost])
+    assert orchestrator.registrations[0]["name"] == orchestrator.registrations[1]["name"]
+    orchestrator.reply = answer_right
+    assert orchestrator.result(orchestrator.add())["ok"]
+    assert lost not in orchestrator.results
+    assert "does not know this worker" in worker.text()
+
+
+def test_an_orchestrator_that_comes_back_finds_its_worker(orchestrator: Orchestrator, start: Start) -> None:
+    orchestrator.reply = answer_right
+    worker = start(orchestrator)
+    assert orchestrator.result(orchestrator.add(), START_S)["ok"]
+    orchestrator.stop()
+    orchestrator.forget_workers()
+    orchestrator.start()
+    orchestrator.wait("second registration", lambda: len(orchestrator.registrations) == 2)
+    assert orchestrator.result(orchestrator.add())["ok"]
+    assert worker.process.poll() is None
+
+
+def test_a_worker_whose_orchestrator_is_gone_gives_up_and_says_so(orchestrator: Orchestrator, start: Start) -> None:
+    worker = start(orchestrator, unreachable_s=1.5)
+    orchestrator.wait("registration", lambda: bool(orchestrator.registrations), START_S)
+    orchestrator.stop()
+    assert worker.exit_code(20) == 1
+    assert f"orchestrator {orchestrator.url} did not answer for" in worker.text()
+    orchestrator.start()
+
+
+def test_a_worker_that_is_told_to_stop_says_goodbye_and_is_gone(orchestrator: Orchestrator, start: Start) -> None:
+    stuck = orchestrator.add(example_of("never_ends"))
+    worker = start(orchestrator, **trial_config())
+    orchestrator.wait("lease", lambda: stuck in orchestrator.leased, START_S)
+    told = time.monotonic()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code(10) == 0
+    assert time.monotonic() - told < 5
+    assert len(orchestrator.left) == 1
+    assert stuck not in orchestrator.results
+
+
+def test_a_killed_worker_is_replaced_by_another_with_another_name(orchestrator: Orchestrator, start: Start) -> None:
+    orchestrator.reply = answer_right
+    first = start(orchestrator, worker_name="w")
+    orchestrator.result(orchestrator.add(), START_S)
+    first.process.kill()
+    assert first.exit_code() == -signal.SIGKILL
+    start(orchestrator, worker_name="w")
+    orchestrator.wait("second registration", lambda: len(orchestrator.registrations) == 2, START_S)
+    assert orchestrator.registrations[0]["name"] != orchestrator.registrations[1]["name"]
+    assert orchestrator.result(orchestrator.add())["ok"]
+
+
+def test_a_refused_worker_exits_2_with_the_reason(orchestrator: Orchestrator, start: Start) -> None:
+    orchestrator.refuse = web.Response(status=404, text="no environment 'reverse' in this run; it has 'reverse-text'")
+    worker = start(orchestrator)
+    assert worker.exit_code(START_S) == 2
+    assert "no environment 'reverse' in this run" in worker.text()
+
+
+def test_an_environment_that_cannot_be_imported_exits_2_and_is_named(orchestrator: Orchestrator, start: Start) -> None:
+    worker = start(orchestrator, id="no-such-environment")
+    assert worker.exit_code(START_S) == 2
+    assert "error: environment 'no-such-environment' cannot be imported" in worker.text()
+    assert orchestrator.registrations == []
+
+
+def test_the_check_is_a_command_whose_last_line_says_what_is_wrong() -> None:
+    command = [sys.executable, "-m", "primerl.envs.check", "reverse-text", '{"taskset": {"lenght": 3}}']
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
+    assert done.returncode == 2
+    assert "taskset.lenght" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reverse-text"], None),
+        (["reverse-text", '{"taskset": {"split": "eval"}}'], None),
+        (["no-such-environment"], "environment 'no-such-environment' cannot be imported"),
+        (["reverse-text", "{"], "not JSON"),
+        ([], "usage"),
+    ],
+)
+def test_the_check_accepts_or_says_in_one_line_what_is_wrong(
+    arguments: list[str], words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = check.main(arguments)
+    said = capsys.readouterr().err.strip().splitlines()
+    if words is None:
+        assert (code, said) == (0, [])
+    else:
+        assert code == 2
+        assert words in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"id": "x", "environment": "x"}, "orchestrator_url is missing"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "seeds": 1}, "unknown key 'seeds'"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "role": "test"}, "role must be"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "max_concurrent": 0}, "max_concurrent must be"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "unreachable_s": 0}, "unreachable_s must be"),
+    ],
+)
+def test_a_config_is_refused_by_the_name_of_its_key(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        WorkerConfig.from_dict(values)
