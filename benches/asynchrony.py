@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from demo_seeds import reinforce
-
 from primerl.runs.report import Results
 
 
