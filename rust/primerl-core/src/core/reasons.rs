@@ -3,9 +3,10 @@
 use super::Core;
 use crate::admission;
 use crate::effect::Effect;
+use crate::evaluation::Round;
 use crate::ids::*;
 use crate::status::Wait;
-use crate::time::{Duration, Time};
+use crate::time::Duration;
 use crate::waits::{Armed, Key};
 use std::collections::BTreeMap;
 
@@ -232,67 +233,50 @@ impl Core {
         }
     }
 
+    /// Every wait there is: those above, long polls, and a weight update that an evaluation holds up.
     pub(super) fn all_waits(&self) -> Vec<Wait> {
-        let wait = |who: String, waiting_for: String, since: Time, deadline: Time| Wait {
-            who,
-            waiting_for,
-            since,
-            deadline,
-        };
-        let mut waits: Vec<Wait> = self
-            .waits
-            .iter()
-            .map(|(key, Armed { since, deadline })| {
-                let (who, waiting_for) = self.wait_in_words(*key);
-                wait(who, waiting_for, *since, *deadline)
-            })
-            .collect();
-        for request in self.batches.requests.values() {
-            let since = self.trainer.waiting_since.unwrap_or(self.now);
-            let who = format!("trainer, data rank {}", request.rank);
-            waits.push(wait(
+        let mut waits: Vec<Wait> = Vec::new();
+        for (key, Armed { since, deadline }) in self.waits.iter() {
+            let (who, waiting_for) = self.wait_in_words(*key);
+            waits.push(Wait {
                 who,
-                self.why_no_batch(request.step),
-                since,
-                request.deadline,
-            ));
+                waiting_for,
+                since: *since,
+                deadline: *deadline,
+            });
+        }
+        for request in self.batches.requests.values() {
+            waits.push(Wait {
+                who: format!("trainer, data rank {}", request.rank),
+                waiting_for: self.why_no_batch(request.step),
+                since: self.trainer.waiting_since.unwrap_or(self.now),
+                deadline: request.deadline,
+            });
         }
         for lease in self.lease_requests.values() {
-            let since = lease.deadline - self.config.timeouts.long_poll;
-            let who = format!(
-                "worker {} of environment {:?}",
-                lease.worker,
-                self.name(lease.environment)
-            );
-            waits.push(wait(
-                who,
-                self.why_no_lease(lease.environment),
-                since,
-                lease.deadline,
-            ));
+            let environment = self.name(lease.environment);
+            waits.push(Wait {
+                who: format!("worker {} of environment {environment:?}", lease.worker),
+                waiting_for: self.why_no_lease(lease.environment),
+                since: lease.deadline - self.config.timeouts.long_poll,
+                deadline: lease.deadline,
+            });
         }
-        if let Some(round) = &self.round {
-            let ended: u32 = round
-                .environments
-                .values()
-                .map(|progress| progress.ended())
-                .sum();
-            let total: u32 = round
-                .environments
-                .values()
-                .filter_map(|progress| progress.total)
-                .sum();
-            let what = format!(
-                "the evaluation of version {} to end ({ended} of {total} rollouts)",
-                round.version
-            );
-            waits.push(wait(
-                "the next weight update".to_owned(),
-                what,
-                round.since,
-                round.deadline,
-            ));
-        }
+        waits.extend(self.round.as_ref().map(wait_for_evaluation));
         waits
+    }
+}
+
+fn wait_for_evaluation(round: &Round) -> Wait {
+    let (version, progress) = (round.version, round.environments.values());
+    let ended: u32 = progress.clone().map(|progress| progress.ended()).sum();
+    let total: u32 = progress.filter_map(|progress| progress.total).sum();
+    Wait {
+        who: "the next weight update".to_owned(),
+        waiting_for: format!(
+            "the evaluation of version {version} to end ({ended} of {total} rollouts)"
+        ),
+        since: round.since,
+        deadline: round.deadline,
     }
 }

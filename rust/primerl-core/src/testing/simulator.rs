@@ -2,6 +2,7 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+mod turns;
 
 use crate::config::Config;
 use crate::core::Core;

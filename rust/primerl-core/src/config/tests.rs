@@ -1,0 +1,111 @@
+use super::*;
+use crate::testing::{config, environment, evaluation};
+
+fn message(change: impl FnOnce(&mut Config)) -> String {
+    let mut config = config();
+    config.environments.push(evaluation("evaluation", None));
+    config.validate().expect("the builder makes a valid config");
+    change(&mut config);
+    config
+        .validate()
+        .expect_err("the change is wrong")
+        .to_string()
+}
+
+#[test]
+fn each_message_names_the_field_and_the_mend() {
+    let cases: [(String, &[&str]); 15] = [
+        (
+            message(|c| c.max_steps = 0),
+            &["max_steps is 0", "at least 1"],
+        ),
+        (message(|c| c.group_size = 0), &["group_size is 0"]),
+        (message(|c| c.data_ranks = 0), &["data_ranks is 0"]),
+        (
+            message(|c| c.timeouts.worker = Duration(0)),
+            &["timeouts.worker is 0"],
+        ),
+        (
+            message(|c| (c.batch_size, c.group_size) = (63, 8)),
+            &["batch_size = 63", "group_size = 8", "56 or 64"],
+        ),
+        (
+            message(|c| (c.max_off_policy_steps, c.max_async_level) = (1, 2)),
+            &[
+                "max_off_policy_steps = 1",
+                "max_async_level = 2",
+                "raise the first",
+            ],
+        ),
+        (
+            message(|c| c.oversampling_factor = 0.5),
+            &["oversampling_factor = 0.5", "at least 1"],
+        ),
+        (
+            message(|c| c.oversampling_factor = f64::NAN),
+            &["oversampling_factor = NaN"],
+        ),
+        (
+            message(|c| c.environments.retain(|e| e.role != Role::Train)),
+            &["no training environment"],
+        ),
+        (
+            message(|c| c.environments[1].name = "train".to_owned()),
+            &["\"train\" is used 2 times"],
+        ),
+        (
+            message(|c| c.environments[0].name.clear()),
+            &["environments[0].name is empty"],
+        ),
+        (
+            message(|c| c.environments.push(environment("late"))),
+            &["environments[2]", "\"late\"", "first"],
+        ),
+        (
+            message(|c| c.environments[0].ratio = 0.0),
+            &["\"train\"", "ratio = 0"],
+        ),
+        (
+            message(|c| c.environments[1] = evaluation("evaluation", Some(0))),
+            &["\"evaluation\"", "interval is 0"],
+        ),
+        (
+            message(|c| {
+                c.flops = FlopsModel {
+                    linear: 0.0,
+                    quadratic: 0.0,
+                }
+            }),
+            &["flops.linear = 0"],
+        ),
+    ];
+    for (message, parts) in cases {
+        for part in parts {
+            assert!(message.contains(part), "{message:?} does not say {part:?}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_below_one_group_is_told_the_smallest_that_fits() {
+    let message = message(|c| (c.batch_size, c.group_size) = (4, 8));
+    assert!(message.contains("8 or 16"), "{message}");
+}
+
+#[test]
+fn evaluations_are_due_at_the_start_at_intervals_and_at_the_end() {
+    let evaluation = |interval, base_model| Evaluation {
+        num_examples: None,
+        rollouts_per_example: 1,
+        interval,
+        base_model,
+    };
+    let due = |evaluation: Evaluation| -> Vec<u64> {
+        (0..=7)
+            .filter(|version| evaluation.is_due(PolicyVersion(*version), 7))
+            .collect()
+    };
+    assert_eq!(due(evaluation(Some(3), true)), [0, 3, 6, 7]);
+    assert_eq!(due(evaluation(Some(3), false)), [3, 6, 7]);
+    assert_eq!(due(evaluation(None, false)), [7]);
+}

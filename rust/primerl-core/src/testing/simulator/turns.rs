@@ -1,0 +1,242 @@
+//! The turns of a simulated rollout, and its report.
+
+use super::Simulator;
+use super::actors::{Action, Running, RunningTurn, Sampling};
+use crate::event::{Event, Outcome, RolloutError, Trace};
+use crate::ids::*;
+use crate::testing::observer::SampledToken;
+use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+use rand::Rng;
+use std::collections::BTreeMap;
+
+/// Prompt tokens start here, sampled ones below: so it shows which is which.
+const PROMPT_TOKENS: u32 = 1 << 24;
+
+impl Simulator {
+    pub(super) fn begin_turn(&mut self, id: WorkerId, rollout: RolloutId) {
+        let running = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.running.get(&rollout));
+        let Some(running) = running else { return };
+        let slow = running.slow;
+        // As the gateway routes: to an engine that serves the newest version any of them does.
+        let newest = self
+            .engines
+            .values()
+            .filter_map(|engine| engine.serves)
+            .max();
+        let serving: Vec<EngineId> = self
+            .engines
+            .iter()
+            .filter(|(_, engine)| engine.serves.is_some() && engine.serves == newest)
+            .map(|(id, _)| *id)
+            .collect();
+        let Some(began_at) = newest else {
+            return self.plan(
+                crate::Duration::from_secs(1),
+                Action::BeginTurn(id, rollout),
+            );
+        };
+        let engine = serving[self.rng.random_range(0..serving.len())];
+        let life = self.engines[&engine].life;
+        let after = if slow {
+            self.spread(5.0, 30.0)
+        } else {
+            self.spread(0.1, 2.0)
+        };
+        self.plan(
+            after,
+            Action::EndTurn(
+                id,
+                rollout,
+                Sampling {
+                    engine,
+                    life,
+                    began_at,
+                },
+            ),
+        );
+    }
+
+    pub(super) fn end_turn(&mut self, id: WorkerId, rollout: RolloutId, sampling: Sampling) {
+        let Some(running) = self
+            .workers
+            .get(&id)
+            .and_then(|worker| worker.running.get(&rollout))
+            .cloned()
+        else {
+            return;
+        };
+        let engine = &self.engines[&sampling.engine];
+        let (true, Some(ended_at)) = (engine.life == sampling.life, engine.serves) else {
+            return self.begin_turn(id, rollout);
+        };
+        let (turn, tokens) = self.sample(rollout, &running, sampling.began_at, ended_at);
+        let seat = usize::from(&*turn.session == "judge");
+        let known = self
+            .workers
+            .get_mut(&id)
+            .and_then(|worker| worker.running.get_mut(&rollout));
+        let known = known.expect("it was there a moment ago");
+        known.turns.push(RunningTurn { seat, tokens });
+        known.turns_left -= 1;
+        let is_last = known.turns_left == 0;
+        self.send(Event::TurnFinished { rollout, turn });
+        match is_last {
+            false => {
+                let after = self.spread(0.01, 0.5);
+                self.plan(after, Action::BeginTurn(id, rollout));
+            }
+            true => self.report(id, rollout, running.two_seats),
+        }
+    }
+
+    /// What the engine answers: mostly an extension of the seat's last turn, sometimes of an earlier one or of none.
+    fn sample(
+        &mut self,
+        rollout: RolloutId,
+        running: &Running,
+        began_at: PolicyVersion,
+        ended_at: PolicyVersion,
+    ) -> (Turn, Vec<u32>) {
+        let seat = usize::from(running.two_seats && running.turns.len() % 2 == 1);
+        let own: Vec<usize> = (0..running.turns.len())
+            .filter(|index| running.turns[*index].seat == seat)
+            .collect();
+        let parent = match self.rng.random_range(0..10) {
+            0 => None,
+            1 if !own.is_empty() => Some(own[self.rng.random_range(0..own.len())]),
+            _ => own.last().copied(),
+        };
+        let suffix: Vec<u32> = (0..self.rng.random_range(1..4))
+            .map(|_| PROMPT_TOKENS + self.rng.random_range(0..1000))
+            .collect();
+        let mut prompt = parent.map_or_else(Vec::new, |index| running.turns[index].tokens.clone());
+        prompt.extend_from_slice(&suffix);
+        let (n, first) = (self.rng.random_range(1..8_u32), self.next_token);
+        self.next_token += n;
+        let versions = self.versions_of(n, began_at, ended_at);
+        let logprobs = self.note_sampled(rollout, first, &versions, prompt.clone());
+        let sampled: Vec<u32> = (first..first + n).collect();
+        prompt.extend_from_slice(&sampled);
+        let turn = Turn {
+            session: if seat == 1 {
+                "judge".into()
+            } else {
+                "player".into()
+            },
+            parent: parent.map(|index| TurnIndex(index as u32)),
+            fork: parent.is_none().then_some(ForkReason::FirstTurn),
+            prompt_suffix: suffix.into(),
+            sampled: sampled.into(),
+            logprobs: logprobs.into(),
+            versions,
+            temperature: 1.0,
+            finish: FinishReason::Stop,
+            context_digest: 0,
+            answer_digest: 0,
+        };
+        (turn, prompt)
+    }
+
+    /// Where in its tokens a turn that met a weight update changed versions.
+    fn versions_of(
+        &mut self,
+        n: u32,
+        began_at: PolicyVersion,
+        ended_at: PolicyVersion,
+    ) -> Vec<VersionRun> {
+        let before_update = if began_at == ended_at {
+            n
+        } else {
+            self.rng.random_range(0..=n)
+        };
+        let runs = [(began_at, before_update), (ended_at, n - before_update)].into_iter();
+        let runs = runs.filter(|(_, n_tokens)| *n_tokens > 0);
+        runs.map(|(version, n_tokens)| VersionRun { version, n_tokens })
+            .collect()
+    }
+
+    /// Tells the observer what the engine knows of the tokens from `first` on. Returns their log-probabilities.
+    fn note_sampled(
+        &mut self,
+        rollout: RolloutId,
+        first: u32,
+        versions: &[VersionRun],
+        prompt: Vec<u32>,
+    ) -> Vec<f32> {
+        let (mut logprobs, mut prompt) = (Vec::new(), Some(prompt));
+        let by_token = versions
+            .iter()
+            .flat_map(|run| std::iter::repeat_n(run.version, run.n_tokens as usize));
+        for (token, version) in (first..).zip(by_token) {
+            let logprob = -self.rng.random_range(0.0..3.0_f32);
+            logprobs.push(logprob);
+            let sampled = SampledToken {
+                rollout,
+                version,
+                logprob,
+                prompt: prompt.take(),
+            };
+            self.observer.sampled.insert(token, sampled);
+        }
+        logprobs
+    }
+
+    fn report(&mut self, id: WorkerId, rollout: RolloutId, two_seats: bool) {
+        if self.chance(self.scenario.faults.rollout_hangs) {
+            return;
+        }
+        let trace = |session: &str, trainable: bool, reward: f64| Trace {
+            session: session.to_owned(),
+            trainable,
+            ok: true,
+            reward,
+            metrics: BTreeMap::from([("length".to_owned(), 3.0)]),
+            ..Trace::default()
+        };
+        let mut traces = vec![trace("player", true, self.rng.random_range(0.0..1.0))];
+        if two_seats {
+            traces.insert(0, trace("judge", false, 0.0));
+        }
+        let mut outcome = Outcome {
+            ok: true,
+            traces,
+            error: None,
+        };
+        if self.chance(self.scenario.faults.rollout_fails) {
+            let error = RolloutError {
+                kind: "environment".to_owned(),
+                message: "it broke".to_owned(),
+            };
+            outcome = Outcome {
+                ok: false,
+                traces: Vec::new(),
+                error: Some(error),
+            };
+        } else if self.chance(self.scenario.faults.rollout_empty) {
+            outcome
+                .traces
+                .iter_mut()
+                .for_each(|trace| trace.session = "nobody".to_owned());
+            outcome.traces.push(trace("nobody else", true, 1.0));
+        }
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.running.remove(&rollout);
+        }
+        self.plan(crate::Duration(1_000), Action::AskForLease(id));
+        self.send(Event::RolloutFinished {
+            rollout,
+            worker: id,
+            outcome: outcome.clone(),
+        });
+        if self.chance(0.05) {
+            self.send(Event::RolloutFinished {
+                rollout,
+                worker: id,
+                outcome,
+            });
+        }
+    }
+}
