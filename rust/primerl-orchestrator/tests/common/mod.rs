@@ -1,0 +1,183 @@
+//! A run over loopback: the orchestrator, mock engines, scripted environment workers, a scripted trainer.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+pub mod engine;
+pub mod trainer;
+pub mod worker;
+
+use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// No test waits longer for anything.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A folder with a tiny model, and an output folder in it.
+pub struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        primerl_render::testing::write_tiny_model(&folder.path().join("model")).unwrap();
+        Place { folder }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn output(&self) -> PathBuf {
+        self.path("out")
+    }
+
+    /// A small run; `extra` are further lines before the tables, `tables` after.
+    pub fn toml(&self, extra: &str, tables: &str) -> String {
+        format!(
+            r#"
+output_dir = {output:?}
+max_steps = 4
+seq_len = 512
+batch_size = 8
+group_size = 4
+{extra}
+[model]
+path = {model:?}
+name = "m"
+[sampling]
+max_tokens = 12
+[[train.env]]
+id = "task"
+[timeouts]
+worker_s = 5.0
+long_poll_s = 2.0
+rollout_s = 20.0
+no_engine_s = 3.0
+{tables}
+"#,
+            output = self.output(),
+            model = self.path("model"),
+        )
+    }
+
+    pub fn config(&self, extra: &str, tables: &str) -> Config {
+        Config::from_toml(&self.toml(extra, tables), "test").unwrap()
+    }
+}
+
+/// An orchestrator in this process.
+pub struct Orchestrator {
+    pub url: String,
+    pub shutdown: CancellationToken,
+    end: JoinHandle<Result<ExitReason, Arc<RunError>>>,
+}
+
+impl Orchestrator {
+    pub async fn start(config: Config) -> Orchestrator {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let running: Running = Prepared::new(config)
+            .unwrap()
+            .start(listener)
+            .await
+            .unwrap();
+        let url = running.url().to_owned();
+        let shutdown = CancellationToken::new();
+        let end = tokio::spawn(running.wait(shutdown.clone()));
+        Orchestrator { url, shutdown, end }
+    }
+
+    pub async fn end(self) -> Result<ExitReason, Arc<RunError>> {
+        tokio::time::timeout(PATIENCE, self.end)
+            .await
+            .expect("the run ends")
+            .unwrap()
+    }
+
+    pub async fn status(&self) -> Value {
+        get(&format!("{}/status", self.url)).await
+    }
+
+    /// Poll `/status` until `reached`.
+    pub async fn until(&self, what: &str, reached: impl Fn(&Value) -> bool) -> Value {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let status = self.status().await;
+            if reached(&status) {
+                return status;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "not reached: {what}; status {status:#}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// POST a msgpack body, get a msgpack answer.
+    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let bytes = rmp_serde::to_vec_named(body).unwrap();
+        let answer = client()
+            .post(format!("{}{path}", self.url))
+            .header("content-type", "application/msgpack")
+            .body(bytes)
+            .send()
+            .await
+            .unwrap();
+        let status = answer.status().as_u16();
+        let bytes = answer.bytes().await.unwrap();
+        let value = serde_json::from_slice(&bytes).or_else(|_| rmp_serde::from_slice(&bytes));
+        (status, value.unwrap_or(Value::Null))
+    }
+}
+
+pub fn client() -> reqwest::Client {
+    reqwest::Client::builder()
+        .no_proxy()
+        .timeout(PATIENCE)
+        .build()
+        .unwrap()
+}
+
+pub async fn get(url: &str) -> Value {
+    client()
+        .get(url)
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap()
+}
+
+/// A chat request to a rollout's base URL.
+pub async fn chat(base_url: &str, session: &str, body: &Value) -> (u16, Value) {
+    let answer = client()
+        .post(format!("{base_url}/chat/completions"))
+        .header("x-session-id", session)
+        .json(body)
+        .send()
+        .await
+        .unwrap();
+    let status = answer.status().as_u16();
+    (status, answer.json().await.unwrap_or(Value::Null))
+}
+
+pub fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+pub fn read_lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}

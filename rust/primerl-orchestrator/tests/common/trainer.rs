@@ -1,0 +1,167 @@
+//! A trainer that trains nothing: it takes batches and publishes weights.
+
+use super::{PATIENCE, client};
+use serde::Deserialize;
+use serde_bytes::ByteBuf;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Batch {
+    pub step: u64,
+    pub rank: u32,
+    pub ranks: u32,
+    pub loss_tokens: u64,
+    pub metrics: BTreeMap<String, f64>,
+    pub micro_batches: Vec<MicroBatch>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct MicroBatch {
+    token_ids: ByteBuf,
+    pub loss_mask: ByteBuf,
+    logprobs: ByteBuf,
+    versions: ByteBuf,
+    sequence_lengths: ByteBuf,
+    pub rollouts: Vec<u64>,
+}
+
+fn i32s(bytes: &[u8]) -> Vec<i32> {
+    bytes
+        .chunks_exact(4)
+        .map(|chunk| i32::from_le_bytes(chunk.try_into().unwrap()))
+        .collect()
+}
+
+/// One trained sequence.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    pub rollout: u64,
+    pub ids: Vec<i32>,
+    pub mask: Vec<u8>,
+    pub logprobs: Vec<f32>,
+    pub versions: Vec<i32>,
+}
+
+impl Batch {
+    pub fn sequences(&self) -> Vec<Sequence> {
+        self.micro_batches
+            .iter()
+            .flat_map(MicroBatch::sequences)
+            .collect()
+    }
+}
+
+impl MicroBatch {
+    fn sequences(&self) -> Vec<Sequence> {
+        let (ids, versions) = (i32s(&self.token_ids), i32s(&self.versions));
+        let logprobs: Vec<f32> = i32s(&self.logprobs)
+            .iter()
+            .map(|bits| f32::from_bits(*bits as u32))
+            .collect();
+        let mut start = 0;
+        let mut sequences = Vec::new();
+        for (length, rollout) in i32s(&self.sequence_lengths).into_iter().zip(&self.rollouts) {
+            let range = start..start + length as usize;
+            start = range.end;
+            sequences.push(Sequence {
+                rollout: *rollout,
+                ids: ids[range.clone()].to_vec(),
+                mask: self.loss_mask[range.clone()].to_vec(),
+                logprobs: logprobs[range.clone()].to_vec(),
+                versions: versions[range].to_vec(),
+            });
+        }
+        assert_eq!(start, ids.len());
+        sequences
+    }
+}
+
+/// Write the weights of a version, as `docs/architecture.md` says; the result is the manifest's path.
+pub fn write_weights(output: &Path, version: u64) -> String {
+    let folder = output.join(format!("broadcasts/step_{version}"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let values: Vec<u8> = [version as f32, 1.0]
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let header =
+        json!({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, values.len()]}}).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(&values);
+    std::fs::write(folder.join("model.safetensors"), &file).unwrap();
+    let hash = format!("{:016x}", xxh3_64(&values));
+    let digest = format!("{:032x}", xxh3_128(format!("w F32 2 {hash}\n").as_bytes()));
+    let manifest = json!({
+        "format": 1, "policy_version": version, "digest": digest,
+        "files": [{"name": "model.safetensors", "bytes": file.len()}],
+        "tensors": [{"name": "w", "dtype": "F32", "shape": [2], "file": "model.safetensors", "xxh3": hash}],
+    });
+    let path = folder.join("manifest.json");
+    std::fs::write(&path, manifest.to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+pub async fn publish(url: &str, output: &Path, version: u64) {
+    let manifest = write_weights(output, version);
+    let (status, body) = post(
+        url,
+        "/trainer/weights",
+        &json!({"version": version, "manifest": manifest}),
+    )
+    .await;
+    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+}
+
+async fn post(url: &str, path: &str, body: &Value) -> (u16, Vec<u8>) {
+    let request = client()
+        .post(format!("{url}{path}"))
+        .header("content-type", "application/msgpack")
+        .body(rmp_serde::to_vec_named(body).unwrap());
+    let answer = request.send().await.unwrap();
+    (
+        answer.status().as_u16(),
+        answer.bytes().await.unwrap().to_vec(),
+    )
+}
+
+/// The bytes of a batch; `None` when there are no more.
+pub async fn batch_bytes(url: &str, step: u64, rank: u32) -> Option<Vec<u8>> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let (status, body) =
+            post(url, "/trainer/batch", &json!({"step": step, "rank": rank})).await;
+        match status {
+            200 => return Some(body),
+            410 => return None,
+            202 => assert!(
+                tokio::time::Instant::now() < deadline,
+                "no batch of step {step}"
+            ),
+            status => panic!("{status}: {}", String::from_utf8_lossy(&body)),
+        }
+    }
+}
+
+/// Train to the end; the result is every batch of rank 0.
+pub async fn train(url: String, output: std::path::PathBuf) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    publish(&url, &output, 0).await;
+    for step in 1.. {
+        let Some(bytes) = batch_bytes(&url, step, 0).await else {
+            return batches;
+        };
+        let spool =
+            std::fs::read(output.join(format!("spool/step_{step}/rank_0.msgpack"))).unwrap();
+        assert_eq!(
+            bytes, spool,
+            "the spool holds what was answered, before it was answered"
+        );
+        batches.push(rmp_serde::from_slice(&bytes).unwrap());
+        publish(&url, &output, step).await;
+    }
+    batches
+}

@@ -1,0 +1,177 @@
+//! A scripted environment worker.
+
+use super::{PATIENCE, chat, client, user};
+use primerl_core::event::{Outcome, Trace};
+use primerl_core::{RolloutId, WorkerId};
+use primerl_orchestrator::envs::wire::{self, *};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+#[derive(Clone)]
+pub struct Worker {
+    pub url: String,
+    pub id: WorkerId,
+    http: reqwest::Client,
+}
+
+impl Worker {
+    pub async fn register(url: &str, environment: &str, role: WorkerRole, name: &str) -> Worker {
+        let http = client();
+        let request = RegisterRequest {
+            environment: environment.into(),
+            role,
+            name: name.into(),
+            pid: std::process::id(),
+            examples: 16,
+        };
+        let answer: RegisterAnswer = call(&http, url, wire::REGISTER, &request).await.unwrap();
+        assert_eq!(answer.model, "m");
+        Worker {
+            url: url.into(),
+            id: answer.worker,
+            http,
+        }
+    }
+
+    pub async fn lease(&self, max: u32) -> Result<LeaseAnswer, u16> {
+        call(
+            &self.http,
+            &self.url,
+            wire::LEASE,
+            &LeaseRequest {
+                worker: self.id,
+                max,
+            },
+        )
+        .await
+    }
+
+    /// Lease until there is a rollout.
+    pub async fn one(&self) -> Lease {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let answer = self.lease(1).await.unwrap();
+            if let Some(lease) = answer.rollouts.into_iter().next() {
+                return lease;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "no lease: {}",
+                answer.reason
+            );
+        }
+    }
+
+    pub async fn heartbeat(&self, running: &[RolloutId]) -> Result<HeartbeatAnswer, u16> {
+        let request = HeartbeatRequest {
+            worker: self.id,
+            running: running.to_vec(),
+        };
+        call(&self.http, &self.url, wire::HEARTBEAT, &request).await
+    }
+
+    pub async fn result(&self, rollout: RolloutId, outcome: Outcome) -> bool {
+        let request = ResultRequest {
+            worker: self.id,
+            rollout,
+            outcome,
+        };
+        let answer: ResultAnswer = call(&self.http, &self.url, wire::RESULT, &request)
+            .await
+            .unwrap();
+        answer.accepted
+    }
+
+    pub async fn leave(&self) {
+        let answer: Result<LeaveAnswer, u16> = call(
+            &self.http,
+            &self.url,
+            wire::LEAVE,
+            &LeaveRequest { worker: self.id },
+        )
+        .await;
+        answer.unwrap();
+    }
+
+    /// Lease and run rollouts of `turns` turns until the run is over.
+    pub async fn work(self, turns: usize) {
+        let mut running = JoinSet::new();
+        loop {
+            let answer = self.lease(4).await.unwrap();
+            if answer.finished {
+                break;
+            }
+            for lease in answer.rollouts {
+                running.spawn(run_rollout(self.clone(), lease, turns));
+            }
+            while running.try_join_next().is_some_and(|joined| joined.is_ok()) {}
+        }
+        while let Some(joined) = running.join_next().await {
+            joined.unwrap();
+        }
+        self.leave().await;
+    }
+}
+
+/// `turns` user messages; the reward is the number of characters of the last answer.
+async fn run_rollout(worker: Worker, lease: Lease, turns: usize) {
+    let session = format!("trace-{}", lease.rollout);
+    let mut messages = Vec::new();
+    let mut reward = 0.0;
+    for turn in 0..turns {
+        messages.push(user(&format!("example {} turn {turn}", lease.example)));
+        let body = json!({"model": "m", "messages": messages, "temperature": lease.sampling["temperature"]});
+        let (status, answer) = chat(&lease.base_url, &session, &body).await;
+        if status != 200 {
+            assert_eq!(status, 410, "{answer}");
+            return;
+        }
+        let message = answer["choices"][0]["message"].clone();
+        reward = message["content"]
+            .as_str()
+            .unwrap_or_default()
+            .chars()
+            .count() as f64;
+        messages.push(message);
+    }
+    worker
+        .result(lease.rollout, outcome(&session, reward))
+        .await;
+}
+
+pub fn outcome(session: &str, reward: f64) -> Outcome {
+    let trace = Trace {
+        session: session.into(),
+        trainable: true,
+        ok: true,
+        reward,
+        ..Trace::default()
+    };
+    Outcome {
+        ok: true,
+        traces: vec![trace],
+        error: None,
+    }
+}
+
+async fn call<T: Serialize, A: DeserializeOwned>(
+    http: &reqwest::Client,
+    url: &str,
+    path: &str,
+    body: &T,
+) -> Result<A, u16> {
+    let request = http
+        .post(format!("{url}{path}"))
+        .header("content-type", wire::CONTENT_TYPE)
+        .body(wire::encode(body).unwrap());
+    let answer = request.send().await.unwrap();
+    let status = answer.status().as_u16();
+    let bytes = answer.bytes().await.unwrap();
+    if status != 200 {
+        return Err(status);
+    }
+    Ok(wire::decode::<A>(&bytes)
+        .unwrap_or_else(|error| panic!("{path}: {error}: {:?}", Value::from(&bytes[..]))))
+}

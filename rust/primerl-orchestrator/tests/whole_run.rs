@@ -1,0 +1,177 @@
+//! Whole runs over loopback.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::engine::{Engine, expected_logprobs};
+use common::trainer::{self, Batch};
+use common::worker::Worker;
+use common::{Orchestrator, Place, read_lines};
+use primerl_core::Event;
+use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::envs::wire::WorkerRole;
+use primerl_orchestrator::journal;
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const EVALUATION: &str = r#"
+[[eval.env]]
+id = "task"
+num_examples = 6
+[eval.env.sampling]
+temperature = 0.0
+"#;
+
+async fn join(orchestrator: &Orchestrator, engine: &Engine) {
+    let (status, answer) = orchestrator
+        .post("/engines/join", &json!({"url": engine.url}))
+        .await;
+    assert_eq!(status, 200, "{answer}");
+}
+
+/// Every trained token has the id, log-probability and version the engine sampled it with.
+fn check_tokens(batches: &[Batch]) {
+    let mut rollouts = BTreeSet::new();
+    for batch in batches {
+        let mut trained = 0;
+        for sequence in batch.sequences() {
+            let expected = expected_logprobs(&sequence.ids, &sequence.versions);
+            assert_eq!(
+                sequence.logprobs, expected,
+                "step {}, rollout {}",
+                batch.step, sequence.rollout
+            );
+            for (mask, version) in sequence.mask.iter().zip(&sequence.versions) {
+                assert_eq!(*mask == 1, *version >= 0);
+                assert!(
+                    *version < batch.step as i32,
+                    "step {} trains tokens of version {version}",
+                    batch.step
+                );
+            }
+            trained += sequence
+                .mask
+                .iter()
+                .map(|mask| u64::from(*mask))
+                .sum::<u64>();
+            rollouts.insert(sequence.rollout);
+        }
+        assert_eq!(trained, batch.loss_tokens);
+    }
+    assert_eq!(
+        rollouts.len(),
+        batches.len() * 8,
+        "every rollout is trained once"
+    );
+}
+
+async fn whole_run(turns: usize, extra: &str) {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config(extra, EVALUATION)).await;
+    let mut engines = Vec::new();
+    for _ in 0..2 {
+        let mock = MockConfig {
+            step_latency: Duration::from_millis(1),
+            ..MockConfig::default()
+        };
+        engines.push(Engine::start(mock).await);
+        join(&orchestrator, &engines[engines.len() - 1]).await;
+    }
+    let mut workers = Vec::new();
+    for (environment, role, name) in [
+        ("task", WorkerRole::Train, "a"),
+        ("task", WorkerRole::Train, "b"),
+        ("task-eval", WorkerRole::Eval, "c"),
+    ] {
+        let worker = Worker::register(&orchestrator.url, environment, role, name).await;
+        workers.push(tokio::spawn(worker.work(turns)));
+    }
+    let training = tokio::spawn(trainer::train(orchestrator.url.clone(), place.output()));
+    let reason = orchestrator.end().await.unwrap();
+    assert!(reason.0.contains("all 4 steps"), "{}", reason.0);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    let batches = training.await.unwrap();
+    assert_eq!(
+        batches.iter().map(|batch| batch.step).collect::<Vec<_>>(),
+        [1, 2, 3, 4]
+    );
+    check_tokens(&batches);
+
+    let steps = read_lines(&place.output().join("steps.jsonl"));
+    assert_eq!(steps.len(), 4);
+    assert!(steps[0]["metrics"]["reward/all/mean"].as_f64().unwrap() > 0.0);
+    let evaluations = read_lines(&place.output().join("evals.jsonl"));
+    let versions: Vec<_> = evaluations
+        .iter()
+        .map(|line| line["version"].as_u64().unwrap())
+        .collect();
+    assert_eq!(versions, [0, 4]);
+    assert_eq!(evaluations[1]["environment"], "task-eval");
+    assert_eq!(evaluations[1]["rollouts"], 6);
+    assert_eq!(evaluations[1]["failed"], 0);
+
+    let entries = journal::read(&place.output().join("journal")).unwrap();
+    let trained: BTreeSet<u64> = batches
+        .iter()
+        .flat_map(|batch| batch.sequences())
+        .map(|sequence| sequence.rollout)
+        .collect();
+    let reported: BTreeSet<u64> = entries
+        .iter()
+        .filter_map(|journal::Entry(_, event)| match event {
+            Event::RolloutFinished { rollout, .. } => Some(rollout.0),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        trained.is_subset(&reported),
+        "every trained rollout is in the journal"
+    );
+    let times: Vec<_> = entries
+        .iter()
+        .map(|journal::Entry(time, _)| *time)
+        .collect();
+    assert!(times.is_sorted());
+    for engine in engines {
+        engine.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_turn_run_trains_what_was_sampled() {
+    whole_run(1, "max_async_level = 2").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_multi_turn_run_trains_what_was_sampled() {
+    whole_run(3, "max_async_level = 1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronous_run_is_on_policy() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("max_async_level = 0", "")).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &engine).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+    let worker = tokio::spawn(worker.work(1));
+    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
+    check_tokens(&batches);
+    for batch in &batches {
+        for sequence in batch.sequences() {
+            assert!(
+                sequence
+                    .versions
+                    .iter()
+                    .all(|version| *version == -1 || *version == batch.step as i32 - 1)
+            );
+        }
+    }
+    orchestrator.end().await.unwrap();
+    worker.await.unwrap();
+    engine.stop().await;
+}
