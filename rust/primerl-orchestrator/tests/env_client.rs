@@ -1,0 +1,382 @@
+//! The env worker's client against a scripted orchestrator: capacity, lost answers, new registrations, silence.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use parking_lot::Mutex;
+use primerl_core::event::Outcome;
+use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
+use primerl_orchestrator::envs::client::{Call, CallError, End, EnvClient, Notice, Options};
+use primerl_orchestrator::envs::wire::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A hang must fail, and a loaded machine must not.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct Script {
+    /// Rollouts to hand out.
+    offered: VecDeque<u64>,
+    lease_sizes: Vec<u32>,
+    registrations: u64,
+    results: Vec<(WorkerId, RolloutId)>,
+    /// Statuses with which the next results are answered; 200 when empty.
+    result_statuses: VecDeque<StatusCode>,
+    heartbeats: Vec<Vec<RolloutId>>,
+    /// Retry counts of the chat requests seen.
+    chats: Vec<String>,
+    left: bool,
+}
+
+type Shared = Arc<Mutex<Script>>;
+
+fn answer<T: serde::Serialize>(body: &T) -> Response {
+    encode(body).expect("encodes").into_response()
+}
+
+fn refusal(status: StatusCode, message: &str) -> Response {
+    (
+        status,
+        serde_json::json!({"error": {"message": message}}).to_string(),
+    )
+        .into_response()
+}
+
+async fn register(State(script): State<Shared>, body: Bytes) -> Response {
+    let request: RegisterRequest = decode(&body).expect("a registration");
+    if request.environment == "unknown" {
+        return refusal(StatusCode::NOT_FOUND, "the run has no such environment");
+    }
+    let mut script = script.lock();
+    script.registrations += 1;
+    answer(&RegisterAnswer {
+        worker: WorkerId(script.registrations),
+        environment: EnvironmentId(0),
+        model: "policy".into(),
+        heartbeat_s: 0.05,
+    })
+}
+
+async fn lease(State(script): State<Shared>, body: Bytes) -> Response {
+    let request: LeaseRequest = decode(&body).expect("a lease request");
+    let deadline = Instant::now() + Duration::from_millis(200);
+    while script.lock().offered.is_empty() && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut script = script.lock();
+    script.lease_sizes.push(request.max);
+    let count = script.offered.len().min(request.max as usize);
+    let rollouts = script.offered.drain(..count).map(|rollout| Lease {
+        rollout: RolloutId(rollout),
+        group: GroupId(0),
+        example: ExampleIndex(0),
+        base_url: format!("http://unused/rollouts/{rollout}/v1"),
+        sampling: serde_json::Map::new(),
+        deadline_s: 60.0,
+    });
+    answer(&LeaseAnswer {
+        rollouts: rollouts.collect(),
+        finished: false,
+        reason: String::new(),
+    })
+}
+
+async fn heartbeat(State(script): State<Shared>, body: Bytes) -> Response {
+    let request: HeartbeatRequest = decode(&body).expect("a heartbeat");
+    script.lock().heartbeats.push(request.running);
+    answer(&HeartbeatAnswer {
+        cancel: vec![],
+        finished: false,
+    })
+}
+
+async fn result(State(script): State<Shared>, body: Bytes) -> Response {
+    let request: ResultRequest = decode(&body).expect("a result");
+    let mut script = script.lock();
+    script.results.push((request.worker, request.rollout));
+    match script.result_statuses.pop_front() {
+        Some(status) if status != StatusCode::OK => refusal(status, "as scripted"),
+        _ => answer(&ResultAnswer { accepted: true }),
+    }
+}
+
+async fn leave(State(script): State<Shared>) -> Response {
+    script.lock().left = true;
+    answer(&LeaveAnswer {})
+}
+
+async fn chat(State(script): State<Shared>, headers: HeaderMap) -> Response {
+    let count = &headers["x-stainless-retry-count"];
+    let count = count.to_str().expect("text").to_owned();
+    script.lock().chats.push(count);
+    "{}".into_response()
+}
+
+struct Server {
+    script: Shared,
+    url: String,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Server {
+    fn start() -> Self {
+        let script = Shared::default();
+        let app = Router::new()
+            .route(REGISTER, post(register))
+            .route(LEASE, post(lease))
+            .route(HEARTBEAT, post(heartbeat))
+            .route(RESULT, post(result))
+            .route(LEAVE, post(leave))
+            .route("/chat", post(chat))
+            .with_state(script.clone());
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let listener = runtime
+            .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
+            .expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        runtime.spawn(async move { axum::serve(listener, app).await });
+        Self {
+            script,
+            url,
+            runtime,
+        }
+    }
+
+    fn client(&self, max_concurrent: u32, give_up: Duration) -> EnvClient {
+        start(&self.url, "env", max_concurrent, give_up)
+    }
+
+    fn wait(&self, what: &str, condition: impl Fn(&Script) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition(&self.script.lock()) {
+            assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -> EnvClient {
+    let registration = RegisterRequest {
+        environment: environment.into(),
+        role: WorkerRole::Train,
+        name: "worker".into(),
+        pid: std::process::id(),
+        examples: 1,
+    };
+    EnvClient::start(Options {
+        orchestrator_url: url.into(),
+        registration,
+        max_concurrent,
+        give_up,
+    })
+    .expect("the client starts")
+}
+
+/// Notices until `last` picks one.
+fn until<T>(client: &EnvClient, what: &str, last: impl Fn(&Notice) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let notices = client.take_notices();
+        if let Some(found) = notices.iter().find_map(&last) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "no {what} within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn leased(notice: &Notice) -> Option<Vec<RolloutId>> {
+    match notice {
+        Notice::Leased(leases) => Some(leases.iter().map(|lease| lease.rollout).collect()),
+        _ => None,
+    }
+}
+
+#[test]
+fn holds_no_more_than_its_capacity_and_fills_what_becomes_free() {
+    let server = Server::start();
+    server.script.lock().offered.extend(1..=5);
+    let client = server.client(2, PATIENCE);
+    let first = until(&client, "lease", leased);
+    assert_eq!(first, [RolloutId(1), RolloutId(2)]);
+    server.wait("heartbeat of both", |script| {
+        script
+            .heartbeats
+            .last()
+            .is_some_and(|running| running.len() == 2)
+    });
+    assert_eq!(server.script.lock().offered.len(), 3);
+    client.report(first[0], Outcome::default());
+    assert_eq!(until(&client, "third lease", leased), [RolloutId(3)]);
+    client.release(first[1]);
+    assert_eq!(until(&client, "fourth lease", leased), [RolloutId(4)]);
+    assert!(
+        server
+            .script
+            .lock()
+            .lease_sizes
+            .iter()
+            .all(|size| *size <= 2)
+    );
+    // What is not held is not reported.
+    client.report(first[1], Outcome::default());
+    client.leave(PATIENCE);
+    let script = server.script.lock();
+    assert_eq!(script.results, [(WorkerId(1), RolloutId(1))]);
+    assert!(script.left);
+}
+
+#[test]
+fn a_report_is_sent_until_it_is_answered_also_under_a_new_number() {
+    let server = Server::start();
+    let statuses = [
+        StatusCode::INTERNAL_SERVER_ERROR,
+        StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::GONE,
+    ];
+    server.script.lock().result_statuses.extend(statuses);
+    server.script.lock().offered.extend([7, 8]);
+    let client = server.client(2, PATIENCE);
+    let held = until(&client, "lease", leased);
+    client.report(held[0], Outcome::default());
+    let void = |notice: &Notice| matches!(notice, Notice::LeasesVoid).then_some(());
+    until(&client, "void leases", void);
+    server.wait("fourth attempt", |script| script.results.len() == 4);
+    client.leave(PATIENCE);
+    let script = server.script.lock();
+    let workers: Vec<u64> = script.results.iter().map(|(worker, _)| worker.0).collect();
+    assert_eq!(workers, [1, 1, 1, 2]);
+    assert!(
+        script
+            .results
+            .iter()
+            .all(|(_, rollout)| *rollout == RolloutId(7))
+    );
+    assert_eq!(script.registrations, 2);
+}
+
+#[test]
+fn a_result_that_is_refused_is_told_and_not_sent_again() {
+    let server = Server::start();
+    server
+        .script
+        .lock()
+        .result_statuses
+        .push_back(StatusCode::BAD_REQUEST);
+    server.script.lock().offered.push_back(7);
+    let client = server.client(1, PATIENCE);
+    client.report(until(&client, "lease", leased)[0], Outcome::default());
+    let problem = until(&client, "problem", |notice| match notice {
+        Notice::Problem(message) => Some(message.clone()),
+        _ => None,
+    });
+    assert_eq!(
+        problem,
+        "result of rollout 7 refused: 400 Bad Request: as scripted"
+    );
+    client.leave(PATIENCE);
+    assert_eq!(server.script.lock().results.len(), 1);
+}
+
+#[test]
+fn silence_ends_the_client_with_the_reason() {
+    let server = Server::start();
+    let client = server.client(1, Duration::from_millis(500));
+    until(&client, "registration", |notice| {
+        matches!(notice, Notice::Registered(_)).then_some(())
+    });
+    let url = server.url.clone();
+    server.runtime.shutdown_background();
+    let end = until(&client, "end", |notice| match notice {
+        Notice::Ended(end) => Some(end.clone()),
+        _ => None,
+    });
+    let End::Unreachable {
+        url: named, reason, ..
+    } = end
+    else {
+        panic!("ended otherwise: {end}");
+    };
+    assert_eq!(named, url);
+    assert!(!reason.is_empty());
+    let asked = Instant::now();
+    client.leave(Duration::from_secs(1));
+    assert!(asked.elapsed() < PATIENCE);
+}
+
+#[test]
+fn a_worker_that_is_not_wanted_is_told_why() {
+    let server = Server::start();
+    let client = start(&server.url, "unknown", 1, PATIENCE);
+    let end = until(&client, "end", |notice| match notice {
+        Notice::Ended(end) => Some(end.to_string()),
+        _ => None,
+    });
+    assert!(end.contains("the run has no such environment"), "{end}");
+}
+
+#[test]
+fn a_model_call_is_answered_once_and_says_how_often_it_was_tried() {
+    let server = Server::start();
+    let client = server.client(1, PATIENCE);
+    let call = |url: String| {
+        client.call(Call {
+            url,
+            session: "s".into(),
+            body: "{}".into(),
+            timeout: PATIENCE,
+        })
+    };
+    let number = call(format!("{}/chat", server.url));
+    let status = until(&client, "answer", |notice| match notice {
+        Notice::Answered { call, answer } if *call == number => {
+            Some(answer.as_ref().expect("answered").status)
+        }
+        _ => None,
+    });
+    assert_eq!(status, 200);
+    assert_eq!(server.script.lock().chats, ["0"]);
+
+    // A port that nobody listens on: all attempts fail.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let nobody = format!("http://{}/chat", free.local_addr().expect("bound"));
+    drop(free);
+    let number = call(nobody.clone());
+    let error = until(&client, "failure", |notice| match notice {
+        Notice::Answered {
+            call,
+            answer: Err(error),
+        } if *call == number => Some(error.clone()),
+        _ => None,
+    });
+    assert!(
+        matches!(&error, CallError::Unreachable { url, .. } if *url == nobody),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
+    for url in ["", "localhost:80", "https://host:1", "http://"] {
+        let registration = RegisterRequest {
+            environment: "env".into(),
+            role: WorkerRole::Train,
+            name: "worker".into(),
+            pid: 1,
+            examples: 1,
+        };
+        let options = Options {
+            orchestrator_url: url.into(),
+            registration,
+            max_concurrent: 1,
+            give_up: PATIENCE,
+        };
+        let error = EnvClient::start(options).err().expect("is refused");
+        assert!(error.to_string().starts_with("orchestrator_url"), "{error}");
+    }
+}
