@@ -1,8 +1,9 @@
-//! Mock engines on ports of their own.
+//! Mock engines on ports of their own, each in a runtime of its own: killing it cuts its connections, as with a process.
 
 use primerl_engine::mock::{MockConfig, fold};
 use primerl_engine::{Config, MockBackend};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -12,6 +13,8 @@ pub struct Engine {
     mock: MockConfig,
     stop: CancellationToken,
     task: JoinHandle<()>,
+    /// `None` once it was taken down.
+    runtime: Option<Runtime>,
 }
 
 impl Engine {
@@ -20,7 +23,8 @@ impl Engine {
     }
 
     async fn start_at(port: u16, mock: MockConfig) -> Engine {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+        listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let config = Config {
             served_model_name: "m".into(),
@@ -28,7 +32,13 @@ impl Engine {
         };
         let stop = CancellationToken::new();
         let (backend, shutdown) = (MockBackend::new(mock.clone()), stop.clone());
-        let task = tokio::spawn(async move {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let task = runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
             // How a faulty mock ends is told by what its clients see.
             let _ = primerl_engine::run(config, backend, listener, shutdown).await;
         });
@@ -38,26 +48,38 @@ impl Engine {
             mock,
             stop,
             task,
+            runtime: Some(runtime),
         }
     }
 
     /// Answers what runs with what it has, then closes.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.stop.cancel();
-        self.task.await.unwrap();
+        (&mut self.task).await.unwrap();
     }
 
     /// Closes without a word.
-    pub async fn kill(self) -> (u16, MockConfig) {
-        self.task.abort();
-        let _ = self.task.await;
-        self.stop.cancel();
-        (self.port, self.mock)
+    pub async fn kill(mut self) -> (u16, MockConfig) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        // Its tasks, and with them its sockets, are dropped once none of them runs any more.
+        let _ = (&mut self.task).await;
+        (self.port, self.mock.clone())
     }
 
     /// A new process at the address of a dead one: no weights, another label.
     pub async fn restart((port, mock): (u16, MockConfig)) -> Engine {
         Engine::start_at(port, mock).await
+    }
+}
+
+impl Drop for Engine {
+    /// A runtime cannot be dropped where async code runs.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

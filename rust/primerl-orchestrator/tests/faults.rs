@@ -1,0 +1,261 @@
+//! Parts that die, hang or lie.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::engine::Engine;
+use common::worker::Worker;
+use common::{Orchestrator, Place, chat, trainer, user};
+use primerl_engine::mock::{Faults, MockConfig};
+use primerl_orchestrator::RunError;
+use primerl_orchestrator::envs::wire::WorkerRole;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+async fn join(orchestrator: &Orchestrator, engine: &Engine) {
+    let (status, answer) = orchestrator
+        .post("/engines/join", &json!({"url": engine.url}))
+        .await;
+    assert_eq!(status, 200, "{answer}");
+}
+
+fn slow() -> MockConfig {
+    MockConfig {
+        step_latency: Duration::from_millis(50),
+        eos_token_id: None,
+        ..MockConfig::default()
+    }
+}
+
+fn all_proved(status: &Value) -> bool {
+    status["engines"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|engine| !engine["version"].is_null())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_a_dead_engine_go_to_another() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let (doomed, other) = (Engine::start(slow()).await, Engine::start(slow()).await);
+    join(&orchestrator, &doomed).await;
+    join(&orchestrator, &other).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator
+        .until("both engines are proved", all_proved)
+        .await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let lease = worker.one().await;
+    let mut requests = Vec::new();
+    for session in 0..6 {
+        let base_url = lease.base_url.clone();
+        requests.push(tokio::spawn(async move {
+            chat(
+                &base_url,
+                &format!("s{session}"),
+                &json!({"messages": [user("hi")]}),
+            )
+            .await
+        }));
+    }
+    orchestrator
+        .until("both engines work", |status| {
+            status["engines"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|e| e["running"] != 0)
+        })
+        .await;
+    doomed.kill().await;
+    for request in requests {
+        let (status, answer) = request.await.unwrap();
+        assert_eq!(status, 200, "{answer}");
+    }
+    let status = orchestrator
+        .until("the dead engine is known", |status| {
+            status["engines"][0]["healthy"] == false
+        })
+        .await;
+    assert!(status["failovers"].as_u64().unwrap() > 0);
+    assert_eq!(status["tokens"]["sampled"], 6 * 12);
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_engine_is_brought_up_to_date_before_its_first_request() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &engine).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator.until("the engine is proved", all_proved).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let lease = worker.one().await;
+    let body = json!({"messages": [user("hi")], "return_token_ids": true});
+    assert_eq!(chat(&lease.base_url, "s", &body).await.0, 200);
+    // Restarted so quickly that no health check fails: its first answer gives it away.
+    let engine = Engine::restart(engine.kill().await).await;
+    let (status, answer) = chat(&lease.base_url, "s", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    let status = orchestrator
+        .until("the engine is proved again", all_proved)
+        .await;
+    assert!(status["failovers"].as_u64().unwrap() > 0, "{status:#}");
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_without_engines_fails_and_names_them() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    let url = engine.url.clone();
+    join(&orchestrator, &engine).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator.until("the engine is proved", all_proved).await;
+    engine.kill().await;
+    let error = orchestrator.end().await.expect_err("the run fails");
+    assert!(matches!(*error, RunError::NoEngine { .. }), "{error}");
+    assert!(error.to_string().contains(&url), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_lies_about_its_weights_gets_no_traffic() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let faults = Faults {
+        wrong_digest: true,
+        ..Faults::default()
+    };
+    let liar = Engine::start(MockConfig {
+        faults,
+        ..MockConfig::default()
+    })
+    .await;
+    join(&orchestrator, &liar).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    let status = orchestrator
+        .until("the engine is lost", |status| {
+            status["engines"][0]["doing"]
+                .as_str()
+                .unwrap()
+                .contains("digest")
+        })
+        .await;
+    assert_eq!(status["engines"][0]["version"], Value::Null);
+    assert_eq!(status["run"]["policy_version"], Value::Null);
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    liar.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_are_not_whole_are_refused() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let manifest = trainer::write_weights(&place.output(), 0);
+    let (status, answer) = orchestrator
+        .post(
+            "/trainer/weights",
+            &json!({"version": 1, "manifest": manifest}),
+        )
+        .await;
+    assert_eq!(status, 400);
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("version 0"),
+        "{answer}"
+    );
+    std::fs::write(
+        place.output().join("broadcasts/step_0/model.safetensors"),
+        b"cut",
+    )
+    .unwrap();
+    let (status, answer) = orchestrator
+        .post(
+            "/trainer/weights",
+            &json!({"version": 0, "manifest": manifest}),
+        )
+        .await;
+    assert_eq!(status, 400);
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("3 bytes"),
+        "{answer}"
+    );
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_workers_rollouts_go_to_another() {
+    let place = Place::new();
+    let config = place
+        .toml("", "")
+        .replace("worker_s = 5.0", "worker_s = 1.0");
+    let orchestrator =
+        Orchestrator::start(primerl_orchestrator::Config::from_toml(&config, "test").unwrap())
+            .await;
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &engine).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    let dead = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "dead").await;
+    let lost = dead.one().await;
+    orchestrator
+        .until("the worker is lost", |status| {
+            status["workers"].as_array().unwrap().is_empty()
+        })
+        .await;
+    assert_eq!(
+        dead.lease(1).await.err(),
+        Some(410),
+        "it has to register again"
+    );
+    assert_eq!(dead.heartbeat(&[]).await.err(), Some(410));
+    let (status, answer) = chat(&lost.base_url, "s", &json!({"messages": [user("hi")]})).await;
+    assert_eq!(status, 410, "{answer}");
+    let alive = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "alive").await;
+    let again = alive.one().await;
+    assert_eq!((again.group, again.example), (lost.group, lost.example));
+    assert_ne!(again.rollout, lost.rollout);
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_run_answers_whoever_waits() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let leasing = tokio::spawn(async move { worker.lease(1).await });
+    let url = orchestrator.url.clone();
+    let waiting = tokio::spawn(async move { trainer::batch_bytes(&url, 1, 0).await });
+    orchestrator
+        .until("the trainer waits", |status| {
+            status["trainer"]["waiting"] == true
+        })
+        .await;
+    let begun = std::time::Instant::now();
+    orchestrator.shutdown.cancel();
+    assert!(leasing.await.unwrap().unwrap().finished);
+    assert_eq!(waiting.await.unwrap(), None);
+    orchestrator.end().await.unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+}

@@ -1,0 +1,324 @@
+//! The gateway as an environment or an agent meets it.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::engine::Engine;
+use common::worker::{Worker, outcome};
+use common::{Orchestrator, Place, chat, client, get, trainer, user};
+use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+struct Scene {
+    place: Place,
+    orchestrator: Orchestrator,
+    engine: Engine,
+    worker: Worker,
+    lease: Lease,
+}
+
+impl Scene {
+    async fn new() -> Scene {
+        Scene::with(MockConfig {
+            eos_probability: 0.2,
+            first_token: 97,
+            last_token: 123,
+            ..MockConfig::default()
+        })
+        .await
+    }
+
+    async fn with(mock: MockConfig) -> Scene {
+        let place = Place::new();
+        let orchestrator = Orchestrator::start(place.config("", "")).await;
+        let engine = Engine::start(mock).await;
+        orchestrator
+            .post("/engines/join", &json!({"url": engine.url}))
+            .await;
+        trainer::publish(&orchestrator.url, &place.output(), 0).await;
+        let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+        let lease = worker.one().await;
+        Scene {
+            place,
+            orchestrator,
+            engine,
+            worker,
+            lease,
+        }
+    }
+
+    async fn ask(&self, messages: &[Value], changes: Value) -> (u16, Value) {
+        let mut body =
+            json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
+        for (name, value) in changes.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        chat(&self.lease.base_url, "seat", &body).await
+    }
+
+    async fn end(self) {
+        self.orchestrator.shutdown.cancel();
+        self.orchestrator.end().await.unwrap();
+        self.engine.stop().await;
+    }
+}
+
+fn ids(value: &Value) -> Vec<u64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_prompt_is_the_templates_and_answers_carry_their_ids() {
+    let scene = Scene::new().await;
+    let (status, answer) = scene.ask(&[user("Reverse: qwxyz")], json!({})).await;
+    assert_eq!(status, 200, "{answer}");
+    let golden = [
+        258, 260, 198, 49, 68, 85, 68, 81, 82, 68, 25, 220, 80, 86, 87, 88, 89, 256, 198, 258, 261,
+        198,
+    ];
+    assert_eq!(ids(&answer["prompt_token_ids"]), golden);
+    let choice = &answer["choices"][0];
+    let sampled = ids(&choice["token_ids"]);
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), sampled.len());
+    assert_eq!(content[0]["token"], format!("token_id:{}", sampled[0]));
+    assert_eq!(answer["usage"]["completion_tokens"], sampled.len());
+    assert_eq!(answer["usage"]["prompt_tokens"], golden.len());
+    assert!(matches!(
+        choice["finish_reason"].as_str().unwrap(),
+        "stop" | "length"
+    ));
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
+    let scene = Scene::new().await;
+    let mut messages = vec![user("one")];
+    let mut expected: Vec<u64> = Vec::new();
+    for turn in 0..4 {
+        let (status, answer) = scene.ask(&messages, json!({})).await;
+        assert_eq!(status, 200, "{answer}");
+        let prompt = ids(&answer["prompt_token_ids"]);
+        if turn > 0 {
+            // The close of the turn is there once, whether the engine sampled it or the answer was cut.
+            if *expected.last().unwrap() != 256 {
+                expected.push(256);
+            }
+            expected.extend([198, 258, 260, 198]);
+            let rest = prompt
+                .strip_prefix(expected.as_slice())
+                .expect("the prompt begins with what was recorded");
+            assert_eq!(
+                rest.len(),
+                "next".len() + 5,
+                "the new message, its close and the generation prompt"
+            );
+        }
+        expected = prompt;
+        expected.extend(ids(&answer["choices"][0]["token_ids"]));
+        messages.push(answer["choices"][0]["message"].clone());
+        messages.push(user("next"));
+    }
+    // A history that was edited is rendered anew.
+    messages[1]["content"] = "something else".into();
+    let (status, answer) = scene.ask(&messages, json!({})).await;
+    assert_eq!(status, 200);
+    assert!(!ids(&answer["prompt_token_ids"]).starts_with(&expected));
+    let metrics = client()
+        .get(format!("{}/metrics", scene.orchestrator.url))
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert!(
+        metrics.contains("primerl_turns_total{prompt=\"Extended\"} 3"),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("primerl_turns_total{prompt=\"HistoryEdited\"} 1"),
+        "{metrics}"
+    );
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_carries_the_same_answer_and_ends() {
+    let scene = Scene::new().await;
+    let body = json!({"messages": [user("hi")], "stream": true, "stream_options": {"include_usage": true}});
+    let request = client()
+        .post(format!("{}/chat/completions", scene.lease.base_url))
+        .json(&body);
+    let answer = request.send().await.unwrap();
+    assert_eq!(answer.headers()["content-type"], "text/event-stream");
+    let text = answer.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    let chunks: Vec<&str> = text.trim_end().split("\n\n").collect();
+    let usage = chunks[chunks.len() - 2].strip_prefix("data: ").unwrap();
+    let usage: Value = serde_json::from_str(usage).unwrap();
+    assert!(usage["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_have_openais_shape() {
+    let scene = Scene::new().await;
+    let (status, answer) = scene.ask(&[user("hi")], json!({"top_p": 0.5})).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("top_p")));
+    let (status, answer) = scene.ask(&[user("hi")], json!({"temperature": 0.3})).await;
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("temperature"))
+    );
+    let (status, answer) = scene.ask(&[user(&"x".repeat(600))], json!({})).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("This model's maximum context length is 512 tokens")
+    );
+    let image =
+        json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]});
+    let (status, answer) = scene.ask(&[image], json!({})).await;
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("messages"))
+    );
+    let url = &scene.orchestrator.url;
+    let (status, answer) = chat(
+        &format!("{url}/rollouts/99/v1"),
+        "s",
+        &json!({"messages": [user("hi")]}),
+    )
+    .await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (404, &json!("rollout_unknown"))
+    );
+    let (status, answer) = chat(&format!("{url}/v1"), "s", &json!({})).await;
+    assert_eq!(status, 404);
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("/rollouts/{id}/v1"),
+        "{answer}"
+    );
+    let models = get(&format!("{}/models", scene.lease.base_url)).await;
+    assert_eq!(models["data"][0]["id"], "m");
+    assert_eq!(models["data"][0]["max_model_len"], 512);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollout_that_has_ended_answers_410() {
+    let scene = Scene::new().await;
+    let (status, _) = scene.ask(&[user("hi")], json!({})).await;
+    assert_eq!(status, 200);
+    assert!(
+        scene
+            .worker
+            .result(scene.lease.rollout, outcome("seat", 1.0))
+            .await
+    );
+    assert!(
+        !scene
+            .worker
+            .result(scene.lease.rollout, outcome("seat", 1.0))
+            .await,
+        "repeating is harmless"
+    );
+    let (status, answer) = scene.ask(&[user("hi")], json!({})).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (410, &json!("rollout_over"))
+    );
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_hangs_up_aborts_the_engines_request() {
+    let slow = MockConfig {
+        step_latency: Duration::from_millis(400),
+        eos_token_id: None,
+        ..MockConfig::default()
+    };
+    let scene = Scene::with(slow).await;
+    let running = |status: &Value| status["engines"][0]["running"].as_u64().unwrap();
+    let base_url = scene.lease.base_url.clone();
+    let request =
+        tokio::spawn(
+            async move { chat(&base_url, "seat", &json!({"messages": [user("hi")]})).await },
+        );
+    scene
+        .orchestrator
+        .until("a request runs", |status| running(status) == 1)
+        .await;
+    request.abort();
+    scene
+        .orchestrator
+        .until("nothing runs", |status| running(status) == 0)
+        .await;
+    let deadline = tokio::time::Instant::now() + common::PATIENCE;
+    loop {
+        let metrics = client()
+            .get(format!("{}/metrics", scene.engine.url))
+            .send()
+            .await
+            .unwrap()
+            .text()
+            .await
+            .unwrap();
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("vllm:num_requests_running"))
+            .unwrap();
+        if line.ends_with(" 0") || line.ends_with(" 0.0") {
+            break;
+        }
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "the engine still works: {line}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(
+        scene.orchestrator.status().await["tokens"]["sampled"],
+        0,
+        "nothing was recorded"
+    );
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_question_twice_is_two_samples() {
+    let scene = Scene::new().await;
+    let (_, first) = scene.ask(&[user("hi")], json!({})).await;
+    let (_, second) = scene.ask(&[user("hi")], json!({})).await;
+    assert_ne!(first["id"], second["id"]);
+    assert_eq!(first["prompt_token_ids"], second["prompt_token_ids"]);
+    let total: u64 = [&first, &second]
+        .iter()
+        .map(|answer| answer["usage"]["completion_tokens"].as_u64().unwrap())
+        .sum();
+    assert_eq!(
+        scene.orchestrator.status().await["tokens"]["sampled"],
+        total
+    );
+    assert!(scene.place.output().join("journal").exists());
+    scene.end().await;
+}
