@@ -33,16 +33,19 @@ class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
 
 
 class OrchestratorClient:
-    """One kept connection. Not for use by several threads: each takes its own client."""
+    """One kept connection. Not for use by several threads: each takes its own client.
 
-    def __init__(self, url: str, unreachable_after_s: float) -> None:
+    `request_timeout_s` bounds one request; failed ones are repeated for `unreachable_after_s` (0: never).
+    """
+
+    def __init__(self, url: str, unreachable_after_s: float, request_timeout_s: float | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
         self.url = url
         self.unreachable_after_s = unreachable_after_s
         self._prefix = parts.path.rstrip("/")
-        timeout = min(_REQUEST_TIMEOUT_S, unreachable_after_s)
+        timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
 
     def close(self) -> None:
@@ -126,7 +129,8 @@ class Heartbeat:
     that computes for long is seen to be alive, and one that hangs is seen to hang in what it does."""
 
     def __init__(self, url: str, interval_s: float = 2.0) -> None:
-        self._client = OrchestratorClient(url, unreachable_after_s=interval_s)
+        # A beat that failed is not repeated: the next one says more.
+        self._client = OrchestratorClient(url, unreachable_after_s=0.0, request_timeout_s=interval_s)
         self._interval_s = interval_s
         self._state = (0, "starting")
         self._stop = threading.Event()
