@@ -1,0 +1,201 @@
+//! The native binary, as a launcher or a user starts it.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{PATIENCE, Place};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+fn command(config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"));
+    command
+        .arg("--config")
+        .arg(config)
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped());
+    command
+}
+
+fn write(place: &Place, toml: &str) -> std::path::PathBuf {
+    let path = place.path("orchestrator.toml");
+    std::fs::write(&path, toml).unwrap();
+    path
+}
+
+/// Run with this config; it has to be refused with exit code 2, with `words` in the message, nothing written.
+fn refused(place: &Place, toml: &str, words: &[&str]) {
+    let Output { status, stderr, .. } = command(&write(place, toml)).output().unwrap();
+    let message = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(2), "{message}");
+    for word in words {
+        assert!(message.contains(word), "{word:?} is not in: {message}");
+    }
+    assert!(!place.output().exists(), "nothing is written");
+}
+
+fn address(place: &Place, child: &mut Child) -> String {
+    let path = place.output().join("run/orchestrator.json");
+    let begun = Instant::now();
+    loop {
+        if let Ok(bytes) = std::fs::read(&path) {
+            let address: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+            assert_eq!(address["pid"], child.id());
+            return address["url"].as_str().unwrap().to_owned();
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it ended early");
+        assert!(begun.elapsed() < PATIENCE, "it did not start");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill")
+        .arg(format!("-{name}"))
+        .arg(child.id().to_string())
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn bad_configs_are_refused_before_anything_starts() {
+    let place = Place::new();
+    let good = place.toml("", "");
+    refused(
+        &place,
+        &place.toml("batchsize = 8", ""),
+        &["orchestrator.toml", "batchsize", "unknown field"],
+    );
+    refused(
+        &place,
+        &good.replace("batch_size = 8", "batch_size = 10"),
+        &["batch_size", "multiple", "8 or 12"],
+    );
+    refused(
+        &place,
+        &good.replace("batch_size = 8", "batch_size = \"x\""),
+        &["batch_size", "invalid type"],
+    );
+    refused(
+        &place,
+        &good.replace("max_tokens = 12", "max_tokens = 12\ntop_p = 0.9"),
+        &["sampling.top_p", "1.0"],
+    );
+    refused(
+        &place,
+        &good.replace("max_tokens = 12", "max_tokens = 512"),
+        &["sampling.max_tokens", "seq_len"],
+    );
+    refused(
+        &place,
+        &good.replace("[[train.env]]\nid = \"task\"", ""),
+        &["training environment"],
+    );
+    refused(
+        &place,
+        &place.toml("engines = [\"host:1\"]", ""),
+        &["engines[0]", "http://host:port"],
+    );
+    refused(
+        &place,
+        &good.replace("worker_s = 5.0", "worker_s = -1.0"),
+        &["timeouts.worker_s", "above 0"],
+    );
+    refused(
+        &place,
+        &place.toml("", "[log]\nlevel = \"=,=\""),
+        &["log.level"],
+    );
+    refused(
+        &place,
+        &good.replace("/model\"", "/nowhere\""),
+        &["model.path", "nowhere", "does not exist"],
+    );
+    let template = place.path("model/tokenizer_config.json");
+    std::fs::write(&template, "{}").unwrap();
+    refused(&place, &good, &["model.path", "chat template"]);
+}
+
+#[test]
+fn a_missing_file_and_a_bad_flag_are_refused() {
+    let place = Place::new();
+    let Output { status, stderr, .. } = command(&place.path("none.toml")).output().unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&stderr).contains("none.toml"));
+    let output = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+        .arg("--nope")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let output = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+        .arg("--help")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn a_check_starts_nothing() {
+    let place = Place::new();
+    let path = write(&place, &place.toml("", ""));
+    let output = command(&path).arg("--check").output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(!place.output().exists());
+}
+
+#[test]
+fn a_port_in_use_is_refused() {
+    let place = Place::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    refused(
+        &place,
+        &place.toml(&format!("port = {port}"), ""),
+        &["port", &port.to_string(), "choose another"],
+    );
+}
+
+#[test]
+fn an_output_folder_belongs_to_one_run() {
+    let place = Place::new();
+    let path = write(&place, &place.toml("", ""));
+    let mut first = command(&path).spawn().unwrap();
+    address(&place, &mut first);
+    let second = command(&path).output().unwrap();
+    let message = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{message}");
+    assert!(message.contains("another orchestrator"), "{message}");
+    signal(&first, "TERM");
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    let third = command(&path).output().unwrap();
+    let message = String::from_utf8_lossy(&third.stderr);
+    assert_eq!(third.status.code(), Some(2), "{message}");
+    assert!(message.contains("earlier run"), "{message}");
+}
+
+#[test]
+fn signals_end_it_in_order_and_soon() {
+    for name in ["TERM", "INT"] {
+        let place = Place::new();
+        let mut child = command(&write(&place, &place.toml("", "")))
+            .spawn()
+            .unwrap();
+        address(&place, &mut child);
+        let begun = Instant::now();
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert!(
+            begun.elapsed().as_secs() < 5,
+            "{name}: {:?}",
+            begun.elapsed()
+        );
+    }
+}
