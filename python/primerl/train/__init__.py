@@ -16,3 +16,10 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `checkpoint` | the model folder a run ends with |
 | `metrics` | `metrics.jsonl` and the console line |
 """
+
+import os
+
+# Threads of torch's OpenMP pool that wait for each other spin by default. Where anything else wants a core, as engines
+# and environments on one machine do, the spinning keeps it from the very thread that is waited for, and a training
+# step takes tens of times as long. OpenMP reads this when torch is imported, hence the place.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

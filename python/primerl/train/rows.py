@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primerl.train.model import ModelError
+
 
 class RowError(ValueError):
     """A row cannot be trained on. The message names file, line and reason."""
@@ -32,6 +34,7 @@ def load_rows(path: Path, model_folder: Path, seq_len: int) -> list[Row]:
     """All rows of the file, in its order.
 
     Raises:
+        ModelError: the model folder has no tokenizer or chat template that can be used.
         RowError: the file cannot be read, a row is not what it should be, has nothing to train, or is too long.
     """
     conversations, lines = _read_conversations(path)
@@ -93,7 +96,10 @@ def _render(
 ) -> list[tuple[bytes, bytes]]:
     from primerl.render import Renderer
 
-    renderer = Renderer(str(model_folder))
+    try:
+        renderer = Renderer(model_folder)
+    except ValueError as error:
+        raise ModelError(f"model.path: {error}") from error
     try:
         return list(renderer.render_many_with_mask(conversations))
     except ValueError:
