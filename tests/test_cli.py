@@ -127,7 +127,7 @@ def test_environment_that_cannot_be_imported_exits_2(model: Path, repository: Pa
     arguments = ["--output-dir", str(output), "--model.path", str(model), "--orchestrator.train.env", environments]
     done = primerl("rl", "@", RL, *arguments, cwd=repository)
     assert done.returncode == 2, done.stderr
-    assert "no-such-environment" in done.stderr
+    assert "environment 'no-such-environment': " in done.stderr
     assert "Traceback" not in done.stderr
     assert not output.exists()
 

@@ -160,7 +160,7 @@ STATUS: dict[str, Any] = {
 def test_console_line_says_what_is_waited_for() -> None:
     expected = (
         "step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  "
-        "worker 1 waits for a lease (5 s); trainer waits for step 13: 2 of 8 groups ready (4 s)"
+        "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     )
     assert line(STATUS) == expected
 
@@ -194,7 +194,13 @@ def test_progress_is_any_sign_of_work() -> None:
     assert progress.since == 1.0
     assert progress.moved({**STATUS, "tokens": {"sampled": 9001}}, 3.0)
     assert progress.since == 3.0
-    assert "2 of 8 groups" in waits(STATUS)
+
+
+def test_waits_are_told_longest_first() -> None:
+    trainer = "trainer waits for step 13: 2 of 8 groups ready (4 s)"
+    assert waits(STATUS) == ["worker 1 waits for a lease (5 s)", trainer]
+    assert waits(STATUS, workers=False) == [trainer]
+    assert waits(STATUS, least_s=4.0, workers=False) == []
 
 
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:

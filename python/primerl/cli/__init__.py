@@ -5,6 +5,7 @@ Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was start
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -18,7 +19,7 @@ COMMANDS = {
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
 }
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,6 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         return int(getattr(import_module(module), function)(rest))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has left (`primerl report ... | head`); Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
 def orchestrate() -> int:

@@ -68,6 +68,8 @@ class OrchestratorTimeouts(Section):
     """Longest time one generation may take."""
     engine_update_s: Seconds = 120.0
     """Longest time an engine may take to load new weights."""
+    weights_s: Seconds = 600.0
+    """The run fails when all batches are trained and the last weights were not published after this long."""
     no_engine_s: Seconds = 60.0
     """The run fails when no engine was reachable for this long."""
 

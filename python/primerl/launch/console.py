@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from primerl.launch import status as status_module
 
 PLAIN_EVERY_S = 10.0
+LONG_WAIT_S = 2.0
 
 
 def line(status: dict[str, Any]) -> str:
@@ -21,9 +22,8 @@ def line(status: dict[str, Any]) -> str:
     parts.append(f"in flight {rollouts.get('in_flight', 0)}")
     if "staleness/mean" in step:
         parts.append(f"staleness {step['staleness/mean']:.1f}")
-    waiting = status_module.waits(status)
-    if waiting:
-        parts.append(waiting)
+    # Short waits are how a pipeline works; a long one is what holds the run up.
+    parts += status_module.waits(status, least_s=LONG_WAIT_S, workers=False)[:1]
     return "  ".join(parts)
 
 

@@ -181,19 +181,12 @@ def check_address(name: str, host: str, port: int) -> None:
 
 
 def _slow_checks(config: RLConfig) -> list[str]:
-    environments = {
-        (environment.id, json.dumps(environment.arguments, sort_keys=True, default=str)): environment
-        for environment in [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    }
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder, ThreadPoolExecutor() as pool:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
-        checks = [pool.submit(_orchestrator, file)]
-        checks += [
-            pool.submit(_environment, environment.label, environment.id, environment.arguments)
-            for environment in environments.values()
-        ]
-        return [problem for check in checks if (problem := check.result()) is not None]
+        environments = pool.submit(_environments, config)
+        problem = _orchestrator(file)
+        return ([problem] if problem else []) + environments.result()
 
 
 def _orchestrator(file: Path) -> str | None:
@@ -208,16 +201,27 @@ def _orchestrator(file: Path) -> str | None:
     return _said(done).replace(f"{file}: ", "")
 
 
-def _environment(label: str, environment_id: str, arguments: dict[str, Any]) -> str | None:
-    command = [sys.executable, "-m", "primerl.envs.check", environment_id, json.dumps(arguments)]
+def _environments(config: RLConfig) -> list[str]:
+    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    names = ", ".join(environment.label for environment in wanted)
+    command = [sys.executable, "-m", "primerl.launch.check_environments"]
+    request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=CHECK_S)
     except subprocess.TimeoutExpired:
-        return (
-            f"environment {label!r}: importing {environment_id!r} did not end within {CHECK_S:.0f} s; "
-            f"run `python -m primerl.envs.check {environment_id}` to see where it hangs"
-        )
-    return None if done.returncode == 0 else f"environment {label!r}: {_said(done)}"
+        return [
+            f"importing the environments ({names}) did not end within {CHECK_S:.0f} s; "
+            "run `python -m primerl.envs.check ID` for each to see which hangs"
+        ]
+    try:
+        problems = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return [f"importing the environments ({names}) ended the process: {_said(done)}"]
+    return [
+        f"environment {environment.label!r}: {' '.join(problem.split())}"
+        for environment, problem in zip(wanted, problems, strict=True)
+        if problem is not None
+    ]
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -37,11 +37,12 @@ ORCHESTRATOR_START_S = 30.0
 ORCHESTRATOR_ANSWER_S = 20.0
 # The orchestrator tells trainer and env workers that the run is over before it exits itself.
 LAST_WORDS_S = 15.0
+GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 LOG_LINES = 20
-# A thread that waits for another sleeps. Spinning, the default, costs two thirds of the machine as soon as anything else
-# runs on it, and makes small models many times slower.
+# A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
+# anything else runs on the machine.
 OMP_WAIT_POLICY = "PASSIVE"
 
 
@@ -213,13 +214,21 @@ class Launcher:
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
-                    return
+                    return self._say_goodbye(processes)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 self._look(now)
             for name, since in self.early.items():
                 if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
                     raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
+
+    def _say_goodbye(self, processes: Processes) -> None:
+        """Env workers have been told that the run is over and end by themselves; engines have to be stopped."""
+        deadline = time.monotonic() + GOODBYE_S
+        workers = [process for name, process in processes.by_name.items() if self.kinds[name] == "env-worker"]
+        while time.monotonic() < deadline and not all(process.ended for process in workers):
+            self._check_interrupt()
+            processes.poll(TICK_S)
 
     def _ended(self, process: Process) -> None:
         kind = self.kinds[process.name]
@@ -251,7 +260,7 @@ class Launcher:
             return
         limit = self.config.timeouts.no_progress_s
         if not self.progress.moved(status, now) and now - self.progress.since > limit:
-            waiting = orchestrator_status.waits(status) or "nothing is reported as waiting"
+            waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
             raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
 
     def _write_summary(self, processes: Processes, code: int, reason: str) -> None:

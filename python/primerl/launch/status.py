@@ -30,12 +30,15 @@ def finished(status: dict[str, Any]) -> bool:
     return bool(status.get("run", {}).get("finished"))
 
 
-def waits(status: dict[str, Any]) -> str:
-    """`trainer waits for step 13: 2 of 8 groups ready (4 s); ...`, the longest first."""
-    found = sorted(status.get("waits", []), key=lambda wait: -float(wait.get("since_s") or 0.0))
-    return "; ".join(
-        f"{wait['who']} waits for {wait['for']} ({float(wait.get('since_s') or 0):.0f} s)" for wait in found
-    )
+def waits(status: dict[str, Any], *, least_s: float = 0.0, workers: bool = True) -> list[str]:
+    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, the longest first; without workers that have nothing
+    to do, if asked."""
+    found = [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
+    return [
+        f"{who} waits for {what} ({since:.0f} s)"
+        for since, who, what in sorted(found, reverse=True)
+        if since >= least_s and (workers or not who.startswith("worker"))
+    ]
 
 
 def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
