@@ -8,8 +8,17 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.model import ModelError, PackedSequences, load_model, packed_attention, predicted_logits
+from primerl.train.model import (
+    ModelError,
+    PackedSequences,
+    _by_bucket,
+    _varlen,
+    load_model,
+    packed_attention,
+    predicted_logits,
+)
 from torch import Tensor
+from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
 
 
@@ -136,6 +145,47 @@ def test_attention_that_asks_for_more_is_refused(asked: dict[str, Any]) -> None:
             packed=PackedSequences.from_lengths([4]),
             **asked,
         )
+
+
+def documented_varlen_attn(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
+) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn` as its documentation describes it, written out sequence by sequence."""
+    assert torch.equal(cu_q, cu_k)
+    assert cu_q.dtype == torch.int32
+    assert max_q == max_k == int(cu_q.diff().max())
+    assert options["enable_gqa"]
+    left, right = options["window_size"]
+    assert right == 0
+    parts = []
+    for begin, end in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True):
+        own_q, own_k, own_v = (x[begin:end].transpose(0, 1) for x in (q, k, v))
+        own_k, own_v = (x.repeat_interleave(q.shape[1] // k.shape[1], 0) for x in (own_k, own_v))
+        scores = own_q @ own_k.transpose(1, 2) * options["scale"]
+        distance = torch.arange(end - begin).unsqueeze(1) - torch.arange(end - begin)
+        visible = (distance >= 0) & ((left < 0) | (distance <= left))
+        parts.append((scores.masked_fill(~visible, -torch.inf).softmax(-1) @ own_v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_varlen_path_is_called_for_the_same_attention(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", documented_varlen_attn)
+    packed = PackedSequences.from_lengths([5, 19, 1, 8])
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(33, heads, 8, generator=generator) for heads in (4, 2, 2))
+    ours = _varlen(q, k, v, packed, 0.3, window)
+    assert torch.allclose(ours, _by_bucket(q, k, v, packed, 0.3, window), atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("window", [None, 6])
+def test_varlen_path_on_a_gpu(window: int | None) -> None:
+    packed = PackedSequences.from_lengths([5, 190, 1, 64], "cuda")
+    q, k, v = (torch.randn(260, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+    ours = _varlen(q, k, v, packed, 0.125, window).float()
+    exact = _by_bucket(q.float(), k.float(), v.float(), packed, 0.125, window)
+    assert (ours - exact).abs().max().item() < 2e-2
 
 
 def test_missing_and_broken_model_folders_are_named(tmp_path: Path) -> None:

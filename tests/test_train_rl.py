@@ -298,7 +298,7 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     assert f"stopped by {number.name}" in output
     assert "Traceback" not in output
     assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]
-    doing = [fields["doing"] for fields in double.called("/trainer/heartbeat")]
+    doing = [fields["doing"].split(" (for ")[0] for fields in double.called("/trainer/heartbeat")]
     assert doing
     assert set(doing) <= {
         "starting",
@@ -359,3 +359,25 @@ def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
         assert changed.wait(20)
         heartbeat.close()
     assert {"step": 4, "doing": "optimizer"} in beats
+
+
+def test_heartbeat_says_how_long_the_trainer_has_been_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from primerl.train import client
+
+    monkeypatch.setattr(client, "_LONG_S", 0.0)
+    beaten = threading.Event()
+    beats: list[str] = []
+
+    class Double(OrchestratorDouble):
+        def answer(self, path: str, fields: dict[str, Any]) -> Answer:
+            beats.append(fields["doing"])
+            beaten.set()
+            return 200, msgpack.packb({})
+
+    with Double(whole_batch) as double:
+        heartbeat = client.Heartbeat(double.url, interval_s=0.05)
+        assert beaten.wait(20)
+        heartbeat.close()
+        silent = client.Heartbeat(double.url, interval_s=0.05, active=False)
+        silent.close()
+    assert beats[0] == "starting (for 0 s)"

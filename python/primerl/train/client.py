@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 MSGPACK = "application/msgpack"
 _REQUEST_TIMEOUT_S = 30.0
 """Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
+_LONG_S = 10.0
+"""From here on a heartbeat says how long the trainer has been at the same thing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
@@ -126,30 +128,37 @@ def _message(body: bytes) -> str:
 
 class Heartbeat:
     """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
-    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does."""
+    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does.
 
-    def __init__(self, url: str, interval_s: float = 2.0) -> None:
+    Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
+    """
+
+    def __init__(self, url: str, interval_s: float = 2.0, *, active: bool = True) -> None:
         # A beat that failed is not repeated: the next one says more.
         self._client = OrchestratorClient(url, unreachable_after_s=0.0, request_timeout_s=interval_s)
         self._interval_s = interval_s
-        self._state = (0, "starting")
+        self._state = (0, "starting", time.monotonic())
         self._stop = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
+        if active:
+            self._thread.start()
 
     def doing(self, step: int, what: str) -> None:
-        # One assignment of one tuple: the thread sees the old pair or the new one.
-        self._state = (step, what)
+        # One assignment of one tuple: the thread sees the old one or the new one.
+        self._state = (step, what, time.monotonic())
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(timeout=3 * self._interval_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout=3 * self._interval_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            step, what, since = self._state
+            elapsed = time.monotonic() - since
             try:
-                self._client.heartbeat(*self._state)
+                self._client.heartbeat(step, f"{what} (for {elapsed:.0f} s)" if elapsed >= _LONG_S else what)
                 self._failing = False
             except OrchestratorError as error:
                 # Ending the run over it is the main thread's decision, by the deadline of its own requests.

@@ -89,7 +89,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
     ranks = Ranks.join(config.batch_timeout_s)
-    heartbeat = Heartbeat(config.orchestrator_url)
+    heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
     try:
         heartbeat.doing(0, "loading the model")
         model = load_model(config.model.path, config.dtype, ranks.device)
@@ -182,6 +182,7 @@ class Trainer:
                 raise TrainingDiverged(f"step {batch.step}: the loss is {loss.item()}; {_rollouts([micro_batch])}")
             (loss / batch.loss_tokens).backward()  # type: ignore[no-untyped-call]
             statistics += measured
+        self.heartbeat.doing(batch.step, "summing gradients over the data ranks")
         self.ranks.sum_gradients(self.optimizer.parameters)
         return LossStatistics(self.ranks.sum(statistics.values))
 
