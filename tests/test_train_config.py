@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+from pathlib import Path
 from typing import Any
 
+import primerl.train
 import pytest
 from primerl.models.tiny import TinyConfig
 from primerl.train.config import ConfigError, SFTConfig, TrainerConfig
@@ -66,3 +70,24 @@ def test_missing_setting_is_named() -> None:
 def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="either `path`"):
         SFTConfig.from_dict({**SFT, "model": model})
+
+
+def test_training_imports_little() -> None:
+    """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
+    allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
+    allowed |= {"primerl.train", "primerl.models"}
+    found = set()
+    files = sorted(Path(primerl.train.__file__).parent.glob("*.py"))
+    assert len(files) > 10
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {(file.name, alias.name) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((file.name, node.module or ""))
+    others = {
+        (file, module)
+        for file, module in found
+        if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
+    }
+    assert others == {("rows.py", "primerl.render")}
