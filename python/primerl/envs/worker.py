@@ -128,7 +128,11 @@ def run_worker(config: WorkerConfig) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return asyncio.run(_Worker(client, examples).work(env, root))
+    worker = _Worker(client, examples)
+    # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
+    return asyncio.run(worker.work(env, root))
 
 
 class _Worker:
@@ -141,15 +145,23 @@ class _Worker:
         self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._model = ""
         self._runner: Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[int] | None = None
+        self._stopped = ""
+
+    def stop(self, reason: str) -> None:
+        """From a signal handler, at any time: before, in and after [`work`][primerl.envs.worker._Worker.work]."""
+        self._stopped = reason
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end, 0, reason)
 
     async def work(self, env: vf.Env[Any], root: str) -> int:
         from primerl.envs import adapter
 
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end, 0, f"stopped by {number.name}")
+        if self._stopped:
+            self._end(0, self._stopped)
         async with adapter.serving(env, root, self._post) as runner:
             self._runner = runner
             loop.add_reader(self._client.fileno(), self._on_notices)
