@@ -74,7 +74,7 @@ class Decoder:
     def _fused(self, prefix: str, parts: dict[str, int], kind: str, *columns: int) -> Tensor:
         """One buffer of several tensors stacked along rows, each of which stays addressable by its name."""
         buffer = torch.empty((sum(parts.values()), *columns), dtype=self.dtype)
-        for name, view in zip(parts, buffer.split(list(parts.values())), strict=True):
+        for name, view in zip(parts, torch.split(buffer, list(parts.values())), strict=True):
             self.tensors[f"{prefix}.{name}.{kind}"] = view
         return buffer
 

@@ -1,0 +1,176 @@
+"""Engines as processes on ports the operating system chose, and checkpoints to feed them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from primerl.models.tiny import write_model
+from primerl.train.weights import manifest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+EOS = 256
+VOCABULARY = 264
+PROMPT = [258, 260, 198, 49, 68, 85, 68, 256, 198, 258, 261, 198]
+START_DEADLINE_S = 90.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {deadline_s} s"
+        time.sleep(0.01)
+
+
+@dataclass
+class Engine:
+    """A running engine; `model` is what it serves, if it has one."""
+
+    kind: str
+    process: subprocess.Popen[str]
+    url: str
+    model: Path | None
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+
+    def post(self, path: str, body: Any = None, **query: Any) -> httpx.Response:
+        return self.client.post(path, json={} if body is None else body, params=query)
+
+    def generate(self, prompt: list[int] | None = None, *, id_: str | None = None, **sampling: Any) -> dict[str, Any]:
+        response = self.post("/inference/v1/generate", request(prompt, id_=id_, **sampling))
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    def tokens(self, prompt: list[int] | None = None, **sampling: Any) -> list[int]:
+        return list(self.generate(prompt, **sampling)["choices"][0]["token_ids"])
+
+    def metric(self, name: str) -> float:
+        """Sum over a metric's samples, labels aside."""
+        text = self.client.get("/metrics").text
+        values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"{name} is not among the metrics"
+        return sum(map(float, values))
+
+    def digest(self) -> str:
+        answer = self.post("/collective_rpc", {"method": "primerl_weight_digest", "args": []})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["results"][0]["digest"])
+
+    def label(self) -> str:
+        return str(self.client.get("/weight_info").json()["weight_version"])
+
+    def update(self, folder: Path, label: str) -> None:
+        assert self.post("/start_weight_update").json() == {"message": "Weight update started"}
+        answer = self.post("/update_weights", {"update_info": {"path": str(folder)}})
+        assert answer.status_code == 200, answer.text
+        assert self.post("/finish_weight_update", {"weight_version": label}).status_code == 200
+
+    def running(self) -> int:
+        return int(self.metric("vllm:num_requests_running"))
+
+    def calm(self) -> None:
+        """Leaves nothing behind for the next test."""
+        self.post("/abort_requests")
+        self.post("/resume")
+        self.post("/finish_weight_update")
+        wait_until(lambda: self.running() == 0, "the last requests' end")
+
+
+def request(prompt: list[int] | None = None, *, id_: str | None = None, **sampling: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"token_ids": PROMPT if prompt is None else prompt, "sampling_params": sampling}
+    return body if id_ is None else {**body, "request_id": id_}
+
+
+def read_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    match = re.search(r"http://\S+", line)
+    assert match, f"the engine did not start: {line!r}\n{process.stderr.read() if process.stderr else ''}"
+    return match[0]
+
+
+@contextlib.contextmanager
+def running(kind: str, command: list[str], model: Path | None, log: Path) -> Iterator[Engine]:
+    """Starts an engine that prints its URL, and ends it with SIGTERM; its log goes to a file."""
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        engine = Engine(kind, process, read_url(process), model)
+    except AssertionError as error:
+        process.kill()
+        raise AssertionError(f"{error}\n{log.read_text()}") from None
+    try:
+        yield engine
+    finally:
+        engine.client.close()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def mock_command(binary: Path, *flags: str) -> list[str]:
+    # Slow enough that a test can act while requests are in flight.
+    return [str(binary), "--served-model-name", "m", "--max-model-len", "1024", "--step-latency-ms", "1", *flags]
+
+
+def torch_command(model: Path, folder: Path, settings: str = "") -> list[str]:
+    file = folder / "inference.toml"
+    file.write_text(f'max_model_len = 1024\nmax_num_seqs = 32\n{settings}\n[model]\npath = "{model}"\nname = "m"\n')
+    return [sys.executable, "-m", "primerl", "inference", "@", str(file)]
+
+
+def build_mock(repository: Path) -> Path:
+    command = ["cargo", "build", "--quiet", "--locked", "-p", "primerl-engine", "--message-format", "json"]
+    output = subprocess.run(command, cwd=repository, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = [json.loads(line).get("executable") for line in output.splitlines()]
+    return next(Path(path) for path in found if path and path.endswith("primerl-mock-engine"))
+
+
+def new_model(folder: Path, seed: int) -> Path:
+    write_model(folder, seed=seed)
+    return folder
+
+
+def model_tensors(model: Path) -> dict[str, Tensor]:
+    return load_file(model / "model.safetensors")
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], version: int) -> dict[str, Any]:
+    """A published checkpoint in the format of docs/architecture.md; returns its manifest."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    contents = manifest(version, tensors, "model.safetensors", (folder / "model.safetensors").stat().st_size)
+    (folder / "manifest.json").write_text(json.dumps(contents))
+    return contents
+
+
+def any_tensors(engine: Engine, seed: int) -> dict[str, Tensor]:
+    """Tensors that the engine can load, other ones for each seed."""
+    generator = torch.Generator().manual_seed(seed)
+    if engine.model is None:
+        return {"weight": torch.randn(4, 3, generator=generator)}
+    return {
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in model_tensors(engine.model).items()
+    }
