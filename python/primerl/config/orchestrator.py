@@ -69,7 +69,7 @@ class OrchestratorTimeouts(Section):
     engine_update_s: Seconds = 120.0
     """Longest time an engine may take to load new weights."""
     weights_s: Seconds = 600.0
-    """The run fails when all batches are trained and the last weights were not published after this long."""
+    """A trainer that holds a batch and has not published its weights for this long is warned about."""
     no_engine_s: Seconds = 60.0
     """The run fails when no engine was reachable for this long."""
 
