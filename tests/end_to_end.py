@@ -95,6 +95,8 @@ class Started:
         if self.launcher.poll() is None:
             self.launcher.kill()
         self.launcher.wait()
+        if self.launcher.stdout is not None:
+            self.launcher.stdout.close()
         if self.mark:
             until(lambda: self.left() == [], 20, "cleaning up")
 
