@@ -1,0 +1,232 @@
+"""The orchestrator inside a Python process, and as the wheel's command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import pytest
+import torch
+from engine_helpers import Engine, build_mock, mock_command, running, write_checkpoint
+from primerl._core import Orchestrator, PrimerlError, orchestrate
+from primerl.models.tiny import write_model
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    log = tmp_path_factory.mktemp("engine") / "engine.log"
+    with running("mock", mock_command(build_mock(repository)), None, log) as engine:
+        yield engine
+
+
+def settings(model: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(output),
+        "max_steps": 2,
+        "seq_len": 512,
+        "batch_size": 4,
+        "group_size": 2,
+        "model": {"path": str(model), "name": "m"},
+        "sampling": {"max_tokens": 8},
+        "train": {"env": [{"id": "task"}]},
+        "timeouts": {"long_poll_s": 1.0},
+        **changes,
+    }
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(
+        url, content=msgpack.packb(body), headers={"content-type": "application/msgpack"}, timeout=PATIENCE_S
+    )
+    assert answer.status_code == 200, answer.text
+    return dict(msgpack.unpackb(answer.content))
+
+
+def work(url: str) -> None:
+    """An env worker: one question a rollout, the reward is the answer's length."""
+    registration = {"environment": "task", "role": "train", "name": "w", "pid": os.getpid(), "examples": 10}
+    worker = post(f"{url}/envs/register", registration)["worker"]
+    while True:
+        answer = post(f"{url}/envs/lease", {"worker": worker, "max": 4})
+        if answer["finished"]:
+            break
+        for lease in answer["rollouts"]:
+            body = {"model": "m", "messages": [{"role": "user", "content": f"example {lease['example']}"}]}
+            reply = httpx.post(f"{lease['base_url']}/chat/completions", json=body, timeout=PATIENCE_S)
+            if reply.status_code == 410:
+                continue
+            text = reply.json()["choices"][0]["message"]["content"]
+            trace = {"session": "", "trainable": True, "ok": True, "reward": float(len(text)), "metrics": {}}
+            outcome = {"ok": True, "traces": [{**trace, "stop_condition": None, "truncated": False}], "error": None}
+            post(f"{url}/envs/result", {"worker": worker, "rollout": lease["rollout"], "outcome": outcome})
+    post(f"{url}/envs/leave", {"worker": worker})
+
+
+def publish(orchestrator: Orchestrator, output: Path, version: int) -> None:
+    folder = output / f"broadcasts/step_{version}"
+    write_checkpoint(folder, {"w": torch.full((3,), float(version))}, version)
+    orchestrator.publish_weights(version, folder / "manifest.json")
+
+
+def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with Orchestrator(settings(model, output, engines=[engine.url])) as orchestrator:
+        orchestrator.start()
+        assert json.loads((output / "run/orchestrator.json").read_text())["url"] == orchestrator.url
+        worker = threading.Thread(target=work, args=(orchestrator.url,))
+        worker.start()
+        publish(orchestrator, output, 0)
+        steps = []
+        while (body := orchestrator.next_batch(len(steps) + 1, 0)) is not None:
+            batch = msgpack.unpackb(body)
+            steps.append(batch["step"])
+            assert body == (output / f"spool/step_{batch['step']}/rank_0.msgpack").read_bytes()
+            ids = [torch.frombuffer(bytearray(m["token_ids"]), dtype=torch.int32) for m in batch["micro_batches"]]
+            assert sum(map(len, ids)) > 0
+            publish(orchestrator, output, batch["step"])
+        assert steps == [1, 2]
+        worker.join(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while not orchestrator.status()["run"]["finished"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert orchestrator.status()["rollouts"]["trained"] == 8
+    assert orchestrator.status()["run"]["finished"], "also after the end"
+
+
+def test_what_is_wrong_is_named(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with pytest.raises(PrimerlError, match="batch_sise"):
+        Orchestrator(settings(model, output, batch_sise=3))
+    with pytest.raises(PrimerlError, match="multiple"):
+        Orchestrator(settings(model, output, batch_size=3))
+    orchestrator = Orchestrator(settings(tmp_path / "nowhere", output))
+    with pytest.raises(PrimerlError, match="nowhere"):
+        orchestrator.start()
+    with pytest.raises(PrimerlError, match="start"):
+        _ = orchestrator.url
+    assert not output.exists()
+
+
+def test_refusals_are_errors_and_shutdown_is_harmless_to_repeat(model: Path, tmp_path: Path) -> None:
+    orchestrator = Orchestrator(settings(model, tmp_path / "out"))
+    orchestrator.shutdown()
+    orchestrator.start()
+    with pytest.raises(PrimerlError, match="started already"):
+        orchestrator.start()
+    with pytest.raises(PrimerlError, match="rank 5"):
+        orchestrator.next_batch(1, 5)
+    with pytest.raises(PrimerlError, match="cannot read"):
+        orchestrator.publish_weights(0, tmp_path / "manifest.json")
+    orchestrator.shutdown("first")
+    orchestrator.shutdown("second")
+
+
+def test_shutdown_wakes_a_thread_that_waits_for_a_batch(model: Path, tmp_path: Path) -> None:
+    orchestrator = Orchestrator(settings(model, tmp_path / "out"))
+    orchestrator.start()
+    answers: list[bytes | None] = []
+    waiter = threading.Thread(target=lambda: answers.append(orchestrator.next_batch(1, 0)))
+    waiter.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not orchestrator.status()["trainer"]["waiting"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    orchestrator.shutdown("the test is over")
+    waiter.join(PATIENCE_S)
+    assert answers == [None]
+
+
+def test_it_cannot_be_used_after_a_fork(model: Path, tmp_path: Path) -> None:
+    script = """
+import os, sys
+from primerl._core import Orchestrator, PrimerlError
+import json
+orchestrator = Orchestrator(json.loads(sys.argv[1]))
+orchestrator.start()
+child = os.fork()
+if child == 0:
+    try:
+        orchestrator.status()
+    except PrimerlError as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    arguments = json.dumps(settings(model, tmp_path / "out"))
+    # Nobody calls shutdown here: the interpreter's exit does.
+    subprocess.run([sys.executable, "-c", script, arguments], check=True, timeout=PATIENCE_S)
+
+
+def test_ctrl_c_interrupts_a_wait_for_a_batch(model: Path, tmp_path: Path) -> None:
+    script = """
+import json, sys
+from primerl._core import Orchestrator
+with Orchestrator(json.loads(sys.argv[1])) as orchestrator:
+    orchestrator.start()
+    try:
+        print("waiting", flush=True)
+        orchestrator.next_batch(1, 0)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    arguments = json.dumps(settings(model, tmp_path / "out"))
+    with subprocess.Popen([sys.executable, "-c", script, arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert process.wait(PATIENCE_S) == 0
+
+
+def write_toml(path: Path, model: Path, output: Path) -> Path:
+    path.write_text(
+        f'output_dir = "{output}"\nmax_steps = 2\nbatch_size = 4\ngroup_size = 2\n'
+        f'[model]\npath = "{model}"\n[[train.env]]\nid = "task"\n'
+    )
+    return path
+
+
+def test_the_command_checks_and_refuses(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = write_toml(tmp_path / "run.toml", model, tmp_path / "out")
+    assert orchestrate(["--config", str(config), "--check"]) == 0
+    config.write_text(config.read_text().replace("group_size", "groupsize"))
+    assert orchestrate(["--config", str(config)]) == 2
+    assert "groupsize" in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_ends_in_order_at_ctrl_c(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    config = write_toml(tmp_path / "run.toml", model, output)
+    script = "import sys; from primerl._core import orchestrate; sys.exit(orchestrate(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "--config", str(config)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while not (output / "run/orchestrator.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
