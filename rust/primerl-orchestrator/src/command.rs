@@ -2,6 +2,7 @@
 
 use crate::config::{Config, ConfigError};
 use crate::failure::RunError;
+use crate::log;
 use crate::run::Prepared;
 use clap::Parser;
 use std::ffi::OsString;
@@ -9,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
 pub const EXIT_FINISHED: i32 = 0;
 pub const EXIT_FAILED: i32 = 1;
@@ -54,7 +54,7 @@ where
         println!("{}: fine", arguments.config.display());
         return EXIT_FINISHED;
     }
-    start_log(&prepared.config().log.level);
+    log::to_stderr(&prepared.config().log.level);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -74,16 +74,6 @@ where
 fn refuse(error: &ConfigError) -> i32 {
     eprintln!("error: {error}");
     EXIT_INPUT
-}
-
-/// A second run in one process keeps the first one's log.
-fn start_log(level: &str) {
-    let filter = EnvFilter::try_from_env("PRIMERL_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .try_init();
 }
 
 async fn serve(prepared: Prepared) -> i32 {

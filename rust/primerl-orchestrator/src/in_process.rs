@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::driver::BatchReply;
 use crate::failure::RunError;
 use crate::http::ApiError;
+use crate::log;
 use crate::run::{ExitReason, Prepared};
 use crate::telemetry::status;
 use crate::trainer::endpoints;
@@ -90,6 +91,9 @@ impl InProcess {
             })
             .map_err(Arc::new)?;
         let app = Arc::clone(running.app());
+        let file = app.config.output_dir.join("logs/orchestrator.log");
+        log::to_file(&app.config.log.level, &file)
+            .map_err(|source| Arc::new(RunError::OutputFolder { path: file, source }))?;
         let shutdown = CancellationToken::new();
         let (sender, outcome) = watch::channel(None);
         let stop = shutdown.clone();

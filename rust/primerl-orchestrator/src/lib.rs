@@ -24,6 +24,7 @@ pub mod gateway;
 pub mod http;
 pub mod in_process;
 pub mod journal;
+mod log;
 mod monitor;
 mod recorder;
 mod run;

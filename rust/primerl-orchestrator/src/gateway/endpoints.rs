@@ -118,7 +118,11 @@ async fn prepare(
         .map_err(|error| ApiError::internal(error.to_string()))?
 }
 
-fn take_undelivered(rollout: &Rollout, session: &str, context: u128) -> Option<Arc<Answer>> {
+pub(super) fn take_undelivered(
+    rollout: &Rollout,
+    session: &str,
+    context: u128,
+) -> Option<Arc<Answer>> {
     let mut state = rollout.state.lock();
     let matches =
         |answer: &Arc<Answer>| *answer.session == *session && answer.context_digest == context;
