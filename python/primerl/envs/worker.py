@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -129,6 +130,8 @@ def run_worker(config: WorkerConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     worker = _Worker(client, examples)
+    # What was loaded stays: without this the collector walks it again and again, and once more for seconds at the exit.
+    gc.freeze()
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
