@@ -4,6 +4,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
+__all__ = [
+    "Answered",
+    "Cancelled",
+    "Ended",
+    "EngineError",
+    "EnvClient",
+    "InferenceEngine",
+    "Lease",
+    "Leased",
+    "LeasesVoid",
+    "Orchestrator",
+    "PrimerlError",
+    "Problem",
+    "Registered",
+    "RenderError",
+    "Renderer",
+    "__version__",
+    "orchestrate",
+]
+
 __version__: str
 
 # Env worker's lease client (rust/primerl-py/src/envs.rs)
@@ -281,6 +301,6 @@ class InferenceEngine:
     def url(self) -> str:
         """`http://host:port`, with the port that was bound."""
     def wait(self, timeout_s: float) -> bool:
-        """Whether the engine has ended within `timeout_s`. Signals are handled meanwhile; `EngineError` if it failed."""
+        """Whether the engine has ended within `timeout_s`. Handles signals meanwhile; `EngineError` if it failed."""
     def stop(self) -> None:
         """Ends the engine: requests in flight are answered with what they have. Stopping twice is harmless."""
