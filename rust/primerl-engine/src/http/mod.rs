@@ -11,8 +11,10 @@ use crate::config::Config;
 use crate::engine::EngineHandle;
 use crate::metrics::Metrics;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::sync::Arc;
@@ -97,8 +99,23 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(admin::metrics))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn(read_body))
         .with_state(app)
+}
+
+/// Reads every body to its end before a handler answers. A connection whose body was left unread is closed after the
+/// answer, and a client that keeps connections would find its next call refused.
+async fn read_body(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match axum::body::to_bytes(body, MAX_BODY_BYTES).await {
+        Ok(bytes) => {
+            next.run(Request::from_parts(parts, Body::from(bytes)))
+                .await
+        }
+        Err(error) => error::ApiError::body("body", "body", &format!("cannot be read: {error}"))
+            .into_response(),
+    }
 }
 
 // These two have another shape than all other errors, as in vLLM.
