@@ -63,6 +63,8 @@ pub enum Effect {
     Warn { message: String },
     /// The last step's weights were proved and the last evaluation is done (or a shutdown was asked for and all is cancelled).
     Finished { reason: String },
+    /// The run cannot come to an end by itself: stop, and exit non-zero with this reason.
+    Failed { reason: String },
 }
 
 impl Effect {
@@ -74,6 +76,7 @@ impl Effect {
                 | Effect::BatchCut { .. }
                 | Effect::Evaluated(_)
                 | Effect::Finished { .. }
+                | Effect::Failed { .. }
         )
     }
 }

@@ -86,6 +86,7 @@ impl Effects {
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),
             Effect::Finished { reason } => self.recorder.finished(reason),
+            Effect::Failed { reason } => self.recorder.failed(reason),
             Effect::Lease { .. }
             | Effect::NoLease { .. }
             | Effect::BatchNotReady { .. }

@@ -36,6 +36,8 @@ pub enum RunError {
     Encode { step: u64, problem: String },
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]
     NoEngine { seconds: f64, engines: String },
+    #[error("{reason}")]
+    Core { reason: String },
     #[error("the HTTP server stopped: {0}")]
     Server(std::io::Error),
     #[error("{task} stopped unexpectedly; this is a bug in primerl")]

@@ -29,6 +29,7 @@ enum Job {
     },
     Evaluated(EvaluationReport),
     Finished(String),
+    Failed(String),
 }
 
 /// The way to the thread.
@@ -78,6 +79,11 @@ impl Recorder {
 
     pub fn finished(&self, reason: String) {
         self.send(Job::Finished(reason));
+    }
+
+    /// The run fails once everything before is on disk.
+    pub fn failed(&self, reason: String) {
+        self.send(Job::Failed(reason));
     }
 
     fn send(&self, job: Job) {
@@ -132,6 +138,7 @@ impl Writer {
                 self.finished.send_replace(Some(reason));
                 Ok(())
             }
+            Job::Failed(reason) => Err(RunError::Core { reason }),
         }
     }
 

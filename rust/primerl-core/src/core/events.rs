@@ -53,7 +53,7 @@ impl Core {
                 self.weights_published(version, Published { manifest, digest });
             }
             Event::Tick => {}
-            Event::ShutdownRequested { reason } => self.finish(reason),
+            Event::ShutdownRequested { reason } => self.end(Effect::Finished { reason }),
         }
     }
 

@@ -44,6 +44,8 @@ struct Site {
     requests: VecDeque<RequestId>,
     in_flight: usize,
     workers: usize,
+    /// Training groups dropped since the last one that was completed.
+    failed_groups: u32,
 }
 
 #[derive(Debug)]
@@ -100,6 +102,8 @@ pub struct Core {
     failures: BTreeMap<String, u64>,
     ignored: BTreeMap<&'static str, u64>,
     finished: Option<String>,
+    /// Why the run has to be given up; acted on once the event is taken in.
+    hopeless: Option<String>,
     effects: Vec<Effect>,
 }
 
@@ -139,6 +143,7 @@ impl Core {
             failures: BTreeMap::new(),
             ignored: BTreeMap::new(),
             finished: None,
+            hopeless: None,
             effects: Vec::new(),
             config,
         })
@@ -177,6 +182,9 @@ impl Core {
     }
 
     fn settle(&mut self) {
+        if let Some(reason) = self.hopeless.take() {
+            self.end(Effect::Failed { reason });
+        }
         if self.finished.is_none() {
             self.cut_batches();
             self.evaluate();
@@ -207,14 +215,16 @@ impl Core {
         let evaluated = self.round.is_none() && !self.is_evaluation_due(last);
         if all_cut && self.ledger.newest_proved() >= Some(last) && evaluated {
             let steps = self.config.max_steps;
-            self.finish(format!(
-                "all {steps} steps are trained, and version {steps} is proved"
-            ));
+            let reason = format!("all {steps} steps are trained, and version {steps} is proved");
+            self.end(Effect::Finished { reason });
         }
     }
 
-    /// Ends the run: cancels what is in flight. Waiting requests are answered by `settle`.
-    fn finish(&mut self, reason: String) {
+    /// Ends the run, well or badly: cancels what is in flight. Waiting requests are answered by `settle`.
+    fn end(&mut self, effect: Effect) {
+        let (Effect::Finished { reason } | Effect::Failed { reason }) = &effect else {
+            unreachable!("{effect:?} does not end a run");
+        };
         if self.finished.is_some() {
             return;
         }
@@ -226,7 +236,7 @@ impl Core {
             rollout.end(crate::counters::Ended::Cancelled, &mut self.counters);
         }
         self.discard_groups();
-        self.effects.push(Effect::Finished { reason });
+        self.effects.push(effect);
     }
 
     fn warn(&mut self, message: String) {

@@ -11,6 +11,9 @@ use crate::policy::too_many_policies;
 use crate::rollout::{Rollout, error};
 use crate::turn::Turn;
 
+/// So many dropped groups in a row end the run, or a whole batch of them where that is more.
+const FAILED_GROUPS_AT_LEAST: u32 = 8;
+
 impl Core {
     pub(super) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
         let Some(rollout) = self.rollouts.get_mut(&id) else {
@@ -107,7 +110,7 @@ impl Core {
                 "a rollout failed {} times, last with {kind}: {message}",
                 max_retries + 1
             );
-            self.drop_group(group_id, Ended::Filtered, &why);
+            self.drop_failed_group(group_id, environment, &why);
         }
     }
 
@@ -127,11 +130,27 @@ impl Core {
                 .queue
                 .push_front((group_id, slot));
         } else {
-            self.drop_group(
+            self.drop_failed_group(
                 group_id,
-                Ended::Filtered,
+                environment,
                 "one of its rollouts was lost with its worker too often",
             );
+        }
+    }
+
+    /// Drops a group that came to nothing. An environment of which nothing else comes ends the run: replacing its
+    /// groups for ever would be a hang with a busy machine.
+    fn drop_failed_group(&mut self, id: GroupId, environment: EnvironmentId, why: &str) {
+        self.drop_group(id, Ended::Filtered, why);
+        let site = &mut self.sites[environment.0 as usize];
+        site.failed_groups += 1;
+        let failed = site.failed_groups;
+        let groups_per_batch = self.config.batch_size / self.config.group_size;
+        if failed >= groups_per_batch.max(FAILED_GROUPS_AT_LEAST) {
+            let name = self.name(environment);
+            self.hopeless = Some(format!(
+                "environment {name:?}: the last {failed} groups were dropped and none was completed; the last because {why}"
+            ));
         }
     }
 
@@ -176,7 +195,7 @@ impl Core {
     }
 
     fn complete(&mut self, rollout: Rollout) {
-        let id = rollout.group;
+        let (id, environment) = (rollout.group, rollout.environment);
         let limit = self.config.seq_len as usize;
         let group = self
             .groups
@@ -190,12 +209,13 @@ impl Core {
             .finished()
             .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit));
         if fits {
+            self.sites[environment.0 as usize].failed_groups = 0;
             self.ready.push_back(id);
         } else {
             let why = format!(
                 "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
             );
-            self.drop_group(id, Ended::Filtered, &why);
+            self.drop_failed_group(id, environment, &why);
         }
     }
 

@@ -124,6 +124,7 @@ impl Observer {
             Effect::Evaluated(report) => self.evaluations.push(report.clone()),
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
+            Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
             Effect::UpdateEngine { .. } | Effect::WorkerLost { .. } => {}
         }
     }

@@ -171,6 +171,40 @@ fn a_dropped_group_cancels_what_is_in_flight() {
 }
 
 #[test]
+fn an_environment_that_only_fails_ends_the_run_and_one_success_starts_the_count_anew() {
+    let mut run = Run::started(Config {
+        environments: vec![crate::config::Environment {
+            max_retries: 0,
+            ..environment("train")
+        }],
+        ..config()
+    });
+    let fail_groups = |run: &mut Run, groups: usize| -> Vec<Effect> {
+        (0..groups)
+            .flat_map(|_| {
+                let rollouts = run.lease(0, 2);
+                run.fail(0, rollouts[0].rollout)
+            })
+            .collect()
+    };
+    let effects = fail_groups(&mut run, 7);
+    for leased in run.lease(0, 2) {
+        run.succeed(0, leased.rollout, 0);
+    }
+    assert!(said(&effects).contains("was dropped"));
+    let effects = fail_groups(&mut run, 7);
+    assert!(!said(&effects).contains("the last 8 groups"));
+    let effects = fail_groups(&mut run, 1);
+    assert_said(
+        &effects,
+        "environment \"train\": the last 8 groups were dropped and none was completed; the last because a rollout \
+         failed 1 times, last with environment: it broke",
+    );
+    assert!(matches!(effects.last(), Some(Effect::Failed { .. })));
+    assert!(run.core.finished().is_some());
+}
+
+#[test]
 fn a_lost_workers_leases_are_handed_out_again() {
     let mut run = Run::started(config());
     run.join(1, 0);

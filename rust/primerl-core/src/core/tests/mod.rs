@@ -217,7 +217,9 @@ fn cancelled(effects: &[Effect]) -> Vec<(RolloutId, CancelReason)> {
 /// Texts of refusals and warnings, one a line.
 fn said(effects: &[Effect]) -> String {
     let texts = effects.iter().filter_map(|effect| match effect {
-        Effect::NoLease { reason, .. } | Effect::Finished { reason } => Some(reason.clone()),
+        Effect::NoLease { reason, .. }
+        | Effect::Finished { reason }
+        | Effect::Failed { reason } => Some(reason.clone()),
         Effect::BatchNotReady { waiting_for, .. } => Some(waiting_for.clone()),
         Effect::Warn { message } => Some(message.clone()),
         _ => None,
