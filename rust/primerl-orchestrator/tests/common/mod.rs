@@ -160,13 +160,20 @@ pub async fn get(url: &str) -> Value {
 
 /// A chat request to a rollout's base URL.
 pub async fn chat(base_url: &str, session: &str, body: &Value) -> (u16, Value) {
-    let answer = client()
+    chat_with(&client(), base_url, session, body).await
+}
+
+/// The same over connections that are kept.
+pub async fn chat_with(
+    http: &reqwest::Client,
+    base_url: &str,
+    session: &str,
+    body: &Value,
+) -> (u16, Value) {
+    let request = http
         .post(format!("{base_url}/chat/completions"))
-        .header("x-session-id", session)
-        .json(body)
-        .send()
-        .await
-        .unwrap();
+        .header("x-session-id", session);
+    let answer = request.json(body).send().await.unwrap();
     let status = answer.status().as_u16();
     (status, answer.json().await.unwrap_or(Value::Null))
 }

@@ -1,6 +1,6 @@
 //! A scripted environment worker.
 
-use super::{PATIENCE, chat, client, user};
+use super::{PATIENCE, chat_with, client, user};
 use primerl_core::event::{Outcome, Trace};
 use primerl_core::{RolloutId, WorkerId};
 use primerl_orchestrator::envs::wire::{self, *};
@@ -123,7 +123,7 @@ async fn run_rollout(worker: Worker, lease: Lease, turns: usize) {
     for turn in 0..turns {
         messages.push(user(&format!("example {} turn {turn}", lease.example)));
         let body = json!({"model": "m", "messages": messages, "temperature": lease.sampling["temperature"]});
-        let (status, answer) = chat(&lease.base_url, &session, &body).await;
+        let (status, answer) = chat_with(&worker.http, &lease.base_url, &session, &body).await;
         if status != 200 {
             assert_eq!(status, 410, "{answer}");
             return;
