@@ -22,6 +22,7 @@ FINISHED, FAILED, BAD_INPUT = 0, 1, 2
 READY_DEADLINE_S = 60.0
 JOIN_DEADLINE_S = 60.0
 REQUEST_TIMEOUT_S = 30.0
+STOP_INTERVAL_S = 0.5
 CHOICES = {
     "backend": ("torch",),
     "dtype": ("float32", "bfloat16"),
@@ -92,6 +93,24 @@ class _StopRequestedError(Exception):
     """SIGTERM or SIGINT came."""
 
 
+class _Stop:
+    """Handler of SIGTERM and SIGINT.
+
+    It raises, to end whatever blocks. But an exception that is raised while a finalizer happens to run is dropped by
+    the interpreter, so the request is also remembered, and looked for between waits.
+    """
+
+    requested = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.requested = True
+        raise _StopRequestedError(signal.Signals(number).name)
+
+    def check(self) -> None:
+        if self.requested:
+            raise _StopRequestedError
+
+
 class _NotReadyError(Exception):
     """The engine, or the orchestrator it was to join, did not answer in time."""
 
@@ -103,9 +122,10 @@ def serve(config: InferenceConfig) -> int:
     cannot be served; nothing was started.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    previous = {number: signal.signal(number, _request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = _Stop()
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return _serve(config)
+        return _serve(config, stop)
     except _StopRequestedError:
         log.info("stopped")
         return FINISHED
@@ -114,11 +134,7 @@ def serve(config: InferenceConfig) -> int:
             signal.signal(number, handler)
 
 
-def _request_stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise _StopRequestedError(signal.Signals(number).name)
-
-
-def _serve(config: InferenceConfig) -> int:
+def _serve(config: InferenceConfig, stop: _Stop) -> int:
     # torch takes seconds to import: not before the settings are known to be good.
     import torch
 
@@ -141,12 +157,12 @@ def _serve(config: InferenceConfig) -> int:
         print(f"primerl inference: {error}", file=sys.stderr)
         return BAD_INPUT
     try:
-        _wait_until_ready(engine, config.served_name)
+        _wait_until_ready(engine, stop, config.served_name)
         print(f"serving {config.served_name} at {engine.url}", flush=True)
         if config.join is not None:
-            _join(engine, config.join)
-        while not engine.wait(3600.0):
-            pass
+            _join(engine, stop, config.join)
+        while not engine.wait(STOP_INTERVAL_S):
+            stop.check()
         # Nobody asks this engine to end but a signal, which does not come by here.
         log.error("the engine ended by itself")
     except (_core.EngineError, _NotReadyError) as error:
@@ -169,19 +185,23 @@ def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, An
     }
 
 
-def _wait_until_ready(engine: Any, name: str) -> None:
+def _wait_until_ready(engine: Any, stop: _Stop, name: str) -> None:
     """An engine is ready when it has generated: a model that loads may still fail in its first step."""
     body = {"model": name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
-    _until(engine, READY_DEADLINE_S, "generate a token", lambda: _post(f"{engine.url}/inference/v1/generate", body))
+    _until(
+        engine, stop, READY_DEADLINE_S, "generate a token", lambda: _post(f"{engine.url}/inference/v1/generate", body)
+    )
 
 
-def _join(engine: Any, orchestrator: str) -> None:
+def _join(engine: Any, stop: _Stop, orchestrator: str) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
-    answer = _until(engine, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, {"url": engine.url}))
+    answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, {"url": engine.url}))
     log.info("joined %s as engine %s", orchestrator, answer.get("engine"))
 
 
-def _until(engine: Any, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _until(
+    engine: Any, stop: _Stop, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """Tries until it works, the engine ends or the deadline passes; waits 0.1 s, then twice as long up to 2 s."""
     deadline, pause_s = time.monotonic() + deadline_s, 0.1
     while True:
@@ -190,6 +210,7 @@ def _until(engine: Any, deadline_s: float, what: str, attempt: Callable[[], dict
         except (OSError, ValueError) as error:
             # EngineError comes out of here if that is why nobody answers.
             engine.wait(pause_s)
+            stop.check()
             if time.monotonic() > deadline:
                 raise _NotReadyError(f"could not {what} within {deadline_s:.0f} s: {error}") from error
             pause_s = min(2 * pause_s, 2.0)
