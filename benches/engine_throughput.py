@@ -4,7 +4,9 @@
 
 Starts `primerl inference` with the demo's model shape in a process of its own with one torch thread, sends waves of
 requests and divides the tokens by the CPU seconds of that process. Build the extension with `--release` first.
-`generate` gets the same prompts in one batch of the same size, in this process, and is measured by its CPU time, too.
+With as many requests in flight it then updates the weights 20 times and prints how long sampling stood still, from the
+pause to the resume, digest included. `generate` gets the same prompts in one batch of the same size, in this process,
+and is measured by its CPU time, too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from pathlib import Path
 
 import aiohttp
 from primerl.models.tiny import write_model
+from primerl.train.weights import manifest
+from safetensors.torch import load_file, save_file
 
 PROMPT_TOKENS = 22
 
@@ -55,6 +59,43 @@ async def send_waves(url: str, concurrency: int, waves: int, new_tokens: int) ->
     return sampled
 
 
+async def measure_updates(url: str, model: Path, concurrency: int) -> list[float]:
+    """Seconds from pause to resume, as the orchestrator does it, with requests in flight."""
+    tensors = load_file(model / "model.safetensors")
+    folder = model / "broadcast"
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    contents = manifest(1, tensors, "model.safetensors", (folder / "model.safetensors").stat().st_size)
+    (folder / "manifest.json").write_text(json.dumps(contents))
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("/pause?mode=keep&clear_cache=false", {}),
+        ("/start_weight_update", {}),
+        ("/update_weights", {"update_info": {"path": str(folder)}}),
+        ("/finish_weight_update", {"weight_version": "1"}),
+        ("/collective_rpc", {"method": "primerl_weight_digest", "args": []}),
+        ("/resume", {}),
+    ]
+    seconds = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(base_url=url, connector=connector) as session:
+        body = {"sampling_params": {"max_tokens": 480, "ignore_eos": True}}
+        flood = [
+            asyncio.create_task(session.post("/inference/v1/generate", json={**body, "token_ids": prompt}))
+            for prompt in prompts(concurrency)
+        ]
+        await asyncio.sleep(0.3)
+        for _ in range(20):
+            began = time.perf_counter()
+            for path, call in calls:
+                async with session.post(path, json=call) as response:
+                    assert response.status == 200, await response.text()
+            seconds.append(time.perf_counter() - began)
+        assert not all(task.done() for task in flood), "the updates found requests in flight"
+        for response in await asyncio.gather(*flood):
+            response.close()
+    return sorted(seconds)
+
+
 def measure_engine(model: Path, arguments: argparse.Namespace) -> float:
     settings = f'max_model_len = 512\nmax_num_seqs = {arguments.concurrency}\n[model]\npath = "{model}"\nname = "m"\n'
     file = model / "inference.toml"
@@ -69,6 +110,7 @@ def measure_engine(model: Path, arguments: argparse.Namespace) -> float:
             cpu, wall = cpu_seconds(server.pid), time.perf_counter()
             sampled = asyncio.run(send_waves(url, arguments.concurrency, arguments.waves, arguments.new_tokens))
             cpu, wall = cpu_seconds(server.pid) - cpu, time.perf_counter() - wall
+            updates = asyncio.run(measure_updates(url, model, arguments.concurrency))
             idle = cpu_seconds(server.pid)
             time.sleep(2)
             idle = (cpu_seconds(server.pid) - idle) / 2
@@ -77,6 +119,8 @@ def measure_engine(model: Path, arguments: argparse.Namespace) -> float:
     print(
         f"engine:   {sampled / cpu:8.0f} tokens per CPU second ({sampled} tokens, {cpu:.2f} s CPU, {wall:.2f} s wall)"
     )
+    median, worst = updates[len(updates) // 2] * 1e3, updates[-1] * 1e3
+    print(f"engine:   {median:8.1f} ms from pause to resume (median of {len(updates)}; worst {worst:.1f} ms)")
     print(f"engine:   {idle:8.3f} cores when idle")
     return sampled / cpu
 
