@@ -27,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 const GROUP: usize = 64;
 /// A deadline that the core leaves in the past must not make the driver spin.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
+/// Events that nobody waits for stay in memory for at most this long.
+const FLUSH: Duration = Duration::from_millis(200);
 
 /// The driver is gone: the run is over.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -230,6 +232,8 @@ pub(crate) struct Driver {
     durable: VecDeque<(u64, Durable)>,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
+    /// When events that nobody waits for are handed to the journal's writer.
+    flush_at: Option<Instant>,
 }
 
 impl Driver {
@@ -251,6 +255,7 @@ impl Driver {
             durable: VecDeque::new(),
             replies: HashMap::new(),
             last_tick: origin,
+            flush_at: None,
         }
     }
 
@@ -260,6 +265,11 @@ impl Driver {
         let mut messages = Vec::with_capacity(GROUP);
         loop {
             let tick = self.next_tick();
+            self.flush_at = match self.journal.is_waiting() {
+                true => Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH)),
+                false => None,
+            };
+            let flush_at = self.flush_at.unwrap_or(tick);
             let outcome = tokio::select! {
                 () = stop.cancelled() => return,
                 received = inbox.0.recv_many(&mut messages, GROUP) => {
@@ -272,6 +282,7 @@ impl Driver {
                     Ok(()) => self.release_durable(&mut progress),
                     Err(_) => Err(JournalError::Stopped),
                 },
+                () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => self.journal.flush(),
                 () = tokio::time::sleep_until(tick.into()) => {
                     self.last_tick = Instant::now();
                     self.handle(Event::Tick, None)

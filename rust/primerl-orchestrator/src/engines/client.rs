@@ -257,6 +257,7 @@ struct DigestResult {
 #[derive(Clone, Debug)]
 pub struct EngineClient {
     url: String,
+    generate: reqwest::Url,
     /// Pooled: generate requests.
     requests: reqwest::Client,
     /// Not pooled: vLLM closes the connection after a failed administrative call without saying so.
@@ -276,8 +277,14 @@ impl EngineClient {
                 .tcp_nodelay(true)
                 .no_proxy()
         };
+        let generate = format!("{url}/inference/v1/generate");
+        let generate = reqwest::Url::parse(&generate).map_err(|error| EngineError::Malformed {
+            call: "client",
+            problem: format!("{generate}: {error}"),
+        })?;
         Ok(EngineClient {
             url,
+            generate,
             requests: builder()
                 .pool_idle_timeout(IDLE_CONNECTION)
                 .build()
@@ -301,7 +308,7 @@ impl EngineClient {
     ) -> Result<Generated, EngineError> {
         let request = self
             .requests
-            .post(format!("{}/inference/v1/generate", self.url))
+            .post(self.generate.clone())
             .header(reqwest::header::CONTENT_TYPE, "application/json")
             .timeout(timeout)
             .body(body);

@@ -5,7 +5,8 @@ use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::RolloutId;
 use primerl_core::turn::FinishReason;
-use primerl_render::Message;
+use primerl_render::{Content, Message, ToolCall};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -23,6 +24,59 @@ pub(super) struct Answer {
     pub prompt: Vec<u32>,
     pub sampled: Arc<[u32]>,
     pub logprobs: Arc<[f32]>,
+}
+
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: [Choice<'a>; 1],
+    usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    message: AnswerMessage<'a>,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct AnswerMessage<'a> {
+    role: &'static str,
+    content: &'a Content,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<&'a [ToolCall]>,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Logprobs {
+    content: Vec<TokenLogprob>,
+}
+
+#[derive(Serialize)]
+struct TokenLogprob {
+    /// `token_id:<n>` instead of text, so that nobody is tempted to tokenise it again.
+    token: String,
+    logprob: f32,
+    bytes: (),
+    top_logprobs: [(); 0],
 }
 
 pub(super) fn answer_id(rollout: RolloutId, turn: u32) -> String {
@@ -45,52 +99,61 @@ impl Answer {
         }
     }
 
-    fn usage(&self) -> Value {
-        let (prompt, sampled) = (self.prompt.len(), self.sampled.len());
-        json!({"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled})
+    fn usage(&self) -> Usage {
+        let (prompt_tokens, completion_tokens) = (self.prompt.len(), self.sampled.len());
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+        }
     }
 
-    fn message(&self) -> Value {
-        let mut message = json!({"role": "assistant", "content": self.message.content});
-        if let Some(reasoning) = &self.message.reasoning_content {
-            message["reasoning_content"] = reasoning.as_str().into();
+    fn message(&self) -> AnswerMessage<'_> {
+        AnswerMessage {
+            role: "assistant",
+            content: &self.message.content,
+            reasoning_content: self.message.reasoning_content.as_deref(),
+            tool_calls: self.message.tool_calls.as_deref(),
         }
-        if let Some(calls) = &self.message.tool_calls {
-            message["tool_calls"] = json!(calls);
-        }
-        message
     }
 
-    /// `token_id:<n>` instead of text, so that nobody is tempted to tokenise it again.
-    fn logprobs(&self) -> Value {
-        let entry = |(token, logprob): (&u32, &f32)| json!({"token": format!("token_id:{token}"), "logprob": logprob, "bytes": null, "top_logprobs": []});
-        json!({"content": self.sampled.iter().zip(self.logprobs.iter()).map(entry).collect::<Vec<_>>()})
+    fn logprobs(&self) -> Logprobs {
+        let entry = |(token, &logprob): (&u32, &f32)| TokenLogprob {
+            token: format!("token_id:{token}"),
+            logprob,
+            bytes: (),
+            top_logprobs: [],
+        };
+        Logprobs {
+            content: self
+                .sampled
+                .iter()
+                .zip(self.logprobs.iter())
+                .map(entry)
+                .collect(),
+        }
     }
 
     /// The body of an answer that is not streamed.
     pub fn whole(&self, form: AnswerForm) -> Bytes {
-        let mut choice = json!({
-            "index": 0,
-            "message": self.message(),
-            "logprobs": null,
-            "finish_reason": self.finish_reason(),
-        });
-        if form.logprobs {
-            choice["logprobs"] = self.logprobs();
-        }
-        let mut body = json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [choice],
-            "usage": self.usage(),
-        });
-        if form.token_ids {
-            body["choices"][0]["token_ids"] = json!(self.sampled);
-            body["prompt_token_ids"] = json!(self.prompt);
-        }
-        body.to_string().into()
+        let choice = Choice {
+            index: 0,
+            message: self.message(),
+            logprobs: form.logprobs.then(|| self.logprobs()),
+            finish_reason: self.finish_reason(),
+            token_ids: form.token_ids.then_some(&*self.sampled),
+        };
+        let completion = Completion {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created,
+            model: &self.model,
+            choices: [choice],
+            usage: self.usage(),
+            prompt_token_ids: form.token_ids.then_some(&*self.prompt),
+        };
+        // Strings, numbers and lists always serialise.
+        serde_json::to_vec(&completion).unwrap_or_default().into()
     }
 
     /// The same as events, in one piece: the engine was asked for the whole answer.
@@ -109,7 +172,7 @@ impl Answer {
             }
             text.push_str(&format!("data: {chunk}\n\n"));
         };
-        let mut delta = self.message();
+        let mut delta = json!(self.message());
         for (index, call) in delta["tool_calls"]
             .as_array_mut()
             .into_iter()
@@ -120,7 +183,7 @@ impl Answer {
         }
         let mut first = json!({"index": 0, "delta": delta, "finish_reason": null});
         if form.logprobs {
-            first["logprobs"] = self.logprobs();
+            first["logprobs"] = json!(self.logprobs());
         }
         event(json!([first]), None);
         event(
@@ -128,7 +191,7 @@ impl Answer {
             None,
         );
         if form.include_usage {
-            event(json!([]), Some(self.usage()));
+            event(json!([]), Some(json!(self.usage())));
         }
         text.push_str("data: [DONE]\n\n");
         text.into()

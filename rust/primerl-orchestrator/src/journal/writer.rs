@@ -14,6 +14,8 @@ use tokio::sync::watch;
 const SEGMENT_BYTES: usize = 64 << 20;
 /// Events nobody waits for are synced at least this often.
 const IDLE_SYNC: Duration = Duration::from_secs(1);
+/// Events nobody waits for are handed to the writer once they are this many bytes: waking it costs more than writing.
+const HAND_OVER_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -42,10 +44,13 @@ pub struct Progress {
     pub error: Option<JournalError>,
 }
 
-enum Job {
-    Append(Vec<u8>),
-    /// Somebody waits for everything appended so far.
-    Sync,
+/// Records in a row.
+#[derive(Debug, Default)]
+struct Job {
+    bytes: Vec<u8>,
+    events: u64,
+    /// Somebody waits for everything up to here.
+    sync: bool,
 }
 
 /// Appends events. Dropping it writes and syncs what is left.
@@ -55,6 +60,10 @@ pub struct Journal {
     progress: watch::Receiver<Progress>,
     thread: Option<JoinHandle<()>>,
     appended: u64,
+    /// Events for which a sync was asked.
+    requested: u64,
+    /// Appended, and not handed to the writer yet.
+    waiting: Job,
 }
 
 impl Journal {
@@ -82,26 +91,50 @@ impl Journal {
             progress,
             thread: Some(thread),
             appended: 0,
+            requested: 0,
+            waiting: Job::default(),
         })
     }
 
     /// Append one event; the result is its number, from 1. It is durable once [`Progress::durable`] has reached it.
     pub fn append(&mut self, now: Time, event: &Event) -> Result<u64, JournalError> {
-        let mut record = vec![0; HEADER];
-        rmp_serde::encode::write_named(&mut record, &(now, event))
-            .map_err(|error| JournalError::Encode(Arc::new(error)))?;
+        let bytes = &mut self.waiting.bytes;
+        let start = bytes.len();
+        bytes.resize(start + HEADER, 0);
+        if let Err(error) = rmp_serde::encode::write_named(bytes, &(now, event)) {
+            bytes.truncate(start);
+            return Err(JournalError::Encode(Arc::new(error)));
+        }
+        let record = &mut bytes[start..];
         let body = &record[HEADER..];
         let (length, checksum) = (body.len() as u32, crc32fast::hash(body));
         record[..4].copy_from_slice(&length.to_le_bytes());
         record[4..HEADER].copy_from_slice(&checksum.to_le_bytes());
-        self.send(Job::Append(record))?;
         self.appended += 1;
+        self.waiting.events += 1;
+        if self.waiting.bytes.len() >= HAND_OVER_BYTES {
+            self.hand_over(false)?;
+        }
         Ok(self.appended)
     }
 
     /// Ask for everything appended so far to be made durable soon.
-    pub fn request_sync(&self) -> Result<(), JournalError> {
-        self.send(Job::Sync)
+    pub fn request_sync(&mut self) -> Result<(), JournalError> {
+        if self.requested == self.appended {
+            return Ok(());
+        }
+        self.requested = self.appended;
+        self.hand_over(true)
+    }
+
+    /// Whether [`Journal::flush`] has something to do.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.events > 0
+    }
+
+    /// Hand everything appended so far to the writer, who makes it durable in its own time.
+    pub fn flush(&mut self) -> Result<(), JournalError> {
+        self.hand_over(false)
     }
 
     /// A view of how far the journal is.
@@ -109,8 +142,12 @@ impl Journal {
         self.progress.clone()
     }
 
-    fn send(&self, job: Job) -> Result<(), JournalError> {
+    fn hand_over(&mut self, sync: bool) -> Result<(), JournalError> {
         let jobs = self.jobs.as_ref().ok_or(JournalError::Stopped)?;
+        let job = Job {
+            sync,
+            ..std::mem::take(&mut self.waiting)
+        };
         jobs.send(job).map_err(|_| {
             self.progress
                 .borrow()
@@ -123,6 +160,8 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
+        // A writer that has stopped has told why.
+        let _ = self.hand_over(true);
         self.jobs = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -244,13 +283,9 @@ fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
     let closed = first.is_none();
     let (mut bytes, mut events, mut sync) = (Vec::new(), 0, false);
     for job in first.into_iter().chain(jobs.try_iter()) {
-        match job {
-            Job::Append(record) => {
-                bytes.extend_from_slice(&record);
-                events += 1;
-            }
-            Job::Sync => sync = true,
-        }
+        bytes.extend_from_slice(&job.bytes);
+        events += job.events;
+        sync |= job.sync;
     }
     Group::Events {
         bytes,
