@@ -178,7 +178,9 @@ class Launcher:
             if self.interrupts > 1 and number == signal.SIGINT:
                 raise KeyboardInterrupt
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # What the caller ignores stays ignored: `nohup primerl rl ... &` has to survive the terminal.
+        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
         before = [signal.signal(number, interrupt) for number in numbers]
         try:
             yield
