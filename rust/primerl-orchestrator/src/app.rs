@@ -1,11 +1,12 @@
 //! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
 
 use crate::config::{Config, Sampling};
-use crate::driver::DriverHandle;
+use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
+use crate::http::ApiError;
 use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
@@ -45,6 +46,16 @@ impl App {
             .iter()
             .map(|environment| environment.name.clone())
             .collect()
+    }
+
+    /// What callers are told once the driver is gone: a failed run must not look like a finished one.
+    pub fn over(&self) -> ApiError {
+        match self.failures.get() {
+            Some(error) => {
+                ApiError::internal(format!("the run failed: {error}")).code("run_failed")
+            }
+            None => RunOver.into(),
+        }
     }
 
     /// The worker never got these leases, or lost them: without a word they would block their groups until the

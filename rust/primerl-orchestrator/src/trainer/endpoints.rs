@@ -58,7 +58,7 @@ pub async fn next_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, 
         return Err(ApiError::invalid(message).param("rank"));
     }
     app.telemetry.trainer.asked();
-    let reply = app.driver.batch(step, rank).await?;
+    let reply = app.driver.batch(step, rank).await.map_err(|_| app.over())?;
     match &reply {
         BatchReply::Batch(_) => app.telemetry.trainer.answered(),
         BatchReply::NoMore => app.telemetry.trainer.ended(),
@@ -92,10 +92,11 @@ pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result
         .map_err(|error| ApiError::internal(error.to_string()))?
         .map_err(|error| ApiError::invalid(error.to_string()).param("manifest"))?;
     tracing::info!(%version, manifest = %path.display(), "weights published");
-    Ok(app
-        .driver
-        .weights_published(version, path.to_string_lossy().into_owned(), digest)
-        .await?)
+    let manifest = path.to_string_lossy().into_owned();
+    app.driver
+        .weights_published(version, manifest, digest)
+        .await
+        .map_err(|_| app.over())
 }
 
 pub async fn weights(
