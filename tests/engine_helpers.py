@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from primerl.train.weights import manifest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+GENERATE = "/inference/v1/generate"
+KINDS = ["mock", "torch"]
+# Tokens of a request that is to be caught in flight: some tenths of a second.
+LONG = 300
 EOS = 256
 VOCABULARY = 264
 PROMPT = [258, 260, 198, 49, 68, 85, 68, 256, 198, 258, 261, 198]
@@ -174,3 +179,11 @@ def any_tensors(engine: Engine, seed: int) -> dict[str, Tensor]:
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in model_tensors(engine.model).items()
     }
+
+
+def start_many(engine: Engine, pool: ThreadPoolExecutor, count: int, **sampling: Any) -> list[Future[dict[str, Any]]]:
+    """Requests that are running, or queued behind those, when this returns."""
+    options = {"max_tokens": LONG, "ignore_eos": True, "logprobs": 0} | sampling
+    answers = [pool.submit(engine.generate, id_=f"r{index}", seed=index, **options) for index in range(count)]
+    wait_until(lambda: engine.running() == count, f"{count} running requests")
+    return answers

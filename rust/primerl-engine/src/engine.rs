@@ -1,184 +1,25 @@
-//! The engine thread: the one owner of scheduler and backend, and the handle by which the HTTP side talks to it.
+//! The engine thread: the one owner of scheduler and backend.
 //!
 //! The thread sleeps in `recv` while there is nothing to compute. Between two steps it takes all commands that have
 //! come in, so a pause, an abort or a weight update never meets a half-done step.
 
-use crate::backend::{Backend, BackendError, ScoredToken, StepOutput};
+use crate::backend::{Backend, BackendError, StepOutput};
 use crate::batch::Batch;
-use crate::checkpoint::Checkpoint;
 use crate::config::Config;
+use crate::handle::{
+    Admission, Answer, Command, CommandError, EngineHandle, PauseMode, Shared, Update,
+};
 use crate::metrics::Metrics;
 use crate::request::RequestKey;
 use crate::scheduler::{Event, Limits, Scheduler};
-use crate::sequence::{Completion, Submission};
+use crate::sequence::Completion;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+use tokio::sync::mpsc;
 
-/// What the requester of one or more sequences hears, with the index of the choice.
-#[derive(Debug)]
-pub enum Update {
-    Token(u32, ScoredToken),
-    Done(u32, Completion),
-    /// The engine failed; nothing more will come.
-    Failed(Arc<str>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PauseMode {
-    Abort,
-    Wait,
-    Keep,
-}
-
-/// Why a command was not carried out; the engine goes on.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct CommandError(pub String);
-
-type Answer<T> = oneshot::Sender<Result<T, CommandError>>;
-
-/// One sequence and where its answer goes.
-pub struct Admission {
-    pub submission: Submission,
-    pub index: u32,
-    pub request_id: Arc<str>,
-    pub updates: mpsc::UnboundedSender<Update>,
-}
-
-pub enum Command {
-    Submit(Vec<Admission>),
-    /// Ends these requests, or all; answers how many sequences that were.
-    Abort {
-        request_ids: Option<Vec<String>>,
-        answer: Answer<usize>,
-    },
-    /// The client hung up.
-    Forget(Vec<RequestKey>),
-    Pause {
-        mode: PauseMode,
-        clear_cache: bool,
-        answer: Answer<()>,
-    },
-    Resume {
-        answer: Answer<()>,
-    },
-    IsPaused {
-        answer: Answer<bool>,
-    },
-    StartUpdate {
-        answer: Answer<()>,
-    },
-    LoadWeights {
-        path: PathBuf,
-        answer: Answer<()>,
-    },
-    FinishUpdate {
-        label: Option<String>,
-        answer: Answer<()>,
-    },
-    SetLabel {
-        label: String,
-        answer: Answer<()>,
-    },
-    Label {
-        answer: Answer<Arc<str>>,
-    },
-    Digest {
-        answer: Answer<String>,
-    },
-    /// Answers whether no sequence holds KV afterwards.
-    ResetCache {
-        running_too: bool,
-        answer: Answer<bool>,
-    },
-    /// Ends all requests, then the thread.
-    Shutdown,
-}
-
-/// The engine thread is gone.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct EngineGone(pub String);
-
-/// What both sides see.
-pub struct Shared {
-    /// Written once, by whoever finds that the engine has ended.
-    failure: OnceLock<String>,
-    origin: Instant,
-    /// Milliseconds from `origin` + 1 at which the running step began; 0 between steps. Written by the engine thread.
-    step_began: AtomicU64,
-    next_key: AtomicU64,
-    seed: u64,
-}
-
-/// Sends commands to the engine thread.
-#[derive(Clone)]
-pub struct EngineHandle {
-    commands: Sender<Command>,
-    shared: Arc<Shared>,
-}
-
-impl EngineHandle {
-    pub fn next_key(&self) -> RequestKey {
-        RequestKey(self.shared.next_key.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The seed of a request that brings none: from the engine's seed and the request's number.
-    pub fn default_seed(&self, key: RequestKey) -> u64 {
-        xxh3_64_with_seed(&key.0.to_le_bytes(), self.shared.seed)
-    }
-
-    /// Sends a command that has no answer.
-    pub fn tell(&self, command: Command) -> Result<(), EngineGone> {
-        self.commands.send(command).map_err(|_| self.gone())
-    }
-
-    /// Sends a command and waits until the engine has carried it out.
-    pub async fn ask<T>(
-        &self,
-        command: impl FnOnce(Answer<T>) -> Command,
-    ) -> Result<Result<T, CommandError>, EngineGone> {
-        let (answer, answered) = oneshot::channel();
-        self.tell(command(answer))?;
-        answered.await.map_err(|_| self.gone())
-    }
-
-    pub fn gone(&self) -> EngineGone {
-        EngineGone(
-            self.failure()
-                .unwrap_or_else(|| "the engine has stopped".into()),
-        )
-    }
-
-    pub fn failure(&self) -> Option<String> {
-        self.shared.failure.get().cloned()
-    }
-
-    pub fn mark_failed(&self, reason: &str) {
-        let _ = self.shared.failure.set(reason.to_owned());
-    }
-
-    /// How long the running step has lasted.
-    pub fn step_lasts(&self) -> Option<Duration> {
-        let began = self
-            .shared
-            .step_began
-            .load(Ordering::Relaxed)
-            .checked_sub(1)?;
-        Some(
-            self.shared
-                .origin
-                .elapsed()
-                .saturating_sub(Duration::from_millis(began)),
-        )
-    }
-}
+mod updates;
 
 struct Client {
     index: u32,
@@ -204,23 +45,12 @@ pub struct Engine<B> {
 
 impl<B: Backend> Engine<B> {
     pub fn new(config: Config, backend: B, metrics: Arc<Metrics>) -> (Self, EngineHandle) {
-        let (sender, commands) = std::sync::mpsc::channel();
-        let shared = Arc::new(Shared {
-            failure: OnceLock::new(),
-            origin: Instant::now(),
-            step_began: AtomicU64::new(0),
-            next_key: AtomicU64::new(0),
-            seed: config.seed,
-        });
+        let (handle, commands, shared) = EngineHandle::new(config.seed);
         let scheduler = Scheduler::new(Limits {
             max_num_seqs: config.max_num_seqs,
             kv_cache_tokens: config.kv_cache_tokens,
             max_num_batched_tokens: config.max_num_batched_tokens,
         });
-        let handle = EngineHandle {
-            commands: sender,
-            shared: shared.clone(),
-        };
         let engine = Engine {
             config,
             backend,
@@ -242,7 +72,7 @@ impl<B: Backend> Engine<B> {
     pub fn run(mut self) -> Result<(), BackendError> {
         let result = self.work();
         if let Err(error) = &result {
-            let _ = self.shared.failure.set(error.to_string());
+            self.shared.fail(&error.to_string());
             let reason: Arc<str> = error.to_string().into();
             for client in self.clients.values() {
                 // A client that hung up needs no answer, here and below.
@@ -288,12 +118,9 @@ impl<B: Backend> Engine<B> {
                     .observe(client.arrived.elapsed().as_secs_f64());
             }
         }
-        let since_origin = began.duration_since(self.shared.origin).as_millis() as u64;
-        self.shared
-            .step_began
-            .store(since_origin + 1, Ordering::Relaxed);
+        self.shared.step_begins();
         let output = self.backend.forward(&batch)?;
-        self.shared.step_began.store(0, Ordering::Relaxed);
+        self.shared.step_ended();
         check_output(&batch, &output, self.backend.info().vocab_size)?;
         let seconds = began.elapsed().as_secs_f64();
         self.metrics.busy_seconds.inc_by(seconds);
@@ -393,81 +220,6 @@ impl<B: Backend> Engine<B> {
             command => self.carry_out_update(command)?,
         }
         Ok(true)
-    }
-
-    /// The commands about weights.
-    fn carry_out_update(&mut self, command: Command) -> Result<(), BackendError> {
-        let began = Instant::now();
-        let versions = &mut self.scheduler.versions;
-        match command {
-            Command::StartUpdate { answer } => {
-                let _ = answer.send(
-                    versions
-                        .start()
-                        .map_err(|error| CommandError(error.to_string())),
-                );
-                self.metrics
-                    .update_took("start", began.elapsed().as_secs_f64());
-            }
-            Command::LoadWeights { path, answer } => {
-                let result = self.load_weights(&path)?;
-                let seconds = began.elapsed().as_secs_f64();
-                self.metrics.busy_seconds.inc_by(seconds);
-                self.metrics.update_took("update", seconds);
-                match &result {
-                    Ok(()) => tracing::info!(path = %path.display(), seconds, "weights loaded"),
-                    Err(error) => {
-                        tracing::error!(path = %path.display(), %error, "weights refused")
-                    }
-                }
-                let _ = answer.send(result);
-            }
-            Command::FinishUpdate { label, answer } => {
-                let _ = answer.send(
-                    versions
-                        .finish(label)
-                        .map_err(|error| CommandError(error.to_string())),
-                );
-                self.metrics
-                    .update_took("finish", began.elapsed().as_secs_f64());
-            }
-            Command::SetLabel { label, answer } => {
-                versions.set_label(label);
-                let _ = answer.send(Ok(()));
-            }
-            Command::Label { answer } => {
-                let _ = answer.send(Ok(versions.label()));
-            }
-            Command::Digest { answer } => match self.backend.digest() {
-                Ok(digest) => drop(answer.send(Ok(digest))),
-                Err(BackendError::Refused(reason)) => drop(answer.send(Err(CommandError(reason)))),
-                Err(error) => return Err(error),
-            },
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn load_weights(&mut self, path: &Path) -> Result<Result<(), CommandError>, BackendError> {
-        if let Err(error) = self.scheduler.versions.check_started() {
-            return Ok(Err(CommandError(error.to_string())));
-        }
-        let expected = self.backend.info().loadable.as_ref();
-        let loaded = match Checkpoint::read(path, expected) {
-            Ok(checkpoint) => self.backend.load_weights(&checkpoint),
-            Err(error) => Err(BackendError::Refused(error.to_string())),
-        };
-        match loaded {
-            Ok(()) => {
-                self.scheduler.weights_changed();
-                Ok(Ok(()))
-            }
-            Err(BackendError::Refused(reason)) => {
-                self.scheduler.versions.failed();
-                Ok(Err(CommandError(reason)))
-            }
-            Err(error) => Err(error),
-        }
     }
 
     fn submit(&mut self, admission: Admission) {

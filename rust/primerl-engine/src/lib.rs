@@ -6,7 +6,7 @@
 //!  update_weights, metrics <──answers── Scheduler <──ids, logprobs──┘
 //! ```
 //! - [`scheduler`] decides: who runs, with which tokens, who is preempted, who has ended. No clock, no thread, no IO.
-//! - [`engine`] is the loop of the one thread that owns the scheduler and the backend.
+//! - [`engine`] is the loop of the one thread that owns the scheduler and the backend; [`handle`] is what others have of it.
 //! - [`http`] speaks the wire; it only sends commands, so a slow step never blocks `/health`.
 //! - [`mock`] is a seeded backend without a model; the torch backend lives in the Python bindings.
 //!
@@ -19,6 +19,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod engine;
+pub mod handle;
 pub mod http;
 pub mod metrics;
 pub mod mock;

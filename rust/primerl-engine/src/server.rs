@@ -2,7 +2,8 @@
 
 use crate::backend::{Backend, BackendError};
 use crate::config::{Config, ConfigError};
-use crate::engine::{Command, Engine, EngineHandle};
+use crate::engine::Engine;
+use crate::handle::{Command, EngineHandle};
 use crate::http::{self, App};
 use crate::metrics::Metrics;
 use std::future::IntoFuture;

@@ -3,7 +3,7 @@
 use super::App;
 use super::error::ApiError;
 use super::wire::check_content_type;
-use crate::engine::{Command, CommandError, PauseMode};
+use crate::handle::{Command, CommandError, PauseMode};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Query, State};

@@ -1,6 +1,6 @@
 //! `{"error":{"message","type","param","code"}}`, with vLLM's statuses and types.
 
-use crate::engine::{CommandError, EngineGone};
+use crate::handle::{CommandError, EngineGone};
 use crate::request::InvalidRequest;
 use axum::Json;
 use axum::http::StatusCode;

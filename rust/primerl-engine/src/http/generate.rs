@@ -5,7 +5,7 @@ use super::error::ApiError;
 use super::wire::*;
 use super::{App, LoadGuard};
 use crate::backend::ScoredToken;
-use crate::engine::{Admission, Command, EngineHandle, Update};
+use crate::handle::{Admission, Command, EngineHandle, Update};
 use crate::request::{RequestKey, resolve};
 use crate::sequence::{Completion, Submission};
 use axum::body::{Body, Bytes};

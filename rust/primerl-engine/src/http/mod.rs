@@ -8,7 +8,7 @@ mod wire;
 
 use crate::backend::ModelInfo;
 use crate::config::Config;
-use crate::engine::EngineHandle;
+use crate::handle::EngineHandle;
 use crate::metrics::Metrics;
 use axum::Router;
 use axum::body::Body;
