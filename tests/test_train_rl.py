@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -268,15 +269,22 @@ def test_bad_settings_end_before_anything_is_written(tmp_path: Path, capsys: pyt
     assert not output_dir.exists()
 
 
-def start(values: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The trainer as a process of its own, which does not outlive the block."""
     program = "import json, sys; from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", program, json.dumps(values)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **environment},
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -285,14 +293,13 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
 
     def batch(_step: int, _rank: int) -> Answer:
         asked.set()
-        over.wait(30)
+        over.wait(60)
         return gone()
 
-    with OrchestratorDouble(batch) as double:
-        process = start(settings(double.url, folder, tmp_path))
-        assert asked.wait(60)
+    with OrchestratorDouble(batch) as double, started(settings(double.url, folder, tmp_path)) as process:
+        assert asked.wait(80)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=25)
         over.set()
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}" in output
@@ -313,6 +320,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.timeout(300)  # two more processes import torch, on what may be a busy machine
 def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     def share(step: int, rank: int) -> Answer:
         """Rank 1 has one micro-batch of the first step only, and nothing to train in the second."""
@@ -326,8 +334,9 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(share) as double:
         values = settings(double.url, folder, tmp_path / "two", max_steps=2)
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ranks = [start(values, RANK=str(rank), **shared) for rank in range(2)]
-        outputs = [process.communicate(timeout=100)[0] for process in ranks]
+        with started(values, RANK="0", **shared) as leader, started(values, RANK="1", **shared) as follower:
+            ranks = [leader, follower]
+            outputs = [process.communicate(timeout=200)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], outputs
     one, two = (published(tmp_path / name, 2) for name in ("one", "two"))
     assert all((one[name] - two[name]).abs().max().item() <= 1e-5 for name in one)
