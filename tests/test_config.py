@@ -107,6 +107,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "greater than 0"),
         ({"trainer__optim__lr": float("nan")}, "trainer.optim.lr", "finite"),
         ({"trainer__optim__schedule": "cosine"}, "trainer.optim.schedule", "'constant' or 'linear'"),
+        ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
         ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
     ],
@@ -159,6 +160,14 @@ def test_each_process_gets_its_part() -> None:
     assert isinstance(trainer, TrainerConfig)
     assert trainer.weights.keep_all
     assert trainer.max_steps == 3
+
+
+def test_weights_an_engine_may_still_load_are_kept() -> None:
+    for level, kept in [(0, 4), (5, 7)]:
+        config = RLConfig.model_validate(tree(orchestrator__max_async_level=level))
+        trainer = resolve.trainer(config, "http://o:1").config
+        assert isinstance(trainer, TrainerConfig)
+        assert trainer.weights.keep_last == kept
 
 
 def dataclass_keys(cls: Any) -> dict[str, Any]:

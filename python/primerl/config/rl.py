@@ -63,6 +63,21 @@ class RLConfig(Section):
     timeouts: RunTimeouts = RunTimeouts()
 
     @model_validator(mode="after")
+    def _keeps_what_engines_still_load(self) -> Self:
+        """So many newer versions may be published while an engine (or an evaluation) is at an older one."""
+        needed, weights = self.orchestrator.max_async_level + 2, self.trainer.weights
+        if weights.keep_last >= needed:
+            return self
+        if "keep_last" in weights.model_fields_set:
+            raise ValueError(
+                f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_async_level + 2 "
+                f"({needed}): weights that an engine has yet to load would be deleted; raise it, or leave it out"
+            )
+        weights = weights.model_copy(update={"keep_last": needed})
+        self.trainer = self.trainer.model_copy(update={"weights": weights})
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         longest = self.orchestrator.sampling.max_tokens
         if longest >= self.seq_len:

@@ -46,8 +46,8 @@ class Loss(Section):
 class Weights(Section):
     """Which broadcast weights stay on disk."""
 
-    keep_last: int = Field(default=3, ge=2)
-    """Newest versions that are kept: one may still be read while the next is written."""
+    keep_last: int = Field(default=4, ge=2)
+    """Newest versions that are kept; `primerl rl` raises it to max_async_level + 2 where it is left out."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
 

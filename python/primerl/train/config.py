@@ -59,7 +59,7 @@ class LossConfig:
 class WeightsConfig:
     """Which published weights stay on disk."""
 
-    keep_last: int = 3
+    keep_last: int = 4
     keep_all: bool = False
     """Keep every version: `primerl verify` needs them."""
 
