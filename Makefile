@@ -92,7 +92,8 @@ tools:
 
 .make/packages: constraints.txt .make/venv
 	@echo "== installing packages (torch is large: some minutes on a slow line)"
-	$(UV) pip install --quiet --require-hashes -r constraints.txt
+	# Compiled once here: a process of a run would spend seconds on it where it may not write its own bytecode.
+	$(UV) pip install --quiet --compile-bytecode --require-hashes -r constraints.txt
 	@touch $@
 
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
