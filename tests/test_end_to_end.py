@@ -176,9 +176,31 @@ def test_own_training_loop(model: Path, tmp_path: Path) -> None:
     script = REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py"
     assert len(script.read_text().splitlines()) < 40
     file, *overrides = arguments_of(model, output, "--max-steps", "4")[1:]
-    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
     assert [evaluation["version"] for evaluation in read_lines(output / "evals.jsonl")] == [0, 4]
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(output) not in processes
+
+
+def test_own_training_loop_names_a_killed_engine(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "own"
+    script = REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py"
+    arguments = arguments_of(model, output, *ENDLESS)[1:]
+    with subprocess.Popen(
+        [sys.executable, str(script), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as own:
+        run = Started(own, output)
+        try:
+            until(lambda: run.steps() >= 2 or own.poll() is not None, 90, "two steps")
+            engine = run.pid_of("inference")
+            assert engine is not None, run.ended(5)
+            os.kill(engine, signal.SIGKILL)
+            code, text = run.ended(NAMED_WITHIN_S)
+        finally:
+            own.kill()
+    assert code == 1, text
+    assert "RunFailedError: inference was killed by SIGKILL; the end of " in text
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(output) not in processes
