@@ -6,6 +6,7 @@ use crate::telemetry::status;
 use crate::{engines, envs, gateway, trainer};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/status", get(status::status))
         .route("/metrics", get(status::metrics))
         .fallback(unknown)
+        .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(app)
 }
@@ -51,4 +53,12 @@ async fn unknown(request: Request) -> ApiError {
         "route_unknown",
         format!("there is no {} {path}{hint}", request.method()),
     )
+}
+
+async fn method_not_allowed(request: Request) -> ApiError {
+    let (method, path) = (request.method(), request.uri().path());
+    ApiError {
+        status: StatusCode::METHOD_NOT_ALLOWED,
+        ..ApiError::invalid(format!("{path} does not take {method}")).code("method_not_allowed")
+    }
 }

@@ -66,6 +66,11 @@ impl Scene {
     }
 }
 
+async fn outcome_of(request: reqwest::RequestBuilder) -> (u16, Value) {
+    let answer = request.send().await.unwrap();
+    (answer.status().as_u16(), answer.json().await.unwrap())
+}
+
 fn ids(value: &Value) -> Vec<u64> {
     value
         .as_array()
@@ -217,6 +222,23 @@ async fn refusals_have_openais_shape() {
             .unwrap()
             .contains("/rollouts/{id}/v1"),
         "{answer}"
+    );
+    let completions = format!("{}/chat/completions", scene.lease.base_url);
+    let (status, answer) = outcome_of(client().get(&completions)).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (405, &json!("method_not_allowed"))
+    );
+    let (status, answer) = outcome_of(
+        client()
+            .post(&completions)
+            .header("x-session-id", "caf\u{e9}")
+            .json(&json!({"messages": [user("hi")]})),
+    )
+    .await;
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("X-Session-ID"))
     );
     let models = get(&format!("{}/models", scene.lease.base_url)).await;
     assert_eq!(models["data"][0]["id"], "m");

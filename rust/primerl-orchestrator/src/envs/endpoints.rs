@@ -15,6 +15,7 @@ use primerl_core::config::Role;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Heartbeats within one worker timeout: two may be lost.
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
@@ -28,12 +29,16 @@ fn worker_unknown(worker: WorkerId) -> ApiError {
     )
 }
 
-/// Every call of a worker is a sign of life.
+/// Every call of a worker is a sign of life; the core is told as often as a heartbeat would.
 fn check_known(app: &App, worker: WorkerId) -> Result<(), ApiError> {
-    if !app.workers.seen(worker) {
-        return Err(worker_unknown(worker));
+    let interval = Duration::from_secs_f64(app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT);
+    let due = app
+        .workers
+        .seen(worker, interval)
+        .ok_or_else(|| worker_unknown(worker))?;
+    if due {
+        app.driver.send(Event::WorkerSeen { worker });
     }
-    app.driver.send(Event::WorkerSeen { worker });
     Ok(())
 }
 

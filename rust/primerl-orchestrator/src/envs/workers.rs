@@ -15,6 +15,8 @@ struct Worker {
     name: String,
     environment: EnvironmentId,
     last_seen: Instant,
+    /// When the core last heard of it.
+    told: Instant,
     /// Leased and not closed.
     leased: HashMap<RolloutId, Instant>,
     /// Cancelled, and not yet seen to have stopped.
@@ -73,6 +75,7 @@ impl Workers {
             name: name.into(),
             environment,
             last_seen: Instant::now(),
+            told: Instant::now(),
             leased: HashMap::new(),
             cancelled: HashSet::new(),
             running: 0,
@@ -81,15 +84,17 @@ impl Workers {
         (id, predecessor)
     }
 
-    /// Note a sign of life. `false`: unknown, it has to register.
-    pub fn seen(&self, id: WorkerId) -> bool {
-        match self.workers.lock().by_id.get_mut(&id) {
-            Some(worker) => {
-                worker.last_seen = Instant::now();
-                true
-            }
-            None => false,
+    /// Note a sign of life. `None`: unknown, it has to register. `Some(true)`: the core was not told for `interval`.
+    pub fn seen(&self, id: WorkerId, interval: Duration) -> Option<bool> {
+        let mut table = self.workers.lock();
+        let worker = table.by_id.get_mut(&id)?;
+        let now = Instant::now();
+        worker.last_seen = now;
+        let due = now.duration_since(worker.told) >= interval;
+        if due {
+            worker.told = now;
         }
+        Some(due)
     }
 
     pub fn leased(&self, id: WorkerId, rollouts: impl Iterator<Item = RolloutId>) {
@@ -117,6 +122,7 @@ impl Workers {
         let worker = table.by_id.get_mut(&id)?;
         let now = Instant::now();
         worker.last_seen = now;
+        worker.told = now;
         worker.running = running.len();
         let running: HashSet<RolloutId> = running.iter().copied().collect();
         let mut lost: Vec<RolloutId> = worker
@@ -199,8 +205,9 @@ mod tests {
         assert_eq!(predecessor, None);
         let (second, predecessor) = workers.register("w", EnvironmentId(0));
         assert_eq!(predecessor, Some(first));
-        assert!(!workers.seen(first));
-        assert!(workers.seen(second));
+        assert_eq!(workers.seen(first, Duration::ZERO), None);
+        assert_eq!(workers.seen(second, Duration::from_secs(3600)), Some(false));
+        assert_eq!(workers.seen(second, Duration::ZERO), Some(true));
     }
 
     #[test]

@@ -193,7 +193,13 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
-    let session = header_text(headers, "x-session-id").unwrap_or_default();
+    let Some(session) = headers.get("x-session-id") else {
+        return Ok("".into());
+    };
+    // Taken for no name at all, it would mix the turns of two conversations.
+    let session = session.to_str().map_err(|_| {
+        ApiError::invalid("X-Session-ID is not visible ASCII; encode it").param("X-Session-ID")
+    })?;
     if session.len() > LONGEST_SESSION {
         let message = format!("X-Session-ID is longer than {LONGEST_SESSION} bytes");
         return Err(ApiError::invalid(message).param("X-Session-ID"));

@@ -80,7 +80,7 @@ pub fn check(path: &Path, expected: PolicyVersion) -> Result<String, ManifestErr
     if path.is_relative() {
         return Err(ManifestError::Relative { path });
     }
-    let bytes = match std::fs::read(&path) {
+    let bytes = match read_file(&path) {
         Ok(bytes) => bytes,
         Err(source) => return Err(ManifestError::Read { path, source }),
     };
@@ -122,6 +122,17 @@ pub fn check(path: &Path, expected: PolicyVersion) -> Result<String, ManifestErr
         });
     }
     Ok(computed)
+}
+
+/// Plain files only: a read of a pipe or a device need not end.
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "it is not a plain file",
+        ));
+    }
+    std::fs::read(path)
 }
 
 fn check_file(manifest: &Path, folder: &Path, file: &ManifestFile) -> Result<(), ManifestError> {
@@ -226,5 +237,10 @@ mod tests {
         assert!(
             error(|manifest| manifest["tensors"] = serde_json::json!([])).contains("no tensors")
         );
+    }
+    #[test]
+    fn only_a_plain_file_is_read() {
+        let error = check(Path::new("/dev/zero"), PolicyVersion(3)).expect_err("has no end");
+        assert!(error.to_string().contains("not a plain file"));
     }
 }

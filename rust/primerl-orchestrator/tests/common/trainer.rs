@@ -1,6 +1,7 @@
 //! A trainer that trains nothing: it takes batches and publishes weights.
 
 use super::{PATIENCE, client};
+use reqwest::Client;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use serde_json::{Value, json};
@@ -106,8 +107,13 @@ pub fn write_weights(output: &Path, version: u64) -> String {
 }
 
 pub async fn publish(url: &str, output: &Path, version: u64) {
+    publish_with(&client(), url, output, version).await;
+}
+
+async fn publish_with(http: &Client, url: &str, output: &Path, version: u64) {
     let manifest = write_weights(output, version);
     let (status, body) = post(
+        http,
         url,
         "/trainer/weights",
         &json!({"version": version, "manifest": manifest}),
@@ -116,8 +122,8 @@ pub async fn publish(url: &str, output: &Path, version: u64) {
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
 }
 
-async fn post(url: &str, path: &str, body: &Value) -> (u16, Vec<u8>) {
-    let request = client()
+async fn post(http: &Client, url: &str, path: &str, body: &Value) -> (u16, Vec<u8>) {
+    let request = http
         .post(format!("{url}{path}"))
         .header("content-type", "application/msgpack")
         .body(rmp_serde::to_vec_named(body).unwrap());
@@ -130,10 +136,19 @@ async fn post(url: &str, path: &str, body: &Value) -> (u16, Vec<u8>) {
 
 /// The bytes of a batch; `None` when there are no more.
 pub async fn batch_bytes(url: &str, step: u64, rank: u32) -> Option<Vec<u8>> {
+    batch_bytes_with(&client(), url, step, rank).await
+}
+
+async fn batch_bytes_with(http: &Client, url: &str, step: u64, rank: u32) -> Option<Vec<u8>> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        let (status, body) =
-            post(url, "/trainer/batch", &json!({"step": step, "rank": rank})).await;
+        let (status, body) = post(
+            http,
+            url,
+            "/trainer/batch",
+            &json!({"step": step, "rank": rank}),
+        )
+        .await;
         match status {
             200 => return Some(body),
             410 => return None,
@@ -149,9 +164,10 @@ pub async fn batch_bytes(url: &str, step: u64, rank: u32) -> Option<Vec<u8>> {
 /// Train to the end; the result is every batch of rank 0.
 pub async fn train(url: String, output: std::path::PathBuf) -> Vec<Batch> {
     let mut batches = Vec::new();
-    publish(&url, &output, 0).await;
+    let http = client();
+    publish_with(&http, &url, &output, 0).await;
     for step in 1.. {
-        let Some(bytes) = batch_bytes(&url, step, 0).await else {
+        let Some(bytes) = batch_bytes_with(&http, &url, step, 0).await else {
             return batches;
         };
         let spool =
@@ -161,7 +177,7 @@ pub async fn train(url: String, output: std::path::PathBuf) -> Vec<Batch> {
             "the spool holds what was answered, before it was answered"
         );
         batches.push(rmp_serde::from_slice(&bytes).unwrap());
-        publish(&url, &output, step).await;
+        publish_with(&http, &url, &output, step).await;
     }
     batches
 }
