@@ -18,6 +18,9 @@ use crate::turn::Turn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+/// Advantages are f32, and so is the loss they are summed up in: a larger reward could overflow either.
+const LARGEST_REWARD: f64 = 1e30;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// A worker has it; no turn yet.
@@ -247,14 +250,14 @@ impl Rollout {
             };
             return Err(outcome.error.clone().unwrap_or_else(unnamed));
         }
-        match outcome
-            .traces
-            .iter()
-            .find(|trace| !trace.reward.is_finite())
-        {
+        let usable = |trace: &&Trace| trace.reward.abs() <= LARGEST_REWARD;
+        match outcome.traces.iter().find(|trace| !usable(trace)) {
             Some(trace) => Err(error(
                 "environment",
-                format!("reward = {} is not a finite number", trace.reward),
+                format!(
+                    "reward = {} is not a finite number of at most {LARGEST_REWARD:e}",
+                    trace.reward
+                ),
             )),
             None => Ok(()),
         }

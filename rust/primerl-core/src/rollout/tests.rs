@@ -134,8 +134,10 @@ fn failures_keep_the_environments_error() {
         kind_of(rollout().finish(&Outcome::default())),
         "environment"
     );
-    let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
-    assert_eq!(kind_of(rollout.finish(&outcome(f64::NAN))), "environment");
+    for reward in [f64::NAN, f64::INFINITY, 1e39, -1e308] {
+        let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
+        assert_eq!(kind_of(rollout.finish(&outcome(reward))), "environment");
+    }
 }
 
 #[test]
