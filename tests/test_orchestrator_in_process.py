@@ -95,7 +95,7 @@ def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Pa
         worker = threading.Thread(target=work, args=(orchestrator.url,))
         worker.start()
         publish(orchestrator, output, 0)
-        steps = []
+        steps: list[int] = []
         while (body := orchestrator.next_batch(len(steps) + 1, 0)) is not None:
             batch = msgpack.unpackb(body)
             steps.append(batch["step"])
