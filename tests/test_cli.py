@@ -147,6 +147,21 @@ def test_model_without_chat_template_exits_2(model: Path, repository: Path, tmp_
     assert f"{bare} has no chat template" in done.stderr
 
 
+def test_model_the_engine_cannot_compute_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).symlink_to(file)
+    (other / "config.json").unlink()
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "gpt2"}
+    (other / "config.json").write_text(json.dumps(config))
+    output = tmp_path / "run"
+    done = primerl("rl", "@", RL, "--output-dir", str(output), "--model.path", str(other), cwd=repository)
+    assert done.returncode == 2, done.stderr
+    assert "the embedded engine serves llama, qwen2, qwen3, not 'gpt2'" in done.stderr
+    assert not output.exists()
+
+
 def test_non_empty_output_folder_exits_2(model: Path, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     arguments = ["--output-dir", str(tmp_path), "--model.path", str(model)]

@@ -109,6 +109,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"trainer__optim__schedule": "cosine"}, "trainer.optim.schedule", "'constant' or 'linear'"),
         ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
         ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),
+        ({"inference__kv_cache_tokens": 100}, "", "inference.kv_cache_tokens (100) does not hold one sequence"),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
     ],
 )
@@ -128,6 +129,10 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     broken.write_text("max_steps = = 3\n")
     with pytest.raises(ConfigError, match=r"Invalid TOML in .*broken\.toml"):
         load(RLConfig, ["@", str(broken)], program="primerl rl")
+    broken.write_bytes(b'output_dir = "\xff"\n')
+    for unreadable in (tmp_path, broken):
+        with pytest.raises(ConfigError, match=rf"^{unreadable} cannot be read"):
+            load(RLConfig, ["@", str(unreadable)], program="primerl rl")
 
 
 def test_overrides_win_over_the_file_and_flags_need_no_value(tmp_path: Path) -> None:

@@ -226,6 +226,16 @@ def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     preflight.check_output_dir(str(folder), clean=True)
 
 
+def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
+    for folder in (tmp_path / "dangling", tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
+            preflight.check_output_dir(str(folder), clean=False)
+    # Only the attempt tells that nobody can make a folder there.
+    with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), preflight.claimed("/proc/1/run", clean=False):
+        pass
+
+
 def test_port_in_use_is_named() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -264,3 +274,22 @@ def test_incomplete_model_folder_is_named(tmp_path: Path, remove: list[str], mes
 def test_absent_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model\.path: there is no folder"):
         preflight.check_model(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"junk", "header cannot be read"),
+        (b"\xff" * 16, "header cannot be read"),
+        (b"\x02\0\0\0\0\0\0\0[]", "header cannot be read"),
+        (b'\x1c\0\0\0\0\0\0\0{"a":{"data_offsets":[0,4]}}123', "39 bytes, its header says 40"),
+    ],
+)
+def test_broken_weights_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        preflight.check_weights(file)
+    assert str(caught.value).startswith(f"model.path: {file} ")
+    file.write_bytes(b'\x1c\0\0\0\0\0\0\0{"a":{"data_offsets":[0,4]}}1234')
+    preflight.check_weights(file)

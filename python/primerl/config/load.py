@@ -23,6 +23,7 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
 
     Raises [`ConfigError`][] for anything that is wrong with them.
     """
+    _check_readable(arguments)
     try:
         summary = (cls.__doc__ or "").split("\n")[0]
         config: C = pydantic_config.cli(cls, args=arguments, prog=program, description=summary)
@@ -33,6 +34,21 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
         raise ConfigError(error.message) from None
     except ValueError as error:  # a list or table on the command line that is not JSON
         raise ConfigError(f"a value on the command line is not valid JSON: {error}") from None
+
+
+def _check_readable(arguments: list[str]) -> None:
+    """What the config library does not turn into a message of its own."""
+    for file in _files(arguments):
+        try:
+            Path(file).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            pass  # the library's message is good
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}; give the path of a TOML file after `@`") from None
+
+
+def _files(arguments: list[str]) -> list[str]:
+    return [arguments[i + 1] for i, argument in enumerate(arguments[:-1]) if argument == "@"]
 
 
 def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] | None = None) -> str:
@@ -95,8 +111,7 @@ def _written_in(location: tuple[int | str, ...], arguments: list[str]) -> str:
     flag = ".".join(names).replace("_", "-")
     if any(argument.split("=", 1)[0] in (f"--{flag}", f"--no-{flag}") for argument in arguments):
         return " (on the command line)"
-    files = [arguments[i + 1] for i, argument in enumerate(arguments[:-1]) if argument == "@"]
-    for file in reversed(files):
+    for file in reversed(_files(arguments)):
         if _holds(file, location):
             return f" (in {file})"
     return ""

@@ -91,6 +91,12 @@ class RLConfig(Section):
                 f"orchestrator.sampling.max_tokens ({longest}) must be below inference.max_model_len ({context}), "
                 "which holds the prompt too; lower one or raise the other"
             )
+        cache, context = self.inference.kv_cache_tokens, context or self.seq_len
+        if cache is not None and cache < context:
+            raise ValueError(
+                f"inference.kv_cache_tokens ({cache}) does not hold one sequence of {context} tokens; "
+                "raise it, or lower inference.max_model_len"
+            )
         if self.inference.replicas == 0 and not self.orchestrator.engines:
             raise ValueError("inference.replicas is 0 and orchestrator.engines names no engine; set one of them")
         if self.inference.replicas > 1 and self.inference.port:

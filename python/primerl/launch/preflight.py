@@ -20,6 +20,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.inference.shape import Shape, UnsupportedModelError
 
 # Importing an environment is a matter of seconds; one that hangs is as good as broken.
 CHECK_S = 120.0
@@ -47,7 +48,20 @@ def _output_dir(config: RLConfig) -> None:
 
 def check_output_dir(output_dir: str, *, clean: bool) -> None:
     folder = Path(resolve.absolute(output_dir))
-    parent = next(path for path in [folder, *folder.parents] if path.exists())
+    with _as_config_error(folder):
+        _check_folder(folder, clean=clean)
+
+
+@contextlib.contextmanager
+def _as_config_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"output_dir: {folder} cannot be used: {error}; choose another output_dir") from None
+
+
+def _check_folder(folder: Path, *, clean: bool) -> None:
+    parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
     if not parent.is_dir():
         raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
     if not os.access(parent, os.W_OK):
@@ -86,15 +100,17 @@ def in_use(folder: Path) -> bool:
 def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
     folder = Path(resolve.absolute(output_dir))
-    if clean and folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
     lock = folder / LOCK
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
+    with _as_config_error(folder):
+        if clean and folder.is_dir():
+            for entry in folder.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,6 +121,14 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
 def _model(config: RLConfig) -> None:
     folder = Path(resolve.absolute(config.model.path))
     check_model(folder)
+    for weights in sorted(folder.glob("*.safetensors")):
+        check_weights(weights)
+    if config.inference.replicas:
+        try:
+            Shape.read(folder)
+        except (ValueError, TypeError) as error:
+            problem = str(error) if isinstance(error, UnsupportedModelError) else f"model.path: {folder}: {error}"
+            raise ConfigError(problem) from None
     limit = _json(folder / "config.json").get("max_position_embeddings")
     context = config.inference.max_model_len or config.seq_len
     if isinstance(limit, int) and context > limit:
@@ -136,6 +160,22 @@ def check_model(folder: Path) -> None:
             f"model.path: {folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
             "tokenizer_config.json (base models have none: take the instruct model's)"
         )
+
+
+def check_weights(file: Path) -> None:
+    """Whether the file is as long as its header says (github.com/huggingface/safetensors, "Format")."""
+    problem = "its header cannot be read"
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError), file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        size = file.stat().st_size
+        if 8 + length <= size:
+            header = json.loads(content.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
+            if expected == size:
+                return
+            problem = f"it has {size} bytes, its header says {expected}"
+    raise ConfigError(f"model.path: {file} is not a whole safetensors file: {problem}; fetch or save the model again")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -198,7 +238,9 @@ def _orchestrator(file: Path) -> str | None:
         return f"the orchestrator's own check did not end within {CHECK_S:.0f} s; run `primerl orchestrator --check`"
     if done.returncode == 0:
         return None
-    return _said(done).replace(f"{file}: ", "")
+    # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
+    said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
+    return said if said and "Traceback" not in said else _said(done)
 
 
 def _environments(config: RLConfig) -> list[str]:
