@@ -195,6 +195,20 @@ def test_sft_refuses_absent_data(repository: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sft").exists()
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(b"\n", "has no rows"), (b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', "line 2: needs `messages`")],
+)
+def test_sft_refuses_bad_rows_before_it_writes(rows: bytes, message: str, repository: Path, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes(rows)
+    arguments = ["--output-dir", str(tmp_path / "sft"), "--data.path", str(data)]
+    done = primerl("sft", "@", "examples/reverse-text/sft.toml", *arguments, cwd=repository)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "sft").exists()
+
+
 def write_run(folder: Path, steps: int) -> None:
     lines = []
     for step in range(1, steps + 1):

@@ -13,8 +13,9 @@ import pytest
 import torch
 from primerl.models.tiny import IM_END, write_model
 from primerl.train import sft
+from primerl.train.conversations import RowError
 from primerl.train.model import load_model
-from primerl.train.rows import Row, RowError, batches, load_rows, micro_batches
+from primerl.train.rows import Row, batches, load_rows, micro_batches
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 

@@ -24,6 +24,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config.trainer import SFTConfig
     from primerl.launch import preflight
     from primerl.launch.run import OMP_WAIT_POLICY
+    from primerl.train.conversations import RowError, read_conversations
 
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
@@ -32,6 +33,10 @@ def sft(arguments: list[str]) -> int:
             preflight.check_model(Path(resolve.absolute(config.model.path)))
         if not Path(config.data.path).is_file():
             raise ConfigError(f"data.path: there is no file {config.data.path}; give a JSONL file of conversations")
+        try:
+            read_conversations(Path(config.data.path))
+        except RowError as error:
+            raise ConfigError(str(error)) from None
         # What the launcher alone understands stays here.
         settings = config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"})
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:

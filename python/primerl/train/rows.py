@@ -1,8 +1,7 @@
-"""Rows for supervised fine-tuning: JSON lines, rendered to tokens with a loss mask by the model's own template."""
+"""Rows for supervised fine-tuning: conversations, rendered to tokens with a loss mask by the model's own template."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primerl.train.conversations import RowError, read_conversations
 from primerl.train.model import ModelError
-
-
-class RowError(ValueError):
-    """A row cannot be trained on. The message names file, line and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ def load_rows(path: Path, model_folder: Path, seq_len: int) -> list[Row]:
         ModelError: the model folder has no tokenizer or chat template that can be used.
         RowError: the file cannot be read, a row is not what it should be, has nothing to train, or is too long.
     """
-    conversations, lines = _read_conversations(path)
+    conversations, lines = read_conversations(path)
     rows = [_row(*columns) for columns in _render(conversations, lines, path, model_folder)]
     for line, row in zip(lines, rows, strict=True):
         if len(row) > seq_len:
@@ -47,48 +43,6 @@ def load_rows(path: Path, model_folder: Path, seq_len: int) -> list[Row]:
         if not bool(row.loss_mask[1:].any()):
             raise RowError(f"{path}, line {line}: nothing to train; the row needs an assistant message")
     return rows
-
-
-def _read_conversations(path: Path) -> tuple[list[list[dict[str, Any]]], list[int]]:
-    conversations, lines = [], []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    conversations.append(_conversation(text, f"{path}, line {number}"))
-                    lines.append(number)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RowError(f"data.path: {path} cannot be read: {error}") from error
-    if not conversations:
-        raise RowError(f"data.path: {path} has no rows")
-    return conversations, lines
-
-
-def _conversation(text: str, where: str) -> list[dict[str, Any]]:
-    """The messages of one line: `messages` as they are, or `prompt` then `completion`, each a text or messages."""
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RowError(f"{where}: not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise RowError(f"{where}: expected an object with `messages`, or with `prompt` and `completion`")
-    if "messages" in fields:
-        messages = fields["messages"]
-    elif "prompt" in fields and "completion" in fields:
-        messages = _as_messages(fields["prompt"], "user") + _as_messages(fields["completion"], "assistant")
-    else:
-        raise RowError(f"{where}: needs `messages`, or `prompt` and `completion`; it has {sorted(fields)}")
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-    ):
-        raise RowError(f"{where}: messages must be a list of objects with a `role`")
-    if fields.get("tools"):
-        raise RowError(f"{where}: rows with `tools` are not supported")
-    return messages
-
-
-def _as_messages(value: Any, role: str) -> list[Any]:
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
 def _render(

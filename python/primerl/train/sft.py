@@ -20,11 +20,12 @@ import torch
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.config import ConfigError, SFTConfig
+from primerl.train.conversations import RowError
 from primerl.train.files import whole_folder
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.model import ModelError, PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
-from primerl.train.rows import Row, RowError, batches, load_rows, micro_batches
+from primerl.train.rows import Row, batches, load_rows, micro_batches
 from primerl.train.stop import Stopped, stop_on_signals
 
 log = logging.getLogger(__name__)
