@@ -21,7 +21,7 @@ from primerl.envs import check
 from primerl.envs.worker import WorkerConfig
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
-KINDS = ["plain", "reward_raises", "reward_blocks", "never_ends"]
+KINDS = ["plain", "reward_raises", "reward_blocks", "setup_cancels", "never_ends"]
 MAIN = (
     "import json, sys; from primerl.envs.worker import WorkerConfig, run_worker;"
     "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
@@ -142,6 +142,11 @@ def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator,
     assert "the reward of this example cannot be computed" in outcome["error"]["message"]
     assert f"rollout {failed} (group {failed}, example {example_of('reward_raises')}) failed" in worker.text()
     assert 'trial_env.py", line' in worker.text()
+
+    # A cancellation nobody asked for is an error as well.
+    outcome = orchestrator.result(orchestrator.add(example_of("setup_cancels")))
+    assert outcome["error"]["kind"] == "environment"
+    assert "CancelledError" in outcome["error"]["message"]
 
     # A reward that blocks the event loop for 2 s: heartbeats go on meanwhile.
     before = len(orchestrator.heartbeats)

@@ -30,6 +30,8 @@ class TrialTask(vf.Task[TrialData]):
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         if self.data.kind == "setup_raises":
             raise RuntimeError("the world is not there")
+        if self.data.kind == "setup_cancels":
+            raise asyncio.CancelledError
         if self.data.kind == "never_ends":
             await asyncio.sleep(3600)
 

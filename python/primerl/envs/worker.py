@@ -252,10 +252,14 @@ class _Worker:
         try:
             outcome = await self._run(lease, label)
         except asyncio.CancelledError:
-            # After a new registration the same rollout may have been leased to us again.
-            if self._rollouts.get(lease.rollout) is asyncio.current_task():
-                self._client.release(lease.rollout)
-            raise
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                # After a new registration the same rollout may have been leased to us again.
+                if self._rollouts.get(lease.rollout) is task:
+                    self._client.release(lease.rollout)
+                raise
+            log.exception("%s failed", label)
+            outcome = _failure("environment", "CancelledError: the environment waited for something it had cancelled")
         except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
             log.exception("%s failed", label)
             outcome = _failure("environment", f"{type(error).__name__}: {error}")
