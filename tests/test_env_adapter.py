@@ -172,6 +172,7 @@ def test_a_stop_and_a_limit_refuse_the_turn_in_order() -> None:
     [
         ("reward_raises", "the reward of this example cannot be computed"),
         ("setup_raises", "the world is not there"),
+        ("setup_raises_at_length", "the world is not there at all"),
     ],
 )
 def test_an_exception_of_the_environment_is_a_typed_error_with_its_traceback_in_the_log(
@@ -183,7 +184,9 @@ def test_an_exception_of_the_environment_is_a_typed_error_with_its_traceback_in_
     assert outcome["error"]["kind"] == "environment"
     assert message in outcome["error"]["message"]
     assert "Traceback" not in outcome["error"]["message"]
+    assert len(outcome["error"]["message"]) < 2 * adapter.LONGEST_MESSAGE
     [record] = caplog.records
+    assert len(record.getMessage()) < 2 * adapter.LONGEST_TRACEBACK
     assert "rollout 7 failed" in record.getMessage()
     assert 'trial_env.py", line' in record.getMessage()
 

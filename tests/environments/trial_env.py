@@ -28,6 +28,8 @@ class TrialData(vf.TaskData):
 
 class TrialTask(vf.Task[TrialData]):
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        if self.data.kind == "setup_raises_at_length":
+            raise RuntimeError("the world is not there" + " at all" * 100_000)
         if self.data.kind == "setup_raises":
             raise RuntimeError("the world is not there")
         if self.data.kind == "setup_cancels":

@@ -24,6 +24,10 @@ log = logging.getLogger("primerl.envs")
 # No key is needed to reach the gateway; a variable of our own keeps a user's real key from being sent there.
 API_KEY_VARIABLE = "PRIMERL_API_KEY"
 
+# An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
+LONGEST_MESSAGE = 2_000
+LONGEST_TRACEBACK = 20_000
+
 Outcome = dict[str, Any]
 """`Outcome` of primerl-core: ok, traces, error."""
 
@@ -180,17 +184,28 @@ def outcome_of(episode: vf.Episode, label: str) -> Outcome:
     errors = errors or ([] if episode.ok else episode.errors[-1:])
     error = None
     if errors:
-        error = {"kind": _kind(errors[0], episode), "message": f"{errors[0].type}: {errors[0].message}"}
+        message = shortened(f"{errors[0].type}: {errors[0].message}", LONGEST_MESSAGE)
+        error = {"kind": _kind(errors[0], episode), "message": message}
     unusable = [trace["session"] for trace in traces if not math.isfinite(trace["reward"])]
     if unusable and error is None:
         error = {"kind": "environment", "message": f"reward of trace {unusable[0]} is not a finite number"}
     if error is not None:
-        tracebacks = "".join(f"\n{error.traceback}" for error in errors if error.traceback)
+        tracebacks = "".join(
+            f"\n{shortened(error.traceback, LONGEST_TRACEBACK)}" for error in errors if error.traceback
+        )
         log.error("%s failed (%s): %s%s", label, error["kind"], error["message"], tracebacks)
     for trace in traces:
         if trace["session"] in unusable:
             trace.update(ok=False, reward=0.0)
     return {"ok": episode.ok and not unusable, "traces": traces, "error": error}
+
+
+def shortened(text: str, longest: int) -> str:
+    """Beginning and end of a text of more than `longest` characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
 def _trace(trace: vf.Trace) -> dict[str, Any]:
