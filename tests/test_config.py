@@ -110,6 +110,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
         ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),
         ({"inference__kv_cache_tokens": 100}, "", "inference.kv_cache_tokens (100) does not hold one sequence"),
+        ({"inference__port": 4000, "orchestrator__port": 4000}, "", "choose another for one of them"),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
     ],
 )

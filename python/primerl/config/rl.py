@@ -104,4 +104,9 @@ class RLConfig(Section):
                 f"inference.port ({self.inference.port}) cannot be shared by "
                 f"{self.inference.replicas} replicas; set it to 0"
             )
+        if self.inference.replicas and self.inference.port and self.inference.port == self.orchestrator.port:
+            raise ValueError(
+                f"inference.port and orchestrator.port are both {self.inference.port}; choose another for one of them, "
+                "or 0 for any free one"
+            )
         return self
