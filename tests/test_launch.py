@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes
-from primerl.launch.run import tail
+from primerl.launch.run import Launcher, tail
 from primerl.launch.status import Progress, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -173,6 +174,16 @@ def test_plain_console_prints_a_line_a_step(tmp_path: Path) -> None:
         console.update({**STATUS, "run": {**STATUS["run"], "step": 13}})
         output.seek(0)
         assert [text.split("  ")[0] for text in output.read().splitlines()] == ["step 12/60", "step 13/60"]
+
+
+def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    sources = {"train": {"env": [{"id": "reverse-text"}]}}
+    config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "model"}, "orchestrator": sources})
+    with (tmp_path / "out").open("w+") as output, Processes() as processes:
+        Launcher(config, tmp_path, Console(output))._write_summary(processes, 1, "the disk is full")
+        output.seek(0)
+        assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
 
 
 def test_missing_parts_are_named() -> None:

@@ -282,4 +282,8 @@ class Launcher:
             "launcher_cpu_s": own.ru_utime + own.ru_stime,
             "status": self.status,
         }
-        resolve.write_text(self.folder / "run" / "summary.json", json.dumps(summary, indent=1) + "\n")
+        file = self.folder / "run" / "summary.json"
+        try:
+            resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+        except OSError as error:  # a full disk may be why the run has failed, and that was said
+            self.console.say(f"{file} was not written: {error}")
