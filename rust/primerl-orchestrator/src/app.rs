@@ -11,6 +11,7 @@ use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
+use primerl_render::Renderer;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -39,6 +40,33 @@ pub struct App {
 }
 
 impl App {
+    pub(crate) fn new(
+        config: Config,
+        core_config: primerl_core::Config,
+        renderer: Arc<Renderer>,
+        url: String,
+        driver: DriverHandle,
+        engines: Arc<Engines>,
+        finished: watch::Receiver<Option<String>>,
+    ) -> App {
+        App {
+            samplings: config.samplings(),
+            gateway: Gateway::new(renderer, config.model.name(), config.seq_len),
+            core_config,
+            url,
+            driver,
+            engines,
+            workers: Arc::default(),
+            telemetry: Arc::default(),
+            failures: Failures::default(),
+            examples: Mutex::default(),
+            finished,
+            origin: Instant::now(),
+            last_status: OnceLock::new(),
+            config,
+        }
+    }
+
     /// Names by environment id.
     pub fn environment_names(&self) -> Vec<String> {
         self.core_config

@@ -1,6 +1,6 @@
 //! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
 
-use crate::app::report_lost_leases;
+use crate::app::{App, report_lost_leases};
 use crate::config::Sampling;
 use crate::driver::{BatchReply, DriverHandle};
 use crate::engines::Engines;
@@ -23,6 +23,17 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
+    pub fn new(app: &App, recorder: Recorder) -> Effects {
+        Effects {
+            rollouts: Arc::clone(&app.gateway.rollouts),
+            samplings: app.samplings.clone(),
+            workers: Arc::clone(&app.workers),
+            engines: Arc::clone(&app.engines),
+            recorder,
+            driver: app.driver.clone(),
+        }
+    }
+
     /// Whether `rollout` runs, and at this worker.
     pub fn is_open(&self, rollout: RolloutId, worker: WorkerId) -> bool {
         self.rollouts

@@ -1,6 +1,7 @@
 //! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`. Jobs are done in order, so a batch
 //! is on disk before its first answer, and everything is on disk before the run counts as finished.
 
+use crate::app::App;
 use crate::driver::BatchReply;
 use crate::failure::{Failures, RunError};
 use crate::files;
@@ -40,18 +41,16 @@ impl Recorder {
     /// The thread ends when every `Recorder` is gone. `finished` is set once the run is over and recorded.
     pub fn start(
         output_dir: &Path,
-        environments: Vec<String>,
-        origin: Instant,
-        telemetry: Arc<Telemetry>,
-        failures: Failures,
+        app: &App,
         finished: watch::Sender<Option<String>>,
     ) -> std::io::Result<(Recorder, JoinHandle<()>)> {
         let (jobs, receiver) = mpsc::channel();
+        let failures = app.failures.clone();
         let writer = Writer {
             output_dir: output_dir.to_owned(),
-            environments,
-            origin,
-            telemetry,
+            environments: app.environment_names(),
+            origin: app.origin,
+            telemetry: Arc::clone(&app.telemetry),
             finished,
             encoded: BTreeMap::new(),
         };

@@ -11,22 +11,20 @@ use crate::config::{Config, ConfigError, flops_model};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
 use crate::engines::{Engines, EnginesConfig};
-use crate::envs::workers::Workers;
-use crate::failure::{Failures, RunError};
+use crate::failure::RunError;
 use crate::files;
-use crate::gateway::{Gateway, rollouts::Rollouts};
 use crate::journal::Journal;
 use crate::monitor;
 use crate::recorder::Recorder;
 use crate::server;
-use crate::telemetry::{Telemetry, status};
+use crate::telemetry::status;
 use primerl_core::{Core, Event};
 use primerl_render::Renderer;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -98,86 +96,44 @@ impl Prepared {
     }
 
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
+        let output_dir = absolute(&self.config.output_dir)?;
+        let lock = lock_folder(&output_dir)?;
+        let journal = Journal::create(&output_dir.join("journal")).map_err(RunError::Journal)?;
+        let url = format!(
+            "http://{}",
+            listener.local_addr().map_err(RunError::Server)?
+        );
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let (finished_sender, finished) = watch::channel(None);
+        let (driver, inbox) = driver::channel();
+        let engines = Engines::new(
+            engines_config(&self.config, &self.renderer),
+            driver.clone(),
+            stop.clone(),
+            tasks.clone(),
+        );
         let Prepared {
             config,
             core,
             renderer,
         } = self;
-        let output_dir = absolute(&config.output_dir)?;
-        let lock = lock_folder(&output_dir)?;
-        let journal = Journal::create(&output_dir.join("journal")).map_err(RunError::Journal)?;
-        let address = listener.local_addr().map_err(RunError::Server)?;
-        let url = format!("http://{address}");
-
-        let origin = Instant::now();
-        let stop = CancellationToken::new();
-        let tasks = TaskTracker::new();
-        let failures = Failures::default();
-        let telemetry = Arc::new(Telemetry::default());
-        let (finished_sender, finished) = watch::channel(None);
-        let (driver, inbox) = driver::channel();
-        let core_config = core.config().clone();
-        let environments = core_config
-            .environments
-            .iter()
-            .map(|environment| environment.name.clone())
-            .collect();
-        let (recorder, recorder_thread) = Recorder::start(
-            &output_dir,
-            environments,
-            origin,
-            Arc::clone(&telemetry),
-            failures.clone(),
-            finished_sender,
-        )
-        .map_err(|source| RunError::OutputFolder {
-            path: output_dir.clone(),
-            source,
-        })?;
-
-        let engines = Engines::new(
-            engines_config(&config, &renderer),
-            driver.clone(),
-            stop.clone(),
-            tasks.clone(),
-        );
-        let rollouts = Arc::new(Rollouts::default());
-        let workers = Arc::new(Workers::default());
-        let effects = Effects {
-            rollouts: Arc::clone(&rollouts),
-            samplings: config.samplings(),
-            workers: Arc::clone(&workers),
-            engines: Arc::clone(&engines),
-            recorder,
-            driver: driver.clone(),
-        };
-        let driver_task = Driver::new(
-            core,
-            journal,
-            effects,
-            Arc::clone(&telemetry),
-            failures.clone(),
-            origin,
-        );
-        let app = Arc::new(App {
-            samplings: config.samplings(),
-            gateway: Gateway::new(renderer, rollouts, config.model.name(), config.seq_len),
-            core_config,
-            url: url.clone(),
+        let app = Arc::new(App::new(
+            config,
+            core.config().clone(),
+            renderer,
+            url,
             driver,
             engines,
-            workers,
-            telemetry,
-            failures,
-            examples: Default::default(),
             finished,
-            origin,
-            last_status: OnceLock::new(),
-            config,
-        });
-        let router = server::router(Arc::clone(&app));
-        let serving =
-            axum::serve(listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        ));
+        let (recorder, recorder_thread) = Recorder::start(&output_dir, &app, finished_sender)
+            .map_err(|source| RunError::OutputFolder {
+                path: output_dir.clone(),
+                source,
+            })?;
+        let driver_task = Driver::new(core, journal, Effects::new(&app, recorder), &app);
+        let serving = axum::serve(listener, server::router(Arc::clone(&app)))
+            .with_graceful_shutdown(stop.clone().cancelled_owned());
         let running = Running {
             server: tokio::spawn(serving.into_future()),
             driver: tokio::spawn(driver_task.run(inbox, stop.clone())),
@@ -187,7 +143,7 @@ impl Prepared {
             app,
             _lock: lock,
         };
-        running.announce(&output_dir, &url)?;
+        running.announce(&output_dir)?;
         Ok(running)
     }
 }
@@ -202,7 +158,7 @@ impl Running {
     }
 
     /// Tell where we are, and look for the engines that do not join by themselves.
-    fn announce(&self, output_dir: &Path, url: &str) -> Result<(), RunError> {
+    fn announce(&self, output_dir: &Path) -> Result<(), RunError> {
         for engine in &self.app.config.engines {
             // Checked by the config's validation.
             if let Err(problem) = self.app.engines.join(engine) {
@@ -211,6 +167,7 @@ impl Running {
         }
         self.tasks
             .spawn(monitor::watch(Arc::clone(&self.app), self.stop.clone()));
+        let url = self.url();
         let address = serde_json::json!({"url": url, "pid": std::process::id()});
         files::write_whole(
             &output_dir.join("run/orchestrator.json"),

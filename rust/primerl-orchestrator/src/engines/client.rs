@@ -1,9 +1,9 @@
 //! One engine over HTTP: vLLM's surface, as much of it as a run needs. No state, no retries, no policy.
 
-use primerl_core::turn::FinishReason;
-use primerl_core::{PolicyVersion, VersionRun};
+use super::generate::{GenerateAnswer, Generated};
+use primerl_core::PolicyVersion;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Health and model-card calls answer at once or not at all; a machine whose cores are all busy needs some room.
@@ -76,155 +76,6 @@ pub fn parse_url(url: &str) -> Result<String, String> {
         ));
     }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
-}
-
-/// Body of `/inference/v1/generate`.
-#[derive(Debug, Serialize)]
-pub struct GenerateBody<'a> {
-    pub request_id: &'a str,
-    pub model: &'a str,
-    pub token_ids: &'a [u32],
-    pub sampling_params: SamplingParams<'a>,
-    /// The policy version: a prefix computed by other weights must not be reused.
-    pub cache_salt: String,
-}
-
-#[derive(Debug, Serialize)]
-pub struct SamplingParams<'a> {
-    pub temperature: f64,
-    pub max_tokens: u32,
-    /// 0: only the sampled token's.
-    pub logprobs: u32,
-    pub stop_token_ids: &'a [u32],
-    pub detokenize: bool,
-}
-
-/// One sampled answer; `logprobs` and `versions` cover `token_ids` exactly.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    pub token_ids: Vec<u32>,
-    /// Nats.
-    pub logprobs: Vec<f32>,
-    pub versions: Vec<VersionRun>,
-    pub finish: FinishReason,
-}
-
-#[derive(Deserialize)]
-struct GenerateAnswer {
-    choices: Vec<Choice>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    token_ids: Vec<u32>,
-    finish_reason: Option<String>,
-    logprobs: Option<Logprobs>,
-    weight_versions: Option<Vec<VersionSpan>>,
-}
-
-#[derive(Deserialize)]
-struct Logprobs {
-    content: Vec<TokenLogprob>,
-}
-
-#[derive(Deserialize)]
-struct TokenLogprob {
-    token_id: u32,
-    logprob: f32,
-}
-
-#[derive(Deserialize)]
-struct VersionSpan {
-    version: String,
-    start: usize,
-    end: usize,
-}
-
-/// What vLLM reports where a log-probability is not finite.
-const NOT_FINITE: f32 = -9999.0;
-
-impl GenerateAnswer {
-    fn check(self) -> Result<Generated, EngineError> {
-        let malformed = |problem: String| EngineError::Malformed {
-            call: "generate",
-            problem,
-        };
-        let [choice] = <[Choice; 1]>::try_from(self.choices)
-            .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;
-        let content = choice
-            .logprobs
-            .map(|logprobs| logprobs.content)
-            .unwrap_or_default();
-        if content.len() != choice.token_ids.len()
-            || content
-                .iter()
-                .zip(&choice.token_ids)
-                .any(|(logprob, token)| logprob.token_id != *token)
-        {
-            return Err(malformed(
-                "the log-probabilities are not those of the sampled tokens".into(),
-            ));
-        }
-        let logprobs: Vec<f32> = content.iter().map(|token| token.logprob).collect();
-        if logprobs
-            .iter()
-            .any(|logprob| !logprob.is_finite() || *logprob == NOT_FINITE)
-        {
-            return Err(malformed(
-                "a sampled token has no finite log-probability".into(),
-            ));
-        }
-        let versions = version_runs(
-            choice.weight_versions.unwrap_or_default(),
-            choice.token_ids.len(),
-        )?;
-        let tokens = choice.token_ids.len();
-        let finish = match choice.finish_reason.as_deref() {
-            // Nobody but the engine ended it: a part of an answer is no sample of the policy.
-            Some("abort") | Some("error") => return Err(EngineError::Aborted { tokens }),
-            _ if tokens == 0 => return Err(malformed("no token was sampled".into())),
-            Some("stop") => FinishReason::Stop,
-            Some("length") | Some("repetition") => FinishReason::Length,
-            other => return Err(malformed(format!("finish_reason is {other:?}"))),
-        };
-        Ok(Generated {
-            token_ids: choice.token_ids,
-            logprobs,
-            versions,
-            finish,
-        })
-    }
-}
-
-fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<Vec<VersionRun>, EngineError> {
-    let mut covered = 0;
-    let mut runs = Vec::with_capacity(spans.len());
-    for span in spans {
-        let Ok(version) = span.version.parse() else {
-            return Err(EngineError::Unproved {
-                label: span.version,
-            });
-        };
-        if span.start != covered || span.end < span.start {
-            break;
-        }
-        covered = span.end;
-        if span.end > span.start {
-            let n_tokens = (span.end - span.start) as u32;
-            runs.push(VersionRun {
-                version: PolicyVersion(version),
-                n_tokens,
-            });
-        }
-    }
-    if covered != tokens {
-        let problem = format!("weight_versions cover {covered} of {tokens} tokens");
-        return Err(EngineError::Malformed {
-            call: "generate",
-            problem,
-        });
-    }
-    Ok(runs)
 }
 
 #[derive(Deserialize)]
@@ -455,63 +306,6 @@ fn parse<T: DeserializeOwned>(call: &'static str, bytes: &[u8]) -> Result<T, Eng
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check(answer: serde_json::Value) -> Result<Generated, EngineError> {
-        serde_json::from_value::<GenerateAnswer>(answer)
-            .expect("is shaped like an answer")
-            .check()
-    }
-
-    fn answer(versions: serde_json::Value) -> serde_json::Value {
-        serde_json::json!({"choices": [{"index": 0, "finish_reason": "length", "token_ids": [5, 6, 7],
-            "weight_versions": versions, "logprobs": {"content": [
-                {"token_id": 5, "logprob": -1.0, "rank": 1}, {"token_id": 6, "logprob": -2.0, "rank": 1},
-                {"token_id": 7, "logprob": -3.0, "rank": 1}]}}]})
-    }
-
-    #[test]
-    fn versions_become_runs() {
-        let spans = serde_json::json!([{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]);
-        let generated = check(answer(spans)).expect("is whole");
-        let runs: Vec<_> = generated
-            .versions
-            .iter()
-            .map(|run| (run.version.0, run.n_tokens))
-            .collect();
-        assert_eq!(runs, [(3, 1), (4, 2)]);
-        assert_eq!(generated.logprobs, [-1.0, -2.0, -3.0]);
-    }
-
-    #[test]
-    fn an_unproved_label_is_refused() {
-        let spans = serde_json::json!([{"version": "default", "start": 0, "end": 3}]);
-        assert!(
-            matches!(check(answer(spans)), Err(EngineError::Unproved { label }) if label == "default")
-        );
-    }
-
-    #[test]
-    fn answers_that_do_not_account_for_every_token_are_refused() {
-        let gap = serde_json::json!([{"version": "3", "start": 1, "end": 3}]);
-        assert!(matches!(
-            check(answer(gap)),
-            Err(EngineError::Malformed { .. })
-        ));
-        assert!(matches!(
-            check(answer(serde_json::json!(null))),
-            Err(EngineError::Malformed { .. })
-        ));
-        let whole = serde_json::json!([{"version": "3", "start": 0, "end": 3}]);
-        let mut other = answer(whole.clone());
-        other["choices"][0]["logprobs"]["content"][1]["token_id"] = 9.into();
-        assert!(matches!(check(other), Err(EngineError::Malformed { .. })));
-        let mut infinite = answer(whole);
-        infinite["choices"][0]["logprobs"]["content"][1]["logprob"] = (-9999.0).into();
-        assert!(matches!(
-            check(infinite),
-            Err(EngineError::Malformed { .. })
-        ));
-    }
 
     #[test]
     fn urls_are_checked() {

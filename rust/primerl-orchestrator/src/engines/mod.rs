@@ -9,7 +9,9 @@
 
 pub mod client;
 pub(crate) mod endpoints;
+mod generate;
 mod pool;
+mod state;
 mod supervisor;
 
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};

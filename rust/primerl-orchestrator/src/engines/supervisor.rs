@@ -1,7 +1,8 @@
 //! The one task of one engine: reach it, bring it up to date, watch its health.
 
 use super::client::EngineError;
-use super::pool::{Engine, Engines};
+use super::pool::Engines;
+use super::state::Engine;
 use futures_util::FutureExt;
 use primerl_core::{Event, PolicyVersion};
 use std::path::Path;

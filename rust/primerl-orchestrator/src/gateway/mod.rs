@@ -29,15 +29,10 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub fn new(
-        renderer: Arc<Renderer>,
-        rollouts: Arc<Rollouts>,
-        model: String,
-        seq_len: u32,
-    ) -> Gateway {
+    pub fn new(renderer: Arc<Renderer>, model: String, seq_len: u32) -> Gateway {
         Gateway {
             renderer,
-            rollouts,
+            rollouts: Arc::default(),
             model,
             seq_len,
         }

@@ -101,10 +101,6 @@ impl Rollouts {
         rollout.over.cancel();
         Some(rollout.worker)
     }
-
-    pub fn len(&self) -> usize {
-        self.open.read().len()
-    }
 }
 
 impl Rollout {

@@ -1,0 +1,115 @@
+//! The config as the core wants it.
+
+use super::{AlgorithmConfig, Config, Sampling};
+use primerl_core::config::{Algorithm, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use primerl_core::time::Duration;
+use serde::Deserialize;
+use std::path::Path;
+
+impl Config {
+    /// What the core is told. Training environments come first: an environment's id is its index.
+    pub fn to_core(&self, flops: FlopsModel) -> primerl_core::Config {
+        let training = self.train.env.iter().map(|environment| Environment {
+            name: environment.name(),
+            role: Role::Train,
+            ratio: environment.ratio,
+            max_retries: environment.max_retries,
+        });
+        let evaluation = self.eval.env.iter().map(|environment| Environment {
+            name: environment.name(),
+            role: Role::Evaluate(Evaluation {
+                num_examples: environment.num_examples,
+                rollouts_per_example: environment.rollouts_per_example,
+                interval: environment.interval,
+                base_model: environment.base_model,
+            }),
+            ratio: 1.0,
+            max_retries: 1,
+        });
+        let AlgorithmConfig::Grpo {
+            normalize_std,
+            shuffle_advantages,
+        } = self.algorithm;
+        let seconds = Duration::from_secs_f64;
+        primerl_core::Config {
+            seed: self.seed,
+            max_steps: self.max_steps,
+            batch_size: self.batch_size,
+            group_size: self.group_size,
+            seq_len: self.seq_len,
+            data_ranks: self.data_ranks,
+            max_async_level: self.max_async_level,
+            max_off_policy_steps: self.max_off_policy_steps,
+            oversampling_factor: self.oversampling_factor,
+            algorithm: Algorithm::Grpo {
+                normalize_std,
+                shuffle_advantages,
+            },
+            environments: training.chain(evaluation).collect(),
+            timeouts: Timeouts {
+                rollout: seconds(self.timeouts.rollout_s),
+                worker: seconds(self.timeouts.worker_s),
+                long_poll: seconds(self.timeouts.long_poll_s),
+                evaluation: seconds(self.timeouts.evaluation_s),
+                weights: seconds(self.timeouts.weights_s),
+            },
+            flops,
+        }
+    }
+
+    /// Sampling of each environment, in the order of `to_core`'s environments.
+    pub fn samplings(&self) -> Vec<Sampling> {
+        let own = Sampling {
+            temperature: self.sampling.temperature,
+            max_tokens: self.sampling.max_tokens,
+        };
+        let training = self.train.env.iter().map(|_| own.clone());
+        let evaluation = self.eval.env.iter().map(|environment| Sampling {
+            temperature: environment.sampling.temperature.unwrap_or(own.temperature),
+            max_tokens: environment.sampling.max_tokens.unwrap_or(own.max_tokens),
+        });
+        training.chain(evaluation).collect()
+    }
+}
+
+/// Numbers of `config.json` that say what a token costs. Names are those of transformers' configs.
+#[derive(Deserialize)]
+struct Shape {
+    hidden_size: f64,
+    intermediate_size: f64,
+    num_hidden_layers: f64,
+    num_attention_heads: f64,
+    num_key_value_heads: Option<f64>,
+    head_dim: Option<f64>,
+    vocab_size: f64,
+}
+
+/// FLOPs of forward and backward: 6 a parameter and token (Kaplan et al. 2020, arXiv:2001.08361), and causal
+/// attention's 6 * layers * heads * head_dim a pair of tokens. A model whose `config.json` does not tell its
+/// shape is balanced by tokens.
+pub fn flops_model(model: &Path) -> FlopsModel {
+    let read = || -> Option<Shape> {
+        serde_json::from_slice(&std::fs::read(model.join("config.json")).ok()?).ok()
+    };
+    let Some(shape) = read() else {
+        return FlopsModel {
+            linear: 1.0,
+            quadratic: 0.0,
+        };
+    };
+    let head_dim = shape
+        .head_dim
+        .unwrap_or(shape.hidden_size / shape.num_attention_heads);
+    let attention = shape.num_attention_heads * head_dim;
+    let key_value = shape
+        .num_key_value_heads
+        .unwrap_or(shape.num_attention_heads)
+        * head_dim;
+    let layer =
+        shape.hidden_size * (2.0 * attention + 2.0 * key_value + 3.0 * shape.intermediate_size);
+    let parameters = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size;
+    FlopsModel {
+        linear: 6.0 * parameters,
+        quadratic: 6.0 * shape.num_hidden_layers * attention,
+    }
+}

@@ -1,0 +1,306 @@
+//! What the orchestrator is told: one TOML file, unknown keys refused, every refusal naming the field and the mend.
+
+mod core;
+mod validate;
+
+pub use self::core::flops_model;
+
+use serde::Deserialize;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    #[error("cannot read {path}: {source}; give the path of a TOML file")]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{origin}: {message}")]
+    Parse { origin: String, message: String },
+    #[error("{field}: {problem}; {mend}")]
+    Field {
+        field: String,
+        problem: String,
+        mend: String,
+    },
+    #[error(transparent)]
+    Core(#[from] primerl_core::config::ConfigError),
+    #[error("model.path: {0}")]
+    Model(String),
+}
+
+fn field(name: &str, problem: impl Into<String>, mend: impl Into<String>) -> ConfigError {
+    ConfigError::Field {
+        field: name.into(),
+        problem: problem.into(),
+        mend: mend.into(),
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where journal, spool, records and `run/orchestrator.json` go.
+    pub output_dir: PathBuf,
+    #[serde(default = "default_host")]
+    pub host: String,
+    /// 0: chosen by the operating system.
+    #[serde(default)]
+    pub port: u16,
+    #[serde(default)]
+    pub seed: u64,
+    pub max_steps: u64,
+    /// Longest sample, tokens; also bounds prompt + answer of a training rollout's turn.
+    #[serde(default = "default_seq_len")]
+    pub seq_len: u32,
+    #[serde(default = "one")]
+    pub data_ranks: u32,
+    #[serde(default = "default_batch_size")]
+    pub batch_size: u32,
+    #[serde(default = "default_group_size")]
+    pub group_size: u32,
+    #[serde(default = "default_async_level")]
+    pub max_async_level: u64,
+    #[serde(default = "default_off_policy_steps")]
+    pub max_off_policy_steps: u64,
+    #[serde(default = "one_f64")]
+    pub oversampling_factor: f64,
+    /// URLs of engines that do not join by themselves.
+    #[serde(default)]
+    pub engines: Vec<String>,
+    pub model: ModelConfig,
+    #[serde(default)]
+    pub sampling: SamplingConfig,
+    #[serde(default)]
+    pub algorithm: AlgorithmConfig,
+    #[serde(default)]
+    pub train: TrainConfig,
+    #[serde(default)]
+    pub eval: EvalConfig,
+    #[serde(default)]
+    pub timeouts: TimeoutsConfig,
+    #[serde(default)]
+    pub log: LogConfig,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Folder with tokenizer, chat template and `config.json`.
+    pub path: PathBuf,
+    /// The name engines serve the model under; `None`: the folder's.
+    pub name: Option<String>,
+}
+
+impl ModelConfig {
+    pub fn name(&self) -> String {
+        let folder = || {
+            self.path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        self.name
+            .clone()
+            .or_else(folder)
+            .unwrap_or_else(|| "model".into())
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingConfig {
+    pub temperature: f64,
+    /// Longest answer of one turn, tokens.
+    pub max_tokens: u32,
+    pub top_p: f64,
+    pub top_k: i64,
+    pub min_p: f64,
+}
+
+impl Default for SamplingConfig {
+    fn default() -> Self {
+        SamplingConfig {
+            temperature: 1.0,
+            max_tokens: 512,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalSamplingConfig {
+    /// `None`: as in `[sampling]`.
+    pub temperature: Option<f64>,
+    pub max_tokens: Option<u32>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, tag = "type", rename_all = "snake_case")]
+pub enum AlgorithmConfig {
+    Grpo {
+        #[serde(default)]
+        normalize_std: bool,
+        #[serde(default)]
+        shuffle_advantages: bool,
+    },
+}
+
+impl Default for AlgorithmConfig {
+    fn default() -> Self {
+        AlgorithmConfig::Grpo {
+            normalize_std: false,
+            shuffle_advantages: false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    pub env: Vec<TrainEnvironment>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalConfig {
+    pub env: Vec<EvalEnvironment>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainEnvironment {
+    pub id: String,
+    /// `None`: the id.
+    pub name: Option<String>,
+    #[serde(default = "one_f64")]
+    pub ratio: f64,
+    #[serde(default = "default_retries")]
+    pub max_retries: u32,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvalEnvironment {
+    pub id: String,
+    /// `None`: the id and `-eval`.
+    pub name: Option<String>,
+    pub num_examples: Option<u32>,
+    #[serde(default = "one")]
+    pub rollouts_per_example: u32,
+    pub interval: Option<u64>,
+    #[serde(default = "yes")]
+    pub base_model: bool,
+    #[serde(default)]
+    pub sampling: EvalSamplingConfig,
+}
+
+/// Seconds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TimeoutsConfig {
+    pub rollout_s: f64,
+    pub worker_s: f64,
+    pub long_poll_s: f64,
+    pub evaluation_s: f64,
+    pub engine_request_s: f64,
+    pub engine_update_s: f64,
+    /// The run fails when no engine answered for this long, after one had proved its weights.
+    pub no_engine_s: f64,
+    /// A trainer that holds a batch and has not published its weights for this long is warned about.
+    pub weights_s: f64,
+}
+
+impl Default for TimeoutsConfig {
+    fn default() -> Self {
+        TimeoutsConfig {
+            rollout_s: 600.0,
+            worker_s: 15.0,
+            long_poll_s: 10.0,
+            evaluation_s: 600.0,
+            engine_request_s: 300.0,
+            engine_update_s: 120.0,
+            no_engine_s: 60.0,
+            weights_s: 600.0,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    pub level: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig {
+            level: "info".into(),
+        }
+    }
+}
+
+fn default_host() -> String {
+    "127.0.0.1".into()
+}
+fn one() -> u32 {
+    1
+}
+fn one_f64() -> f64 {
+    1.0
+}
+fn yes() -> bool {
+    true
+}
+fn default_retries() -> u32 {
+    2
+}
+fn default_seq_len() -> u32 {
+    2048
+}
+fn default_batch_size() -> u32 {
+    128
+}
+fn default_group_size() -> u32 {
+    8
+}
+fn default_async_level() -> u64 {
+    2
+}
+fn default_off_policy_steps() -> u64 {
+    8
+}
+
+impl TrainEnvironment {
+    pub fn name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.id.clone())
+    }
+}
+
+impl EvalEnvironment {
+    pub fn name(&self) -> String {
+        self.name
+            .clone()
+            .unwrap_or_else(|| format!("{}-eval", self.id))
+    }
+}
+
+/// How the requests of one environment's rollouts are sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    pub temperature: f64,
+    pub max_tokens: u32,
+}
+
+impl Sampling {
+    /// As in a chat request: what a lease tells the environment to ask for.
+    pub fn to_wire(&self) -> serde_json::Map<String, serde_json::Value> {
+        let mut wire = serde_json::Map::new();
+        wire.insert("temperature".into(), self.temperature.into());
+        wire.insert("max_tokens".into(), self.max_tokens.into());
+        wire
+    }
+}

@@ -1,0 +1,147 @@
+//! Reading and checking.
+
+use super::{Config, ConfigError, field};
+use primerl_core::config::FlopsModel;
+use std::path::Path;
+
+impl Config {
+    /// Read, parse and check a TOML file.
+    pub fn from_file(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Config::from_toml(&text, &path.display().to_string())
+    }
+
+    /// `origin` names the text in errors.
+    pub fn from_toml(text: &str, origin: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError::Parse {
+            origin: origin.into(),
+            message: error.to_string().trim_end().into(),
+        })?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Everything that can be said without reading the model.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let sampling = &self.sampling;
+        if !(sampling.temperature.is_finite() && sampling.temperature > 0.0) {
+            return Err(field(
+                "sampling.temperature",
+                format!("is {}", sampling.temperature),
+                "training needs a temperature above 0",
+            ));
+        }
+        let altered = [
+            ("sampling.top_p", sampling.top_p != 1.0, "1.0"),
+            ("sampling.top_k", sampling.top_k > 0, "0"),
+            ("sampling.min_p", sampling.min_p != 0.0, "0.0"),
+        ];
+        for (name, set, neutral) in altered {
+            if set {
+                return Err(field(
+                    name,
+                    "changes the distribution the trainer assumes",
+                    format!("leave it at {neutral}"),
+                ));
+            }
+        }
+        for (name, tokens) in
+            std::iter::once(("sampling.max_tokens".to_owned(), Some(sampling.max_tokens))).chain(
+                self.eval.env.iter().map(|environment| {
+                    (
+                        format!("eval.env.{}.sampling.max_tokens", environment.name()),
+                        environment.sampling.max_tokens,
+                    )
+                }),
+            )
+        {
+            if tokens == Some(0) {
+                return Err(field(&name, "is 0", "give at least 1, or leave it out"));
+            }
+        }
+        for environment in &self.eval.env {
+            if let Some(temperature) = environment.sampling.temperature
+                && !(temperature.is_finite() && temperature >= 0.0)
+            {
+                let name = format!("eval.env.{}.sampling.temperature", environment.name());
+                return Err(field(
+                    &name,
+                    format!("is {temperature}"),
+                    "give 0 (greedy) or more",
+                ));
+            }
+        }
+        if sampling.max_tokens >= self.seq_len {
+            return Err(field(
+                "sampling.max_tokens",
+                format!(
+                    "leaves no room for a prompt within seq_len = {}",
+                    self.seq_len
+                ),
+                "lower it or raise seq_len",
+            ));
+        }
+        self.validate_timeouts()?;
+        self.validate_engines()?;
+        if self
+            .log
+            .level
+            .parse::<tracing_subscriber::EnvFilter>()
+            .is_err()
+        {
+            return Err(field(
+                "log.level",
+                format!("`{}` is no log level", self.log.level),
+                "use error, warn, info, debug or trace",
+            ));
+        }
+        // The model's shape only balances micro-batches, so any will do for a check.
+        Ok(self
+            .to_core(FlopsModel {
+                linear: 1.0,
+                quadratic: 0.0,
+            })
+            .validate()?)
+    }
+
+    fn validate_timeouts(&self) -> Result<(), ConfigError> {
+        let timeouts = &self.timeouts;
+        let all = [
+            ("rollout_s", timeouts.rollout_s),
+            ("worker_s", timeouts.worker_s),
+            ("long_poll_s", timeouts.long_poll_s),
+            ("evaluation_s", timeouts.evaluation_s),
+            ("engine_request_s", timeouts.engine_request_s),
+            ("engine_update_s", timeouts.engine_update_s),
+            ("no_engine_s", timeouts.no_engine_s),
+            ("weights_s", timeouts.weights_s),
+        ];
+        for (name, seconds) in all {
+            // A year: larger numbers overflow the clock's arithmetic.
+            if !(seconds > 0.0 && seconds <= 366.0 * 86_400.0) {
+                return Err(field(
+                    &format!("timeouts.{name}"),
+                    format!("is {seconds}"),
+                    "give seconds above 0 and up to a year",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_engines(&self) -> Result<(), ConfigError> {
+        for (index, url) in self.engines.iter().enumerate() {
+            crate::engines::client::parse_url(url).map_err(|problem| {
+                field(
+                    &format!("engines[{index}]"),
+                    problem,
+                    "give a URL like http://host:port",
+                )
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! The way to the driver: events in, answers out.
+
+use bytes::Bytes;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::event::Outcome;
+use primerl_core::{Event, RequestId, RolloutId, Status, Step, Time, WorkerId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+/// The driver is gone: the run is over.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the run is over")]
+pub struct RunOver;
+
+/// Answer to a lease request.
+#[derive(Debug)]
+pub enum LeaseReply {
+    Rollouts(Vec<LeasedRollout>),
+    Nothing { reason: String, finished: bool },
+}
+
+/// Answer to a batch request.
+#[derive(Debug)]
+pub enum BatchReply {
+    /// The encoded batch of the rank, as in the spool.
+    Batch(Bytes),
+    NotReady {
+        waiting_for: String,
+    },
+    NoMore,
+}
+
+/// Who waits for an event's consequences.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Lease(oneshot::Sender<LeaseReply>),
+    Batch(oneshot::Sender<BatchReply>),
+    /// Told once the event is durable; the value says whether the rollout was still open before it.
+    Accepted(oneshot::Sender<bool>),
+}
+
+pub(super) enum Message {
+    Event {
+        event: Event,
+        reply: Option<Reply>,
+        sent: Instant,
+    },
+    Status(oneshot::Sender<(Status, Time)>),
+}
+
+/// The way to the driver. Cheap to clone, never blocks.
+#[derive(Clone, Debug)]
+pub struct DriverHandle {
+    inbox: mpsc::UnboundedSender<Message>,
+    next_request: Arc<AtomicU64>,
+}
+
+/// The other end of a [`DriverHandle`].
+pub struct Inbox(pub(super) mpsc::UnboundedReceiver<Message>);
+
+pub fn channel() -> (DriverHandle, Inbox) {
+    let (inbox, receiver) = mpsc::unbounded_channel();
+    (
+        DriverHandle {
+            inbox,
+            next_request: Arc::new(AtomicU64::new(0)),
+        },
+        Inbox(receiver),
+    )
+}
+
+impl DriverHandle {
+    /// Tell what happened. After the run is over nobody needs to know.
+    pub fn send(&self, event: Event) {
+        let _ = self.send_with(event, None);
+    }
+
+    fn send_with(&self, event: Event, reply: Option<Reply>) -> Result<(), RunOver> {
+        self.inbox
+            .send(Message::Event {
+                event,
+                reply,
+                sent: Instant::now(),
+            })
+            .map_err(|_| RunOver)
+    }
+
+    /// Tell, and wait until it is on disk. The result says whether `event` was about an open rollout.
+    async fn send_durably(&self, event: Event) -> Result<bool, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        self.send_with(event, Some(Reply::Accepted(reply)))?;
+        answer.await.map_err(|_| RunOver)
+    }
+
+    pub async fn rollout_finished(
+        &self,
+        worker: WorkerId,
+        rollout: RolloutId,
+        outcome: Outcome,
+    ) -> Result<bool, RunOver> {
+        self.send_durably(Event::RolloutFinished {
+            rollout,
+            worker,
+            outcome,
+        })
+        .await
+    }
+
+    pub async fn weights_published(
+        &self,
+        version: primerl_core::PolicyVersion,
+        manifest: String,
+        digest: String,
+    ) -> Result<(), RunOver> {
+        self.send_durably(Event::WeightsPublished {
+            version,
+            manifest,
+            digest,
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Long poll for rollouts. Dropping the future withdraws the request.
+    pub async fn lease(&self, worker: WorkerId, max: u32) -> Result<LeaseReply, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        let request = self.request();
+        self.send_with(
+            Event::LeaseRequested {
+                request: request.id,
+                worker,
+                max,
+            },
+            Some(Reply::Lease(reply)),
+        )?;
+        request.wait(answer).await
+    }
+
+    /// Long poll for a batch. Dropping the future withdraws the request.
+    pub async fn batch(&self, step: Step, rank: u32) -> Result<BatchReply, RunOver> {
+        let (reply, answer) = oneshot::channel();
+        let request = self.request();
+        self.send_with(
+            Event::BatchRequested {
+                request: request.id,
+                step,
+                rank,
+            },
+            Some(Reply::Batch(reply)),
+        )?;
+        request.wait(answer).await
+    }
+
+    /// What the core knows, and the time it knows it at.
+    pub async fn status(&self) -> Result<(Status, Time), RunOver> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox
+            .send(Message::Status(reply))
+            .map_err(|_| RunOver)?;
+        answer.await.map_err(|_| RunOver)
+    }
+
+    fn request(&self) -> PendingRequest<'_> {
+        PendingRequest {
+            handle: self,
+            id: RequestId(self.next_request.fetch_add(1, Ordering::Relaxed)),
+            answered: false,
+        }
+    }
+}
+
+/// Withdraws the request when its waiter goes away unanswered.
+struct PendingRequest<'a> {
+    handle: &'a DriverHandle,
+    id: RequestId,
+    answered: bool,
+}
+
+impl PendingRequest<'_> {
+    async fn wait<T>(mut self, answer: oneshot::Receiver<T>) -> Result<T, RunOver> {
+        let answer = answer.await.map_err(|_| RunOver);
+        self.answered = true;
+        answer
+    }
+}
+
+impl Drop for PendingRequest<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.handle.send(Event::RequestDropped { request: self.id });
+        }
+    }
+}
