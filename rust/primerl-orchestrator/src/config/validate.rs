@@ -26,64 +26,8 @@ impl Config {
 
     /// Everything that can be said without reading the model.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let sampling = &self.sampling;
-        if !(sampling.temperature.is_finite() && sampling.temperature > 0.0) {
-            return Err(field(
-                "sampling.temperature",
-                format!("is {}", sampling.temperature),
-                "training needs a temperature above 0",
-            ));
-        }
-        let altered = [
-            ("sampling.top_p", sampling.top_p != 1.0, "1.0"),
-            ("sampling.top_k", sampling.top_k > 0, "0"),
-            ("sampling.min_p", sampling.min_p != 0.0, "0.0"),
-        ];
-        for (name, set, neutral) in altered {
-            if set {
-                return Err(field(
-                    name,
-                    "changes the distribution the trainer assumes",
-                    format!("leave it at {neutral}"),
-                ));
-            }
-        }
-        for (name, tokens) in
-            std::iter::once(("sampling.max_tokens".to_owned(), Some(sampling.max_tokens))).chain(
-                self.eval.env.iter().map(|environment| {
-                    (
-                        format!("eval.env.{}.sampling.max_tokens", environment.name()),
-                        environment.sampling.max_tokens,
-                    )
-                }),
-            )
-        {
-            if tokens == Some(0) {
-                return Err(field(&name, "is 0", "give at least 1, or leave it out"));
-            }
-        }
-        for environment in &self.eval.env {
-            if let Some(temperature) = environment.sampling.temperature
-                && !(temperature.is_finite() && temperature >= 0.0)
-            {
-                let name = format!("eval.env.{}.sampling.temperature", environment.name());
-                return Err(field(
-                    &name,
-                    format!("is {temperature}"),
-                    "give 0 (greedy) or more",
-                ));
-            }
-        }
-        if sampling.max_tokens >= self.seq_len {
-            return Err(field(
-                "sampling.max_tokens",
-                format!(
-                    "leaves no room for a prompt within seq_len = {}",
-                    self.seq_len
-                ),
-                "lower it or raise seq_len",
-            ));
-        }
+        self.validate_sampling()?;
+        self.validate_evaluation_sampling()?;
         self.validate_timeouts()?;
         self.validate_engines()?;
         if self
@@ -99,12 +43,77 @@ impl Config {
             ));
         }
         // The model's shape only balances micro-batches, so any will do for a check.
-        Ok(self
-            .to_core(FlopsModel {
-                linear: 1.0,
-                quadratic: 0.0,
-            })
-            .validate()?)
+        let shape = FlopsModel {
+            linear: 1.0,
+            quadratic: 0.0,
+        };
+        Ok(self.to_core(shape).validate()?)
+    }
+
+    fn validate_sampling(&self) -> Result<(), ConfigError> {
+        let sampling = &self.sampling;
+        let temperature = sampling.temperature;
+        if !(temperature.is_finite() && temperature > 0.0) {
+            let mend = "training needs a temperature above 0";
+            return Err(field(
+                "sampling.temperature",
+                format!("is {temperature}"),
+                mend,
+            ));
+        }
+        let altered = [
+            ("sampling.top_p", sampling.top_p != 1.0, "1.0"),
+            ("sampling.top_k", sampling.top_k > 0, "0"),
+            ("sampling.min_p", sampling.min_p != 0.0, "0.0"),
+        ];
+        if let Some((name, _, neutral)) = altered.into_iter().find(|(_, set, _)| *set) {
+            let problem = "changes the distribution the trainer assumes";
+            return Err(field(name, problem, format!("leave it at {neutral}")));
+        }
+        if sampling.max_tokens == 0 {
+            return Err(field(
+                "sampling.max_tokens",
+                "is 0",
+                "give at least 1, or leave it out",
+            ));
+        }
+        if sampling.max_tokens >= self.seq_len {
+            let problem = format!(
+                "leaves no room for a prompt within seq_len = {}",
+                self.seq_len
+            );
+            return Err(field(
+                "sampling.max_tokens",
+                problem,
+                "lower it or raise seq_len",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_evaluation_sampling(&self) -> Result<(), ConfigError> {
+        for environment in &self.eval.env {
+            let name = |key: &str| format!("eval.env.{}.sampling.{key}", environment.name());
+            let sampling = &environment.sampling;
+            if sampling.max_tokens == Some(0) {
+                return Err(field(
+                    &name("max_tokens"),
+                    "is 0",
+                    "give at least 1, or leave it out",
+                ));
+            }
+            if let Some(temperature) = sampling.temperature
+                && !(temperature.is_finite() && temperature >= 0.0)
+            {
+                let problem = format!("is {temperature}");
+                return Err(field(
+                    &name("temperature"),
+                    problem,
+                    "give 0 (greedy) or more",
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
