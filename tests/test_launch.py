@@ -20,7 +20,7 @@ from primerl.launch import preflight
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes
-from primerl.launch.run import Launcher, tail
+from primerl.launch.run import Launcher, RunFailedError, tail, wait_for_orchestrator
 from primerl.launch.status import Progress, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -101,6 +101,15 @@ def test_guard_killed_leaves_nothing(tmp_path: Path) -> None:
         os.kill(processes.guard_pid, signal.SIGKILL)
         until(lambda: processes.poll(0.1) == [] and processes.guard_died)
         until(lambda: marked(processes.mark) == [])
+
+
+@linux
+def test_guard_killed_while_the_orchestrator_starts_is_named(tmp_path: Path) -> None:
+    with Processes() as processes:
+        orchestrator = python(processes, "orchestrator", STUBBORN, tmp_path)
+        os.kill(processes.guard_pid, signal.SIGKILL)
+        with pytest.raises(RunFailedError, match="guard of the processes was killed"):
+            wait_for_orchestrator(processes, orchestrator, tmp_path)
 
 
 @linux

@@ -41,6 +41,7 @@ GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 LOG_LINES = 20
+GUARD_DIED = "the guard of the processes was killed"
 # A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
 # anything else runs on the machine.
 OMP_WAIT_POLICY = "PASSIVE"
@@ -103,7 +104,9 @@ def wait_for_orchestrator(
     while time.monotonic() < deadline:
         check()
         ended = processes.poll(TICK_S)
-        if process in ended or processes.guard_died:
+        if processes.guard_died:
+            raise RunFailedError(GUARD_DIED)
+        if process in ended:
             raise RunFailedError(describe_end(process))
         with contextlib.suppress(FileNotFoundError):
             content = json.loads(file.read_text())
@@ -211,7 +214,7 @@ class Launcher:
             for process in processes.poll(TICK_S):
                 self._ended(process)
             if processes.guard_died:
-                raise RunFailedError("the guard of the processes was killed")
+                raise RunFailedError(GUARD_DIED)
             self._check_interrupt()
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
