@@ -36,7 +36,7 @@ def fine_tune(folder: Path) -> Path:
     subprocess.run(make, check=True, capture_output=True, timeout=60)
     arguments = ["--output-dir", str(folder / "sft"), "--max-steps", "300", "--data.path", str(data)]
     command = [sys.executable, "-m", "primerl", "sft", "@", str(EXAMPLE / "sft.toml"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "sft" / "weights" / "step_300"
 

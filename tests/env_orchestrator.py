@@ -137,11 +137,11 @@ class Orchestrator:
         self.finished = True
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def wait(self, what: str, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+    def wait(self, what: str, condition: Callable[[], bool], timeout: float = 90.0) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, timeout), f"no {what} within {timeout} s"
 
-    def result(self, rollout: int, timeout: float = 30.0) -> dict[str, Any]:
+    def result(self, rollout: int, timeout: float = 90.0) -> dict[str, Any]:
         self.wait(f"result of rollout {rollout}", lambda: rollout in self.results, timeout)
         return self.results[rollout]
 

@@ -18,7 +18,7 @@ from primerl.runs import report
 RL = "examples/reverse-text/rl-ci.toml"
 
 
-def primerl(*arguments: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def primerl(*arguments: str, cwd: Path, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "primerl", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout_s
     )

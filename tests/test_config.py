@@ -272,7 +272,7 @@ def test_native_orchestrator_reads_the_same_keys(tmp_path: Path) -> None:
         file = tmp_path / "orchestrator.toml"
         file.write_text(tomli_w.dumps(values))
         command = [sys.executable, "-m", "primerl", "orchestrator", "--config", str(file), "--check"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2, done.stderr
         match = re.search(r"unknown field `no_such_key`, expected (.*)", done.stderr)
         assert match, done.stderr

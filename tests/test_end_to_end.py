@@ -14,7 +14,7 @@ from end_to_end import REPOSITORY, Started, arguments_of, column, fine_tune, lau
 
 pytestmark = [
     pytest.mark.end_to_end,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
 # Long enough that the test, not the run, decides when it ends.
@@ -41,7 +41,7 @@ def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
     run = launch(model, tmp_path / "run", *ENDLESS)
     try:
         run.note_mark()
-        until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 90, "two steps")
+        until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 180, "two steps")
         assert run.launcher.poll() is None, run.ended(5)
         yield run
     finally:
@@ -50,7 +50,7 @@ def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
 
 def primerl(*arguments: str) -> str:
     command = [sys.executable, "-m", "primerl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -176,7 +176,7 @@ def test_own_training_loop(model: Path, tmp_path: Path) -> None:
     script = REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py"
     assert len(script.read_text().splitlines()) < 40
     file, *overrides = arguments_of(model, output, "--max-steps", "4")[1:]
-    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
     assert [evaluation["version"] for evaluation in read_lines(output / "evals.jsonl")] == [0, 4]
@@ -193,7 +193,7 @@ def test_own_training_loop_names_a_killed_engine(model: Path, tmp_path: Path) ->
     ) as own:
         run = Started(own, output)
         try:
-            until(lambda: run.steps() >= 2 or own.poll() is not None, 90, "two steps")
+            until(lambda: run.steps() >= 2 or own.poll() is not None, 180, "two steps")
             engine = run.pid_of("inference")
             assert engine is not None, run.ended(5)
             os.kill(engine, signal.SIGKILL)

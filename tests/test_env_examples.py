@@ -98,7 +98,7 @@ def test_generating_data_needs_no_verifiers() -> None:
     import subprocess
 
     code = "import sys, make_data; sys.exit('verifiers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES / "reverse-text", timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES / "reverse-text", timeout=180)
     assert done.returncode == 0
 
 

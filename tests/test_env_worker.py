@@ -27,7 +27,7 @@ MAIN = (
     "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
 )
 # Long enough for a loaded machine to import verifiers.
-START_S = 60.0
+START_S = 180.0
 
 Start = Callable[..., "Worker"]
 
@@ -46,7 +46,7 @@ class Worker:
     def text(self) -> str:
         return self.log.read_text()
 
-    def exit_code(self, timeout: float = 30.0) -> int:
+    def exit_code(self, timeout: float = 90.0) -> int:
         return self.process.wait(timeout)
 
 

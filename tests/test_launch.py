@@ -36,7 +36,7 @@ STUBBORN = textwrap.dedent(
 )
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
