@@ -299,7 +299,7 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     with OrchestratorDouble(batch) as double, started(settings(double.url, folder, tmp_path)) as process:
         assert asked.wait(80)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=25)
+        output, _ = process.communicate(timeout=150)
         over.set()
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}" in output
