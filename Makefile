@@ -40,7 +40,8 @@ test: lint test-rust test-python ## run every check and test
 
 lint: lint-rust lint-python ## formatting, lints, types
 
-lint-rust: | tools
+# pyo3's build script asks the interpreter of VIRTUAL_ENV, so whatever compiles Rust needs the environment first.
+lint-rust: | .make/venv
 	@echo "== rustfmt, clippy"
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
@@ -56,7 +57,7 @@ lint-python: build
 	$(BIN)/mypy
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest primerl._core --concise
 
-test-rust: | tools
+test-rust: | .make/venv
 	@echo "== cargo test"
 	cargo test --locked --workspace --quiet
 
