@@ -12,7 +12,7 @@ const ADDED: [(&str, bool); 5] = [
     ("<|im_start|>", true),
     ("user", false),
     ("<|im", false),
-    ("é", false),
+    ("né", false),
 ];
 const MERGES: [(&str, &str); 8] = [
     (" ", " "),
@@ -110,6 +110,7 @@ fn text() -> impl Strategy<Value = String> {
             "<|im",
             "user",
             "é",
+            "né",
             "e\u{301}",
             "你好",
             "👩‍👩‍👧",
