@@ -4,6 +4,7 @@ use crate::config::{Config, ConfigError};
 use crate::failure::RunError;
 use crate::log;
 use crate::run::Prepared;
+use crate::runtime;
 use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -55,10 +56,7 @@ where
         return EXIT_FINISHED;
     }
     log::to_stderr(&prepared.config().log.level);
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match runtime::build() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("error: cannot start the runtime: {error}");

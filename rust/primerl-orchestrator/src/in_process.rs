@@ -9,6 +9,7 @@ use crate::failure::RunError;
 use crate::http::ApiError;
 use crate::log;
 use crate::run::{ExitReason, Prepared};
+use crate::runtime;
 use crate::telemetry::status;
 use crate::trainer::endpoints;
 use bytes::Bytes;
@@ -72,11 +73,7 @@ impl InProcess {
     /// Check everything, then bind `host:port` and start.
     pub fn start(config: Config) -> Result<InProcess, InProcessError> {
         let prepared = Prepared::new(config).map_err(|error| Arc::new(RunError::from(error)))?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .thread_name("primerl-orchestrator")
-            .build()
-            .map_err(|error| InProcessError::Runtime(Arc::new(error)))?;
+        let runtime = runtime::build().map_err(|error| InProcessError::Runtime(Arc::new(error)))?;
         let address = format!("{}:{}", prepared.config().host, prepared.config().port);
         let running = runtime
             .block_on(async {

@@ -28,6 +28,7 @@ mod log;
 mod monitor;
 mod recorder;
 mod run;
+mod runtime;
 mod server;
 pub mod telemetry;
 pub mod trainer;

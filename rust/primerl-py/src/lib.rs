@@ -7,6 +7,10 @@ mod render;
 
 use pyo3::prelude::*;
 
+// As in the native orchestrator; Python's own allocations are not touched.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[pymodule]
 mod _core {
     use super::*;
