@@ -99,7 +99,23 @@ def test_guard_killed_leaves_nothing(tmp_path: Path) -> None:
         until(lambda: processes.poll(0.1) is not None and (tmp_path / "stubborn.log").exists())
         until(lambda: len(marked(processes.mark)) == 2)
         os.kill(processes.guard_pid, signal.SIGKILL)
-        until(lambda: processes.poll(0.1) == [] and processes.guard_died)
+        until(lambda: processes.poll(0.1) == [] and processes.guard_end == "was killed")
+        until(lambda: marked(processes.mark) == [])
+
+
+@linux
+def test_a_guard_that_hangs_is_killed_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("primerl.launch.processes.PING_EVERY_S", 0.05)
+    with Processes() as processes:
+        python(processes, "stubborn", STUBBORN, tmp_path)
+        until(lambda: len(marked(processes.mark)) == 2)
+        heard = processes.guard_heard
+        until(lambda: processes.poll(0.1) == [] and processes.guard_heard > heard)
+        assert processes.guard_end is None
+        monkeypatch.setattr("primerl.launch.processes.GUARD_SILENT_S", 0.5)
+        os.kill(processes.guard_pid, signal.SIGSTOP)
+        until(lambda: processes.poll(0.1) == [] and processes.guard_end is not None)
+        assert "did not answer" in str(processes.guard_end)
         until(lambda: marked(processes.mark) == [])
 
 

@@ -177,8 +177,8 @@ class Run:
         """In a thread of its own, which alone talks to the guard until the run is being left."""
         while not self._leaving.is_set():
             ended = self._processes.poll(WATCH_EVERY_S)
-            if self._processes.guard_died:
-                self._fail("the guard of the processes was killed")
+            if self._processes.guard_end is not None:
+                self._fail(f"the guard of the processes {self._processes.guard_end}")
                 return
             for process in ended:
                 if not (process.code == 0 and finished(self.status())):

@@ -5,15 +5,18 @@ library is all it may use. The protocol is one JSON object a line:
 
     owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path}
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
+                     {"ping": true}
     guard -> owner   {"started": name, "pid": int}
                      {"exited": name, "code": int, "cpu_s": float}   code < 0: the signal's number
                      {"failed": name, "reason": str}   it could not be started
                      {"stopped": true}   nothing of the run is left (only after a stop without names)
+                     {"pong": true}
 
 What can die, and who cleans up:
 - a process: the guard kills the rest of its process group, and reports;
 - the owner, even by SIGKILL: its end of the socket closes, and the guard stops everything;
-- the guard, even by SIGKILL: the kernel kills its children (PR_SET_PDEATHSIG), and the owner kills their groups.
+- the guard, even by SIGKILL: the kernel kills its children (PR_SET_PDEATHSIG), and the owner kills their groups;
+- the guard hangs (SIGSTOP): its pongs stay away, and the owner kills it.
 Descendants that left their group are found by a mark in their environment. The guard has no threads: the kernel ties
 the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
 """
@@ -142,6 +145,8 @@ class Guard:
             request = json.loads(line)
             if "start" in request:
                 self.start(request["start"], request["command"], request["environment"], request["log"])
+            elif "ping" in request:
+                self.send({"pong": True})
             else:
                 self.stop(request["stop"], request.get("names", []))
         return bool(data)

@@ -22,6 +22,9 @@ from primerl.launch import guard
 GUARD = "guard"
 # Added to the grace period: the guard answers within this, or it is not well.
 GUARD_ANSWER_S = 5.0
+PING_EVERY_S = 2.0
+# A guard that leaves a ping unanswered for this long hangs, and deaths would go unseen.
+GUARD_SILENT_S = 15.0
 
 
 @dataclass(slots=True)
@@ -57,7 +60,10 @@ class Processes:
     def __init__(self) -> None:
         self.mark = uuid.uuid4().hex
         self.by_name: dict[str, Process] = {}
-        self.guard_died = False
+        self.guard_end: str | None = None
+        """How the guard ended, if it did."""
+        self.guard_heard = time.monotonic()
+        self._pinged: float | None = None  # when, while unanswered
         self._stopped = False
         self._received = b""
         ours, theirs = socket.socketpair()
@@ -99,23 +105,26 @@ class Processes:
 
     def poll(self, timeout_s: float) -> list[Process]:
         """Waits up to that long for news; returns the processes that have ended since the last call."""
-        if self.guard_died:
-            return []
         ended: list[Process] = []
+        if self.guard_end is not None:
+            return ended
         if self._readable(timeout_s):
             try:
                 data = self._connection.recv(65536)
             except OSError:
                 data = b""
             if not data:
-                self._lose_guard()
+                self._lose_guard("was killed")
                 return ended
+            self.guard_heard, self._pinged = time.monotonic(), None
             self._received += data
             *lines, self._received = self._received.split(b"\n")
             for line in lines:
                 process = self._note(json.loads(line))
                 if process is not None:
                     ended.append(process)
+        else:
+            self._look_after_guard()
         return ended
 
     def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
@@ -124,13 +133,13 @@ class Processes:
             return
         self._send({"stop": grace_s, "names": list(names)})
         deadline = time.monotonic() + grace_s + GUARD_ANSWER_S
-        while not self.guard_died and time.monotonic() < deadline:
+        while self.guard_end is None and time.monotonic() < deadline:
             if self._stopped or (names and all(self.by_name[name].ended for name in names)):
                 return
             self.poll(max(0.0, deadline - time.monotonic()))
-        if not self.guard_died and not names:
+        if self.guard_end is None and not names:
             self._guard.kill()
-            self._lose_guard()
+            self._lose_guard("did not stop the processes in time")
 
     def kill(self) -> None:
         """Ends everything at once."""
@@ -149,6 +158,8 @@ class Processes:
         return bool(poller.poll(timeout_s * 1000))
 
     def _note(self, message: dict[str, Any]) -> Process | None:
+        if "pong" in message:
+            return None
         if "stopped" in message:
             self._stopped = True
             return None
@@ -167,11 +178,21 @@ class Processes:
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            self._lose_guard()
+            self._lose_guard("was killed")
 
-    def _lose_guard(self) -> None:
+    def _look_after_guard(self) -> None:
+        now = time.monotonic()
+        if self._pinged is not None:
+            if now - self._pinged > GUARD_SILENT_S:
+                self._guard.kill()
+                self._lose_guard(f"did not answer for {now - self._pinged:.0f} s")
+        elif now - self.guard_heard > PING_EVERY_S:
+            self._pinged = now
+            self._send({"ping": True})
+
+    def _lose_guard(self, how: str) -> None:
         """The guard is dead. The kernel has killed its children; their groups and strays are ours to end."""
-        self.guard_died = True
+        self.guard_end = how
         for process in self.by_name.values():
             if process.pid is not None and not process.ended:
                 guard.signal_group(process.pid, signal.SIGKILL)

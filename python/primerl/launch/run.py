@@ -41,7 +41,6 @@ GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 LOG_LINES = 20
-GUARD_DIED = "the guard of the processes was killed"
 # A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
 # anything else runs on the machine.
 OMP_WAIT_POLICY = "PASSIVE"
@@ -104,8 +103,7 @@ def wait_for_orchestrator(
     while time.monotonic() < deadline:
         check()
         ended = processes.poll(TICK_S)
-        if processes.guard_died:
-            raise RunFailedError(GUARD_DIED)
+        check_guard(processes)
         if process in ended:
             raise RunFailedError(describe_end(process))
         with contextlib.suppress(FileNotFoundError):
@@ -115,6 +113,11 @@ def wait_for_orchestrator(
     raise RunFailedError(
         f"orchestrator did not write {file} within {ORCHESTRATOR_START_S:.0f} s\n{tail(process.log)}".rstrip()
     )
+
+
+def check_guard(processes: Processes) -> None:
+    if processes.guard_end is not None:
+        raise RunFailedError(f"the guard of the processes {processes.guard_end}")
 
 
 def describe_end(process: Process) -> str:
@@ -213,8 +216,7 @@ class Launcher:
         while True:
             for process in processes.poll(TICK_S):
                 self._ended(process)
-            if processes.guard_died:
-                raise RunFailedError(GUARD_DIED)
+            check_guard(processes)
             self._check_interrupt()
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
