@@ -43,6 +43,9 @@ def verify(arguments: list[str]) -> int:
     )
     if isinstance(folder, int):
         return folder
+    # Said before torch is imported, which takes seconds.
+    if not (folder / "spool").is_dir():
+        return fail(f"{folder} holds no spool of trained batches; give the output_dir of an RL run", title="No run")
     from primerl.verify import main
 
     return main(folder)

@@ -151,7 +151,8 @@ def check_model(folder: Path) -> None:
         )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
-    if (folder / "chat_template.jinja").is_file():
+    template = folder / "chat_template.jinja"
+    if template.is_file() and template.read_text(errors="replace").strip():
         return
     if not (folder / "tokenizer_config.json").is_file() or not _json(folder / "tokenizer_config.json").get(
         "chat_template"

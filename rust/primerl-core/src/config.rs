@@ -112,6 +112,11 @@ pub enum ConfigError {
         upper: u32,
     },
     #[error(
+        "group_size = 1: an advantage compares a rollout with the others of its group, and alone it is always 0; \
+         set group_size to at least 2"
+    )]
+    GroupOfOne,
+    #[error(
         "max_off_policy_steps = {max_off_policy_steps} is below max_async_level = {max_async_level}: \
          rollouts would be generated only to be voided as stale; raise the first or lower the second"
     )]
@@ -207,6 +212,10 @@ impl Config {
         ];
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });
+        }
+        let Algorithm::Grpo { .. } = self.algorithm;
+        if self.group_size == 1 {
+            return Err(ConfigError::GroupOfOne);
         }
         let (batch_size, group_size) = (self.batch_size, self.group_size);
         if batch_size % group_size != 0 {

@@ -14,12 +14,16 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_mend() {
-    let cases: [(String, &[&str]); 15] = [
+    let cases: [(String, &[&str]); 16] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
         ),
         (message(|c| c.group_size = 0), &["group_size is 0"]),
+        (
+            message(|c| c.group_size = 1),
+            &["group_size = 1", "at least 2"],
+        ),
         (message(|c| c.data_ranks = 0), &["data_ranks is 0"]),
         (
             message(|c| c.timeouts.worker = Duration(0)),

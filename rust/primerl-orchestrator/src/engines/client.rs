@@ -75,6 +75,15 @@ pub fn parse_url(url: &str) -> Result<String, String> {
             "`{url}` is not http; engines are reached without TLS"
         ));
     }
+    let extra = !parsed.username().is_empty()
+        || parsed.password().is_some()
+        || parsed.query().is_some()
+        || parsed.fragment().is_some();
+    if extra {
+        return Err(format!(
+            "`{url}` has a user, query or fragment, which engines have no use for"
+        ));
+    }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
 }
 

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// Heartbeats within one worker timeout: two may be lost.
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
+/// Bytes kept of what an environment says of its error.
+const LONGEST_ERROR: usize = 16 * 1024;
 /// No worker needs more at once, and a mistyped number must not drain the queue.
 const MAX_LEASES: u32 = 4096;
 
@@ -204,14 +206,26 @@ pub async fn heartbeat(
 
 pub async fn result(
     State(app): State<Arc<App>>,
-    Wire { body, encoding }: Wire<ResultRequest>,
+    Wire { mut body, encoding }: Wire<ResultRequest>,
 ) -> Result<Response, ApiError> {
     check_known(&app, body.worker)?;
+    if let Some(error) = &mut body.outcome.error {
+        shorten(&mut error.message);
+    }
     let accepted = app
         .driver
         .rollout_finished(body.worker, body.rollout, body.outcome)
         .await?;
     Ok(encoding.ok(&ResultAnswer { accepted }))
+}
+
+/// Journal and records keep it; the whole of it is in the worker's log.
+fn shorten(message: &mut String) {
+    if message.len() > LONGEST_ERROR {
+        let end = (0..=LONGEST_ERROR).rfind(|at| message.is_char_boundary(*at));
+        message.truncate(end.unwrap_or(0));
+        message.push_str(" ... (cut)");
+    }
 }
 
 pub async fn leave(

@@ -5,7 +5,7 @@ use crate::testing::{config, environment, evaluation};
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
 fn scenario(seed: u64) -> Scenario {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
-    let group_size = rng.random_range(1..=4);
+    let group_size = rng.random_range(2..=5);
     let max_async_level = rng.random_range(0..=3);
     let mut environments: Vec<Environment> = vec![environment("train")];
     if rng.random_bool(0.3) {
