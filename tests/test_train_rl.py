@@ -366,8 +366,11 @@ def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
         heartbeat = Heartbeat(double.url, interval_s=0.05)
         heartbeat.doing(4, "optimizer")
         assert changed.wait(20)
+        heartbeat.leave()
         heartbeat.close()
-    assert {"step": 4, "doing": "optimizer"} in beats
+    assert {"step": 4, "doing": "optimizer", "leaving": False} in beats
+    assert beats[-1] == {"step": 4, "doing": "finished", "leaving": True}
+    assert not any(beat["leaving"] for beat in beats[:-1])
 
 
 def test_heartbeat_says_how_long_the_trainer_has_been_at_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ class OrchestratorTimeouts(Section):
     """Longest time an engine may take to load new weights."""
     weights_s: Seconds = 600.0
     """A trainer that holds a batch and has not published its weights for this long is warned about."""
+    trainer_s: Seconds = 25.0
+    """The run fails when a trainer that sends heartbeats has been silent for this long."""
     no_engine_s: Seconds = 60.0
     """The run fails when no engine was reachable for this long."""
 
@@ -100,6 +102,11 @@ class Orchestration(Section):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
+        if self.group_size == 1:
+            raise ValueError(
+                "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
+                "always 0; set group_size to at least 2"
+            )
         if self.batch_size % self.group_size:
             lower = self.batch_size - self.batch_size % self.group_size
             nearest = " or ".join(str(size) for size in (lower, lower + self.group_size) if size)

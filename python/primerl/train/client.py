@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
@@ -83,9 +84,12 @@ class OrchestratorClient:
         """Tell that policy `version` is published. Raises OrchestratorError."""
         self._accepted("/trainer/weights", {"version": version, "manifest": manifest})
 
-    def heartbeat(self, step: int, doing: str) -> None:
-        """Tell that this process is alive, and what it does. Raises OrchestratorError."""
-        self._accepted("/trainer/heartbeat", {"step": step, "doing": doing})
+    def heartbeat(self, step: int, doing: str, *, leaving: bool = False) -> None:
+        """Tell that this process is alive, and what it does; `leaving`: that silence will follow, and why is known.
+
+        Raises OrchestratorError.
+        """
+        self._accepted("/trainer/heartbeat", {"step": step, "doing": doing, "leaving": leaving})
 
     def _accepted(self, path: str, fields: dict[str, object]) -> None:
         status, body = self._post(path, fields)
@@ -128,7 +132,8 @@ def _message(body: bytes) -> str:
 
 class Heartbeat:
     """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
-    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does.
+    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does. The orchestrator
+    ends the run when the beats stay away (`timeouts.trainer_s`), unless [`leave`][] was called.
 
     Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
     """
@@ -140,6 +145,7 @@ class Heartbeat:
         self._state = (0, "starting", time.monotonic())
         self._stop = threading.Event()
         self._failing = False
+        self._leaving = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         if active:
             self._thread.start()
@@ -147,6 +153,10 @@ class Heartbeat:
     def doing(self, step: int, what: str) -> None:
         # One assignment of one tuple: the thread sees the old one or the new one.
         self._state = (step, what, time.monotonic())
+
+    def leave(self) -> None:
+        """The work is done: the next beat, at `close`, is the last one."""
+        self._leaving = True
 
     def close(self) -> None:
         self._stop.set()
@@ -166,4 +176,8 @@ class Heartbeat:
                     log.warning("heartbeat: %s", error)
                 self._failing = True
             self._stop.wait(self._interval_s)
+        if self._leaving:
+            # The run may be over by now, and nobody be there to be told.
+            with contextlib.suppress(OrchestratorError):
+                self._client.heartbeat(self._state[0], "finished", leaving=True)
         self._client.close()

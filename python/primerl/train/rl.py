@@ -101,6 +101,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         if ranks.leads:
             heartbeat.doing(steps, "saving the checkpoint")
             log.info("saved %s", save_checkpoint(model, Path(config.model.path), output_dir, steps))
+        heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()

@@ -76,17 +76,25 @@ impl Ledger {
         self.engines.values().any(|engine| engine.lost.is_none())
     }
 
-    /// Returns whether the version is news; repeating one, or publishing an older one, changes nothing.
-    pub fn publish(&mut self, version: PolicyVersion, published: Published) -> bool {
-        if self
-            .newest_published
-            .is_some_and(|newest| newest >= version)
-        {
-            return false;
+    /// Why a version cannot follow those published so far. Repeating the newest is harmless: its answer may be lost.
+    pub fn refuses(&self, version: PolicyVersion, digest: &str) -> Option<String> {
+        let newest = self.newest_published?;
+        if version < newest {
+            return Some(format!(
+                "version {version} was published, but version {newest} is out already: versions only go up"
+            ));
         }
+        // What was overtaken is not kept, but the newest always is.
+        let known = self.published.get(&version)?;
+        (known.digest != digest).then(|| {
+            format!("version {version} was published before, with other weights: a version is published once")
+        })
+    }
+
+    /// Of a version that is not refused. Repeating one changes nothing.
+    pub fn publish(&mut self, version: PolicyVersion, published: Published) {
         self.newest_published = Some(version);
-        self.published.insert(version, published);
-        true
+        self.published.entry(version).or_insert(published);
     }
 
     pub fn join(&mut self, engine: EngineId) {

@@ -36,6 +36,11 @@ pub enum RunError {
     Encode { step: u64, problem: String },
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]
     NoEngine { seconds: f64, engines: String },
+    #[error(
+        "the trainer has been silent for {seconds:.0} s (timeouts.trainer_s), its last words: {doing}; it hangs, or the \
+         machine it runs on is gone"
+    )]
+    TrainerSilent { seconds: f64, doing: String },
     #[error("{reason}")]
     Core { reason: String },
     #[error("the HTTP server stopped: {0}")]

@@ -55,6 +55,14 @@ impl ApiError {
         }
     }
 
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            status: StatusCode::CONFLICT,
+            code: Some(code),
+            ..ApiError::invalid(message)
+        }
+    }
+
     pub fn gone(code: &'static str, message: impl Into<String>) -> ApiError {
         ApiError {
             status: StatusCode::GONE,

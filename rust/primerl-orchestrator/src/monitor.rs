@@ -1,4 +1,4 @@
-//! What has to be looked at once a second: rates, and whether any engine is left.
+//! What has to be looked at once a second: rates, whether any engine is left, and whether the trainer lives.
 
 use crate::app::App;
 use crate::engines::EngineStatus;
@@ -11,19 +11,31 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// All engines gone for this long is an error in the log, repeated as often as `REPEAT`.
 const PATIENCE_S: f64 = 30.0;
 const REPEAT: Duration = Duration::from_secs(10);
+/// Later than this by its own timer, the orchestrator was itself suspended, and has yet to read what came meanwhile.
+const STALL: Duration = Duration::from_secs(5);
 /// An engine that never served may still be starting: large models take minutes.
 const START_UP_S: f64 = 600.0;
 
 /// Runs until `stop`.
 pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told = None;
+    let mut previous = tokio::time::Instant::now();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             () = stop.cancelled() => return,
         }
+        if previous.elapsed() > STALL {
+            app.telemetry.trainer.heard();
+        }
+        previous = tokio::time::Instant::now();
         app.telemetry.sample_rate();
+        if let Some(error) = trainer_silent(&app) {
+            app.failures.fail(error);
+            return;
+        }
         let engines = app.engines.status();
         let Some(seconds) = all_down_for(&engines) else {
             told = None;
@@ -51,6 +63,14 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
             );
         }
     }
+}
+
+fn trainer_silent(app: &App) -> Option<RunError> {
+    let silent = app.telemetry.trainer.silent_for()?.as_secs_f64();
+    (silent > app.config.timeouts.trainer_s).then(|| RunError::TrainerSilent {
+        seconds: silent,
+        doing: app.telemetry.trainer.doing(),
+    })
 }
 
 /// Seconds since the last engine went down, if all are and there is any.

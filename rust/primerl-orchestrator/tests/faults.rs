@@ -256,6 +256,48 @@ async fn a_dead_workers_rollouts_go_to_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_that_falls_silent_ends_the_run() {
+    let place = Place::new();
+    let config = place
+        .toml("", "")
+        .replace("[timeouts]", "[timeouts]\ntrainer_s = 1.0");
+    let orchestrator =
+        Orchestrator::start(primerl_orchestrator::Config::from_toml(&config, "test").unwrap())
+            .await;
+    let (status, answer) = orchestrator
+        .post(
+            "/trainer/heartbeat",
+            &json!({"step": 3, "doing": "optimizer"}),
+        )
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    let error = orchestrator.end().await.unwrap_err();
+    assert!(
+        matches!(&*error, RunError::TrainerSilent { doing, .. } if doing == "optimizer"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_are_not_due_are_refused() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let manifest = trainer::write_weights(&place.output(), 1);
+    let (status, answer) = orchestrator
+        .post(
+            "/trainer/weights",
+            &json!({"version": 1, "manifest": manifest}),
+        )
+        .await;
+    assert_eq!(status, 409, "{answer}");
+    assert_eq!(answer["error"]["code"], "version_not_due");
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_run_answers_whoever_waits() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;

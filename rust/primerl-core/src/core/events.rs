@@ -135,14 +135,9 @@ impl Core {
 
     fn weights_published(&mut self, version: PolicyVersion, published: Published) {
         self.trainer.last_seen = Some(self.now);
-        if version.0 >= self.next_step.0 {
-            let last = self.next_step.0 - 1;
-            return self.warn(format!(
-                "the trainer published version {version}, but only {last} steps were cut: it is not used"
-            ));
-        }
-        if !self.ledger.publish(version, published) {
-            self.ignore("weights_published of an old version");
+        match self.refuses_weights(version, &published.digest) {
+            Some(why) => self.warn(format!("{why}; the weights are not used")),
+            None => self.ledger.publish(version, published),
         }
     }
 

@@ -176,6 +176,17 @@ impl Core {
         self.counters
     }
 
+    /// Why weights that are published now would not be used.
+    pub fn refuses_weights(&self, version: PolicyVersion, digest: &str) -> Option<String> {
+        if version.0 >= self.next_step.0 {
+            let last = self.next_step.0 - 1;
+            return Some(format!(
+                "version {version} was published, but only {last} steps were cut"
+            ));
+        }
+        self.ledger.refuses(version, digest)
+    }
+
     /// Why the run is over, once it is.
     pub fn finished(&self) -> Option<&str> {
         self.finished.as_deref()

@@ -212,6 +212,8 @@ pub struct TimeoutsConfig {
     pub no_engine_s: f64,
     /// A trainer that holds a batch and has not published its weights for this long is warned about.
     pub weights_s: f64,
+    /// The run fails when a trainer that sends heartbeats has been silent for this long.
+    pub trainer_s: f64,
 }
 
 impl Default for TimeoutsConfig {
@@ -225,6 +227,7 @@ impl Default for TimeoutsConfig {
             engine_update_s: 120.0,
             no_engine_s: 60.0,
             weights_s: 600.0,
+            trainer_s: 25.0,
         }
     }
 }

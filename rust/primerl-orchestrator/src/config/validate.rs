@@ -127,6 +127,7 @@ impl Config {
             ("engine_update_s", timeouts.engine_update_s),
             ("no_engine_s", timeouts.no_engine_s),
             ("weights_s", timeouts.weights_s),
+            ("trainer_s", timeouts.trainer_s),
         ];
         for (name, seconds) in all {
             // A year: larger numbers overflow the clock's arithmetic.

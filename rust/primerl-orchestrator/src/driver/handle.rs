@@ -39,6 +39,8 @@ pub(crate) enum Reply {
     Batch(oneshot::Sender<BatchReply>),
     /// Told once the event is durable; the value says whether the rollout was still open before it.
     Accepted(oneshot::Sender<bool>),
+    /// Told once the event is durable; the error says why the weights are not used.
+    Published(oneshot::Sender<Result<(), String>>),
 }
 
 pub(super) enum Message {
@@ -87,40 +89,38 @@ impl DriverHandle {
             .map_err(|_| RunOver)
     }
 
-    /// Tell, and wait until it is on disk. The result says whether `event` was about an open rollout.
-    async fn send_durably(&self, event: Event) -> Result<bool, RunOver> {
-        let (reply, answer) = oneshot::channel();
-        self.send_with(event, Some(Reply::Accepted(reply)))?;
-        answer.await.map_err(|_| RunOver)
-    }
-
+    /// Tell, and wait until it is on disk. The result says whether the rollout was open.
     pub async fn rollout_finished(
         &self,
         worker: WorkerId,
         rollout: RolloutId,
         outcome: Outcome,
     ) -> Result<bool, RunOver> {
-        self.send_durably(Event::RolloutFinished {
+        let event = Event::RolloutFinished {
             rollout,
             worker,
             outcome,
-        })
-        .await
+        };
+        let (reply, answer) = oneshot::channel();
+        self.send_with(event, Some(Reply::Accepted(reply)))?;
+        answer.await.map_err(|_| RunOver)
     }
 
+    /// Tell, and wait until it is on disk. The inner result says whether the weights are used, or why not.
     pub async fn weights_published(
         &self,
         version: primerl_core::PolicyVersion,
         manifest: String,
         digest: String,
-    ) -> Result<(), RunOver> {
-        self.send_durably(Event::WeightsPublished {
+    ) -> Result<Result<(), String>, RunOver> {
+        let event = Event::WeightsPublished {
             version,
             manifest,
             digest,
-        })
-        .await
-        .map(drop)
+        };
+        let (reply, answer) = oneshot::channel();
+        self.send_with(event, Some(Reply::Published(reply)))?;
+        answer.await.map_err(|_| RunOver)
     }
 
     /// Long poll for rollouts. Dropping the future withdraws the request.

@@ -33,10 +33,25 @@ const SHORTEST_TICK: Duration = Duration::from_millis(1);
 /// Events that nobody waits for stay in memory for at most this long.
 const FLUSH: Duration = Duration::from_millis(200);
 
+/// A sync that can wait is asked for this long after the one before: each costs the disk, and a CPU, as much as handling
+/// several events.
+const BETWEEN_SYNCS: Duration = Duration::from_millis(10);
+
+/// Who waits for the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    Nobody,
+    /// Somebody whose answer may come together with others'.
+    Soon,
+    /// Somebody who holds up the run: the trainer.
+    Now,
+}
+
 /// What waits for the journal.
 enum Durable {
     Effect(Effect, Option<oneshot::Sender<BatchReply>>),
     Accepted(oneshot::Sender<bool>, bool),
+    Published(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
 pub(crate) struct Driver {
@@ -48,6 +63,9 @@ pub(crate) struct Driver {
     origin: Instant,
     /// Waiting for durability, in the order of their events' numbers.
     durable: VecDeque<(u64, Durable)>,
+    /// Of what was added to them since the journal was last asked to sync.
+    urgency: Urgency,
+    next_sync: Instant,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
     /// When events that nobody waits for are handed to the journal's writer.
@@ -64,6 +82,8 @@ impl Driver {
             failures: app.failures.clone(),
             origin: app.origin,
             durable: VecDeque::new(),
+            urgency: Urgency::Nobody,
+            next_sync: app.origin,
             replies: HashMap::new(),
             last_tick: app.origin,
             flush_at: None,
@@ -76,9 +96,12 @@ impl Driver {
         let mut messages = Vec::with_capacity(GROUP);
         loop {
             let tick = self.next_tick();
-            self.flush_at = match self.journal.is_waiting() {
-                true => Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH)),
-                false => None,
+            self.flush_at = match (self.urgency, self.journal.is_waiting()) {
+                (Urgency::Nobody, false) => None,
+                (Urgency::Nobody, true) => {
+                    Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH))
+                }
+                _ => Some(self.next_sync),
             };
             let flush_at = self.flush_at.unwrap_or(tick);
             let outcome = tokio::select! {
@@ -93,21 +116,37 @@ impl Driver {
                     Ok(()) => self.release_durable(&mut progress),
                     Err(_) => Err(JournalError::Stopped),
                 },
-                () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => self.journal.flush(),
+                () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => match self.urgency {
+                    Urgency::Nobody => self.journal.flush(),
+                    // The sync that is now due takes them along.
+                    _ => Ok(()),
+                },
                 () = tokio::time::sleep_until(tick.into()) => {
                     self.last_tick = Instant::now();
                     self.handle(Event::Tick, None)
                 }
             };
-            let outcome = outcome.and_then(|()| match self.durable.is_empty() {
-                true => Ok(()),
-                false => self.journal.request_sync(),
-            });
+            let outcome = outcome.and_then(|()| self.sync_if_due());
             if let Err(error) = outcome {
                 self.failures.fail(RunError::Journal(error));
                 return;
             }
         }
+    }
+
+    fn sync_if_due(&mut self) -> Result<(), JournalError> {
+        let now = Instant::now();
+        let due = match self.urgency {
+            Urgency::Nobody => false,
+            Urgency::Soon => now >= self.next_sync,
+            Urgency::Now => true,
+        };
+        if !due {
+            return Ok(());
+        }
+        self.urgency = Urgency::Nobody;
+        self.next_sync = now + BETWEEN_SYNCS;
+        self.journal.request_sync()
     }
 
     fn now(&self) -> Time {
@@ -152,12 +191,19 @@ impl Driver {
                 },
             ) => {
                 let open = self.effects.is_open(*rollout, *worker);
-                self.durable
-                    .push_back((number, Durable::Accepted(waiter, open)));
+                self.wait_for_journal(number, Durable::Accepted(waiter, open));
             }
-            (Some(Reply::Accepted(waiter)), _) => {
-                self.durable
-                    .push_back((number, Durable::Accepted(waiter, true)));
+            (
+                Some(Reply::Published(waiter)),
+                Event::WeightsPublished {
+                    version, digest, ..
+                },
+            ) => {
+                let verdict = match self.core.refuses_weights(*version, digest) {
+                    Some(why) => Err(why),
+                    None => Ok(()),
+                };
+                self.wait_for_journal(number, Durable::Published(waiter, verdict));
             }
             (
                 Some(reply),
@@ -178,13 +224,21 @@ impl Driver {
         for effect in effects {
             if effect.is_durable() {
                 let waiter = self.batch_waiter(&effect);
-                self.durable
-                    .push_back((number, Durable::Effect(effect, waiter)));
+                self.wait_for_journal(number, Durable::Effect(effect, waiter));
             } else {
                 self.carry_out(effect);
             }
         }
         Ok(())
+    }
+
+    fn wait_for_journal(&mut self, number: u64, what: Durable) {
+        let urgency = match what {
+            Durable::Accepted(..) => Urgency::Soon,
+            Durable::Effect(..) | Durable::Published(..) => Urgency::Now,
+        };
+        self.urgency = self.urgency.max(urgency);
+        self.durable.push_back((number, what));
     }
 
     fn batch_waiter(&mut self, effect: &Effect) -> Option<oneshot::Sender<BatchReply>> {
@@ -268,6 +322,9 @@ impl Driver {
                 }
                 Some((_, Durable::Accepted(waiter, open))) => {
                     let _ = waiter.send(open);
+                }
+                Some((_, Durable::Published(waiter, verdict))) => {
+                    let _ = waiter.send(verdict);
                 }
                 None => {}
             }

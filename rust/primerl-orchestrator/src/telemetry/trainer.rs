@@ -14,6 +14,8 @@ struct State {
     waited: Duration,
     ended: Option<Instant>,
     last_seen: Option<Instant>,
+    /// It has sent a heartbeat, and has not taken its leave: silence means that it hangs or is dead.
+    beats: bool,
     doing: String,
 }
 
@@ -43,12 +45,24 @@ impl TrainerClock {
         state.ended.get_or_insert_with(Instant::now);
     }
 
-    pub fn heard(&self, doing: Option<String>) {
+    pub fn heard(&self) {
+        self.0.lock().last_seen = Some(Instant::now());
+    }
+
+    pub fn beat(&self, doing: String, leaving: bool) {
         let mut state = self.0.lock();
         state.last_seen = Some(Instant::now());
-        if let Some(doing) = doing {
-            state.doing = doing;
-        }
+        state.beats = !leaving;
+        state.doing = doing;
+    }
+
+    /// For how long a trainer that should send heartbeats has been silent. A training loop of one's own need not.
+    pub fn silent_for(&self) -> Option<Duration> {
+        let state = self.0.lock();
+        state
+            .last_seen
+            .filter(|_| state.beats)
+            .map(|seen| seen.elapsed())
     }
 
     pub fn doing(&self) -> String {
@@ -83,5 +97,25 @@ impl TrainerClock {
             .duration_since(first)
             .as_secs_f64();
         (total > 0.0).then(|| (self.waited().as_secs_f64() / total).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trainer_that_beats_can_fall_silent() {
+        let trainer = TrainerClock::default();
+        trainer.asked();
+        assert_eq!(
+            trainer.silent_for(),
+            None,
+            "a loop of one's own sends no heartbeats"
+        );
+        trainer.beat("optimizer".into(), false);
+        assert!(trainer.silent_for().is_some());
+        trainer.beat("finished".into(), true);
+        assert_eq!(trainer.silent_for(), None, "it said goodbye");
     }
 }

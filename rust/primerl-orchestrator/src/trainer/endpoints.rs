@@ -35,6 +35,9 @@ pub struct HeartbeatRequest {
     #[serde(rename = "step")]
     _step: u64,
     doing: String,
+    /// The trainer's last words: its silence from now on is no failure.
+    #[serde(default)]
+    leaving: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,7 +65,7 @@ pub async fn next_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, 
     match &reply {
         BatchReply::Batch(_) => app.telemetry.trainer.answered(),
         BatchReply::NoMore => app.telemetry.trainer.ended(),
-        BatchReply::NotReady { .. } => app.telemetry.trainer.heard(None),
+        BatchReply::NotReady { .. } => app.telemetry.trainer.heard(),
     }
     Ok(reply)
 }
@@ -85,18 +88,20 @@ pub async fn batch(
 
 /// Check the manifest and tell the core; the result is durable.
 pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result<(), ApiError> {
-    app.telemetry.trainer.heard(None);
+    app.telemetry.trainer.heard();
     let checked = path.clone();
     let digest = tokio::task::spawn_blocking(move || manifest::check(&checked, version))
         .await
         .map_err(|error| ApiError::internal(error.to_string()))?
         .map_err(|error| ApiError::invalid(error.to_string()).param("manifest"))?;
-    tracing::info!(%version, manifest = %path.display(), "weights published");
     let manifest = path.to_string_lossy().into_owned();
     app.driver
         .weights_published(version, manifest, digest)
         .await
-        .map_err(|_| app.over())
+        .map_err(|_| app.over())?
+        .map_err(|why| ApiError::conflict("version_not_due", why).param("version"))?;
+    tracing::info!(%version, manifest = %path.display(), "weights published");
+    Ok(())
 }
 
 pub async fn weights(
@@ -111,7 +116,7 @@ pub async fn heartbeat(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<HeartbeatRequest>,
 ) -> Result<Response, ApiError> {
-    app.telemetry.trainer.heard(Some(body.doing));
+    app.telemetry.trainer.beat(body.doing, body.leaving);
     Ok(encoding.ok(&Empty {}))
 }
 

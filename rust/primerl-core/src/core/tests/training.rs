@@ -168,10 +168,23 @@ fn weights_of_a_step_that_was_not_cut_are_refused() {
     let mut run = Run::started(config());
     assert_said(
         &run.publish(1),
-        "published version 1, but only 0 steps were cut",
+        "version 1 was published, but only 0 steps were cut",
     );
     assert_said(&run.prove(0, 1), "engine 0 proved version 1, but");
     assert_eq!(run.core.status().run.policy_version, Some(PolicyVersion(0)));
+}
+
+#[test]
+fn a_version_is_published_once() {
+    let mut run = Run::started(config());
+    assert_eq!(run.core.refuses_weights(PolicyVersion(0), "d0"), None);
+    let other = Event::WeightsPublished {
+        version: PolicyVersion(0),
+        manifest: "m0".into(),
+        digest: "other".into(),
+    };
+    assert_said(&run.send(other), "published before, with other weights");
+    assert_eq!(updates(&run.publish(0)), [], "repeating is harmless");
 }
 
 #[test]
