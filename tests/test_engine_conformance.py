@@ -21,9 +21,7 @@ from engine_helpers import (
     VOCABULARY,
     Engine,
     any_tensors,
-    build_mock,
     mock_command,
-    new_model,
     request,
     running,
     start_many,
@@ -31,22 +29,6 @@ from engine_helpers import (
     wait_until,
     write_checkpoint,
 )
-
-
-@pytest.fixture(scope="session")
-def mock_binary(repository: Path) -> Path:
-    return build_mock(repository)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as executor:
-        yield executor
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -17,9 +17,7 @@ from engine_helpers import (
     LONG,
     Engine,
     any_tensors,
-    build_mock,
     mock_command,
-    new_model,
     request,
     running,
     start_many,
@@ -27,22 +25,6 @@ from engine_helpers import (
     wait_until,
     write_checkpoint,
 )
-
-
-@pytest.fixture(scope="session")
-def mock_binary(repository: Path) -> Path:
-    return build_mock(repository)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as executor:
-        yield executor
 
 
 @pytest.fixture(params=KINDS)

@@ -17,15 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_helpers import new_model, read_url, request, running, torch_command, wait_until
+from engine_helpers import read_url, request, running, torch_command, wait_until
 from primerl import _core
 from primerl.inference.server import InferenceConfig, engine_settings
 from primerl.inference.torch_backend import TorchBackend
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
 
 
 class Orchestrator:

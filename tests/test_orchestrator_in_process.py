@@ -17,24 +17,16 @@ import httpx
 import msgpack
 import pytest
 import torch
-from engine_helpers import Engine, build_mock, mock_command, running, write_checkpoint
+from engine_helpers import Engine, mock_command, running, write_checkpoint
 from primerl._core import Orchestrator, PrimerlError, orchestrate
-from primerl.models.tiny import write_model
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder, seed=0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def engine(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    with running("mock", mock_command(build_mock(repository)), None, log) as engine:
+    with running("mock", mock_command(mock_binary), None, log) as engine:
         yield engine
 
 

@@ -49,6 +49,12 @@ def test_entry_points_exist(project: dict[str, object]) -> None:
         assert "--config" in done.stdout or "COMMAND" in done.stdout
 
 
+def test_the_wheels_orchestrator_has_the_native_binarys_options(repository: Path) -> None:
+    program = Path(sys.executable).with_name("primerl-orchestrate")
+    done = subprocess.run([program, "--help"], check=True, capture_output=True, text=True, timeout=180)
+    assert done.stdout == (repository / "rust/primerl-orchestrator/tests/help.txt").read_text()
+
+
 def test_trainer_needs_no_config_library_and_no_extension(repository: Path) -> None:
     """It also runs on a machine that has nothing but torch and transformers."""
     code = """

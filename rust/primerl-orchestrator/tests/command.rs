@@ -19,6 +19,19 @@ fn command(config: &Path) -> Command {
     command
 }
 
+/// The console script of the wheel is held to the same file (`tests/test_packaging.py`): one definition, two shells.
+#[test]
+fn help_is_that_of_the_console_script() {
+    let output = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+        .arg("--help")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        include_str!("help.txt")
+    );
+}
+
 fn write(place: &Place, toml: &str) -> std::path::PathBuf {
     let path = place.path("orchestrator.toml");
     std::fs::write(&path, toml).unwrap();
