@@ -68,6 +68,7 @@ test-python: build
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
 bench: build ## run the measurements under benches/
+	cargo bench --locked --workspace --bench "*"
 	@for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)

@@ -1,5 +1,6 @@
 """Is it asynchronous? The same work with `max_async_level` 0 and 1, in turn, several times.
 
+    python benches/asynchrony.py                          # fine-tunes a model first, about 5 minutes on 2 cores
     python benches/asynchrony.py --model outputs/reverse-text/sft/weights/step_600
 
 Prints, for each run, the trainer's seconds for all steps, and how much of it trainer and engine waited;
@@ -13,7 +14,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from demo_seeds import reinforce
+from demo_seeds import fine_tune, reinforce
 from primerl.runs.report import Results
 
 
@@ -26,16 +27,17 @@ def idle_shares(results: Results) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path("outputs/reverse-text/sft/weights/step_600"))
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--output", type=Path, default=Path("outputs/bench-asynchrony"))
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    model = arguments.model or fine_tune(arguments.output, seed=0)[0]
     seconds: dict[int, list[float]] = {0: [], 1: []}
     print("level   training s   trainer idle   engine idle")
     for _ in range(arguments.repeats):
         for level, measured in seconds.items():
             results, _ = reinforce(
-                *(arguments.model, arguments.output / str(level), 0),
+                *(model, arguments.output / str(level), 0),
                 *("--orchestrator.max-async-level", str(level), "--orchestrator.eval.env", "[]"),
             )
             # The trainer's own clock: process starts are the same in both.

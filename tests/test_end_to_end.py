@@ -121,7 +121,11 @@ def test_killed_guard_is_named_and_all_are_stopped(endless: Started) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("orchestrator", "orchestrator has not answered"), ("trainer", "the trainer has been silent for")],
+    [
+        ("orchestrator", "orchestrator has not answered"),
+        ("trainer", "the trainer has been silent for"),
+        ("env_reverse-text_0", "env_reverse-text_0 hangs"),
+    ],
 )
 def test_hung_process_is_named(endless: Started, name: str, words: str) -> None:
     pid = endless.pid_of(name)

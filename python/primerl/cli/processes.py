@@ -13,6 +13,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl.startup import importing
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -28,7 +30,8 @@ def trainer(arguments: list[str]) -> int:
         settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
-    from primerl.train.rl import main
+    with importing():
+        from primerl.train.rl import main
 
     return int(main(settings))
 
@@ -36,7 +39,8 @@ def trainer(arguments: list[str]) -> int:
 def inference(arguments: list[str]) -> int:
     try:
         settings = settings_from(arguments, "primerl.config.inference:InferenceConfig", "inference")
-        from primerl.inference.server import InferenceConfig, serve
+        with importing():
+            from primerl.inference.server import InferenceConfig, serve
 
         config = InferenceConfig.from_toml(settings)
     except (BadInputError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from primerl.config.load import ConfigError, fail, load
+from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
@@ -46,7 +47,8 @@ def sft(arguments: list[str]) -> int:
                 return 0
             # Read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
-            from primerl.train.sft import main
+            with importing():
+                from primerl.train.sft import main
 
             return int(main(settings))
     except ConfigError as error:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.startup import importing
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf
@@ -104,12 +105,14 @@ def run_worker(config: WorkerConfig) -> int:
     # Two lines a rollout would cost more than the environment.
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     # A message of the last resort must not wait for verifiers, whose import takes seconds.
-    from primerl.envs import adapter
+    with importing():
+        from primerl.envs import adapter
 
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
-        adapter.prepare()
-        env = adapter.load(config.id, config.args, root)
+        with importing():
+            adapter.prepare()
+            env = adapter.load(config.id, config.args, root)
         examples = adapter.list_examples(env, config.id, config.seed)
     except adapter.EnvironmentRefusedError as error:
         log.error("%s", error, exc_info=error.__cause__)
@@ -130,7 +133,7 @@ def run_worker(config: WorkerConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     worker = _Worker(client, examples)
-    # What was loaded stays: without this the collector walks it again and again, and once more for seconds at the exit.
+    # The examples stay as well: the collector would walk them again and again, and once more for seconds at the exit.
     gc.freeze()
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):

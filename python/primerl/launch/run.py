@@ -35,6 +35,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 # The orchestrator lives but does not answer: as bad as dead.
 ORCHESTRATOR_ANSWER_S = 20.0
+# On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
+WORKER_ABSENT_S = 10.0
 # The orchestrator tells trainer and env workers that the run is over before it exits itself.
 LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
@@ -150,6 +152,7 @@ class Launcher:
         self.progress = orchestrator_status.Progress()
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
+        self.workers_seen: dict[str, float] = {}  # when the orchestrator last knew each env worker
         # Ended without error, but too early unless the run ends within LAST_WORDS_S.
         self.early: dict[str, float] = {}
 
@@ -225,6 +228,7 @@ class Launcher:
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 self._look(now)
+                self._look_for_workers(processes, now)
             for name, since in self.early.items():
                 if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
                     raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
@@ -269,6 +273,21 @@ class Launcher:
         if not self.progress.moved(status, now) and now - self.progress.since > limit:
             waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
             raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+
+    def _look_for_workers(self, processes: Processes, now: float) -> None:
+        if self.heard != now or orchestrator_status.finished(self.status):
+            return
+        known = orchestrator_status.worker_pids(self.status)
+        for name, process in processes.by_name.items():
+            if self.kinds[name] != "env-worker" or process.ended:
+                continue
+            if process.pid in known:
+                self.workers_seen[name] = now
+            elif (absent := now - self.workers_seen.get(name, now)) > WORKER_ABSENT_S:
+                raise RunFailedError(
+                    f"{name} hangs: the orchestrator gave it up {absent:.0f} s ago, and it has not come back; "
+                    f"the end of {process.log}:\n{tail(process.log)}"
+                )
 
     def _write_summary(self, processes: Processes, code: int, reason: str) -> None:
         now = time.monotonic()

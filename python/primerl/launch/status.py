@@ -54,6 +54,12 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
     return parts
 
 
+def worker_pids(status: dict[str, Any]) -> set[int]:
+    """Process ids of the registered env workers, which end their names."""
+    ends = [str(worker.get("name", "")).rpartition(":")[2] for worker in status.get("workers", [])]
+    return {int(end) for end in ends if end.isdigit()}
+
+
 @dataclass(slots=True)
 class Progress:
     """When something last moved. Pure: times are given."""

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,12 @@ def train(config: SFTConfig) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output_dir = Path(config.output_dir)
     folder = _start_folder(config)
-    started = time.perf_counter()
-    rows = load_rows(Path(config.data.path), folder, config.data.seq_len)
-    tokens = sum(map(len, rows))
-    log.info("%d rows, %d tokens, rendered in %.2f s", len(rows), tokens, time.perf_counter() - started)
-    model = load_model(folder, config.dtype, device)
+    # Rows are rendered in Rust, beside the model's import, which takes as long.
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        rendered = beside.submit(load_rows, Path(config.data.path), folder, config.data.seq_len)
+        model = load_model(folder, config.dtype, device)
+        rows = rendered.result()
+    log.info("%d rows, %d tokens", len(rows), sum(map(len, rows)))
     optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
     with MetricsWriter(output_dir) as writer:
         _run(config, rows, model, optimizer, writer, device)
