@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
 # Long enough that the test, not the run, decides when it ends.
-ENDLESS = ("--max-steps", "100000", "--orchestrator.eval.env", "[]")
+ENDLESS = ("--max-steps", "100000", "--orchestrator.eval.env", "[]", "--orchestrator.timeouts.no-engine-s", "10")
 NAMED_WITHIN_S = 30
 PROCESSES = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
 
@@ -125,6 +125,7 @@ def test_killed_guard_is_named_and_all_are_stopped(endless: Started) -> None:
         ("orchestrator", "orchestrator has not answered"),
         ("trainer", "the trainer has been silent for"),
         ("env_reverse-text_0", "env_reverse-text_0 hangs"),
+        ("inference", "no engine could be reached for"),
     ],
 )
 def test_hung_process_is_named(endless: Started, name: str, words: str) -> None:

@@ -77,6 +77,12 @@ impl Core {
                 words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
             }
         }
+        if !self.ledger.has_live_engine() {
+            words.push_str(&format!(
+                "; no engine is usable: {}",
+                self.engines_in_words()
+            ));
+        }
         words
     }
 

@@ -122,7 +122,15 @@ async fn serve(
                 let Some(update) = newest(update, updates) else {
                     return lose(pool, engine, "the run is over".into());
                 };
-                if let Err(error) = run_update(pool, engine, &update).await {
+                let updated = tokio::select! {
+                    updated = run_update(pool, engine, &update) => updated,
+                    // Loading may take minutes, but not an engine's answer that it is well.
+                    reason = ill(engine) => {
+                        let reason = format!("while it loaded version {}: {reason}", update.version);
+                        return lose(pool, engine, reason);
+                    }
+                };
+                if let Err(error) = updated {
                     let reason = format!("version {} was not proved: {error}", update.version);
                     return lose(pool, engine, reason);
                 }
@@ -148,6 +156,23 @@ fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) 
         update = next;
     }
     Some(update)
+}
+
+/// Returns once health checks fail, with what they said.
+async fn ill(engine: &Engine) -> String {
+    let mut failures = 0;
+    loop {
+        tokio::time::sleep(HEALTH_INTERVAL).await;
+        match engine.client.health().await {
+            Ok(()) => failures = 0,
+            Err(error) => {
+                failures += 1;
+                if failures >= FAILURES_TO_LOSE {
+                    return format!("health check failed: {error}");
+                }
+            }
+        }
+    }
 }
 
 async fn check(engine: &Engine, failures: u32) -> u32 {
