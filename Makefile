@@ -92,9 +92,9 @@ tools:
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' constraints.txt)"; }
 	@mkdir -p .make && touch $@
 
+# Compiled once here: a process of a run would spend seconds on it where it may not write its own bytecode.
 .make/packages: constraints.txt .make/venv
 	@echo "== installing packages (torch is large: some minutes on a slow line)"
-	# Compiled once here: a process of a run would spend seconds on it where it may not write its own bytecode.
 	$(UV) pip install --quiet --compile-bytecode --require-hashes -r constraints.txt
 	@touch $@
 

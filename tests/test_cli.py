@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import primerl as primerl_package
 import pytest
+from end_to_end import until
 from primerl.cli import COMMANDS, main
-from primerl.models.tiny import write_model
+from primerl.config.load import ConfigError
+from primerl.launch.guard import MARK, marked
+from primerl.launch.preflight import check_output_dir
 from primerl.runs import report
 
 RL = "examples/reverse-text/rl-ci.toml"
@@ -22,13 +27,6 @@ def primerl(*arguments: str, cwd: Path, timeout_s: float = 180) -> subprocess.Co
     return subprocess.run(
         [sys.executable, "-m", "primerl", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout_s
     )
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(folder, seed=0)
-    return folder
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -127,7 +125,7 @@ def test_environment_that_cannot_be_imported_exits_2(model: Path, repository: Pa
     arguments = ["--output-dir", str(output), "--model.path", str(model), "--orchestrator.train.env", environments]
     done = primerl("rl", "@", RL, *arguments, cwd=repository)
     assert done.returncode == 2, done.stderr
-    assert "environment 'no-such-environment': " in done.stderr
+    assert done.stderr.count("environment 'no-such-environment' cannot be imported") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not output.exists()
 
@@ -185,6 +183,37 @@ def test_dry_run_checks_all_and_writes_the_resolved_files(model: Path, repositor
         "orchestrator", "--config", str(output / "configs" / "orchestrator.toml"), "--check", cwd=repository
     )
     assert check.returncode == 0, check.stderr
+    # What it left is no earlier run: the real one may follow in the same folder.
+    assert {entry.name for entry in output.iterdir()} == {"configs", "run"}
+    check_output_dir(str(output), clean=False)
+
+
+def test_a_training_script_cannot_dry_run(model: Path, repository: Path, tmp_path: Path) -> None:
+    run = primerl_package.Run(repository / RL, "--dry-run", "--output-dir", str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="dry_run"), run:
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
+def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, tmp_path: Path) -> None:
+    mark = tmp_path.name
+    arguments = ["rl", "@", RL, "--output-dir", str(tmp_path / "run"), "--model.path", str(model)]
+    checking = subprocess.Popen(
+        [sys.executable, "-m", "primerl", *arguments],
+        cwd=repository,
+        env={**os.environ, MARK: mark},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    until(lambda: len(marked(mark)) == 3, 60, "both checks")
+    checking.send_signal(signal.SIGINT)
+    _, stderr = checking.communicate(timeout=30)
+    assert checking.returncode == 130
+    assert stderr == "interrupted\n"
+    assert marked(mark) == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_sft_refuses_absent_data(repository: Path, tmp_path: Path) -> None:

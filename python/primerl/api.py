@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from primerl.config import resolve
-from primerl.config.load import load
+from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.processes import Processes
@@ -79,6 +79,10 @@ class Run:
         """
         from primerl._core import Orchestrator
 
+        if self.config.dry_run:
+            raise ConfigError(
+                "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
+            )
         preflight.check(self.config)
         with contextlib.ExitStack() as resources:
             resources.enter_context(preflight.claimed(self.config.output_dir, clean=self.config.clean_output_dir))

@@ -149,7 +149,7 @@ def verify(output_dir: str | Path) -> Report:
     if missing:
         raise VerifyError(
             f"{folder / 'broadcasts'} lacks the weights of policy versions {', '.join(map(str, missing))}; "
-            "run with trainer.weights.keep_all = true to keep them"
+            "run with --keep-broadcasts to keep them"
         )
     reference = Reference(folder)
     with torch.inference_mode():

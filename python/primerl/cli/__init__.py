@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(getattr(import_module(module), function)(rest))
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe has left (`primerl report ... | head`); Python would complain again at exit.

@@ -59,7 +59,7 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         raise EnvironmentRefusedError(_explain(environment_id, error)) from error
     except ModuleNotFoundError as error:
         raise EnvironmentRefusedError(
-            f"environment {environment_id!r} cannot be imported: {error}; install its package "
+            f"environment {environment_id!r} cannot be imported: {str(error).rstrip('.')}; install its package "
             "(for the examples: `pip install ./examples/<name>`) into this virtual environment"
         ) from error
     except Exception as error:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +67,8 @@ def _check_folder(folder: Path, *, clean: bool) -> None:
         raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
     if not folder.exists() or not any(folder.iterdir()):
         return
+    if _is_dry_run(folder) and not in_use(folder):
+        return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
     if not clean:
@@ -80,6 +81,13 @@ def _check_folder(folder: Path, *, clean: bool) -> None:
             f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
             "choose another output_dir, or empty it yourself"
         )
+
+
+def _is_dry_run(folder: Path) -> bool:
+    """Whether the folder holds no more than the configs that a dry run writes."""
+    entries = {entry.name for entry in folder.iterdir()}
+    run = folder / LOCK.parent
+    return entries == {"configs", run.name} and {entry.name for entry in run.iterdir()} <= {LOCK.name}
 
 
 def in_use(folder: Path) -> bool:
@@ -222,49 +230,68 @@ def check_address(name: str, host: str, port: int) -> None:
 
 
 def _slow_checks(config: RLConfig) -> list[str]:
-    with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder, ThreadPoolExecutor() as pool:
+    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
+    with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
-        environments = pool.submit(_environments, config)
-        problem = _orchestrator(file)
-        return ([problem] if problem else []) + environments.result()
+        # Side by side, and in the hands of this thread: whatever ends it ends them.
+        with (
+            _running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
+            _running("primerl.launch.check_environments") as environments,
+        ):
+            listed = _ended(environments, request)
+            refusal = _orchestrator_said(_ended(orchestrator), file)
+    found = _environments_said(listed, [environment.label for environment in wanted])
+    return [*([refusal] if refusal else []), *found]
 
 
-def _orchestrator(file: Path) -> str | None:
-    """What the orchestrator itself says about its config and the model's template and tokenizer."""
-    command = [sys.executable, "-m", "primerl", "orchestrator", "--config", os.fspath(file), "--check"]
+def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: list[str]) -> list[str]:
+    if done is None:
+        return [
+            f"importing the environments ({', '.join(labels)}) did not end within {CHECK_S:.0f} s; "
+            "run `python -m primerl.envs.check ID` for each to see which hangs"
+        ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S)
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return [f"importing the environments ({', '.join(labels)}) ended the process: {_said(done)}"]
+    problems = [(label, " ".join(text.split())) for label, text in zip(labels, found, strict=True) if text is not None]
+    named = [text if label in text else f"environment {label!r}: {text}" for label, text in problems]
+    # Entries of one environment may have one problem.
+    return list(dict.fromkeys(named))
+
+
+@contextlib.contextmanager
+def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _ended(process: subprocess.Popen[str], request: str = "") -> subprocess.CompletedProcess[str] | None:
+    """None where it did not end within `CHECK_S`."""
+    try:
+        stdout, stderr = process.communicate(request, timeout=CHECK_S)
     except subprocess.TimeoutExpired:
+        return None
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path) -> str | None:
+    """What the orchestrator itself says about its config and the model's template and tokenizer."""
+    if done is None:
         return f"the orchestrator's own check did not end within {CHECK_S:.0f} s; run `primerl orchestrator --check`"
     if done.returncode == 0:
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
     return said if said and "Traceback" not in said else _said(done)
-
-
-def _environments(config: RLConfig) -> list[str]:
-    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    names = ", ".join(environment.label for environment in wanted)
-    command = [sys.executable, "-m", "primerl.launch.check_environments"]
-    request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
-    try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=CHECK_S)
-    except subprocess.TimeoutExpired:
-        return [
-            f"importing the environments ({names}) did not end within {CHECK_S:.0f} s; "
-            "run `python -m primerl.envs.check ID` for each to see which hangs"
-        ]
-    try:
-        problems = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        return [f"importing the environments ({names}) ended the process: {_said(done)}"]
-    return [
-        f"environment {environment.label!r}: {' '.join(problem.split())}"
-        for environment, problem in zip(wanted, problems, strict=True)
-        if problem is not None
-    ]
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -123,7 +123,11 @@ def check_guard(processes: Processes) -> None:
 
 
 def describe_end(process: Process) -> str:
-    return f"{process.name} {process.describe_end()}; the end of {process.log}:\n{tail(process.log)}".rstrip()
+    log = tail(process.log)
+    # The last word of a process that gave up, `error: ...`, is why the run ends.
+    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
+    cause = f" ({words[-1]})" if words and (process.code or 0) > 0 else ""
+    return f"{process.name} {process.describe_end()}{cause}; the end of {process.log}:\n{log}".rstrip()
 
 
 def tail(log: Path, lines: int = LOG_LINES) -> str:
