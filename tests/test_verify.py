@@ -257,7 +257,7 @@ def test_missing_weights_are_listed(run: Run, capsys: pytest.CaptureFixture[str]
     assert main(run.folder) == 2
     message = capsys.readouterr().err
     assert "lacks the weights of policy versions 1, 3" in message
-    assert "keep_all" in message
+    assert "--keep-broadcasts" in message
 
 
 def test_changed_weights_are_not_believed(run: Run) -> None:
