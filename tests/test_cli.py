@@ -207,7 +207,7 @@ def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, 
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
-    until(lambda: len(marked(mark)) == 3, 60, "both checks")
+    until(lambda: len(marked(mark)) >= 2, 60, "a check")
     checking.send_signal(signal.SIGINT)
     _, stderr = checking.communicate(timeout=30)
     assert checking.returncode == 130

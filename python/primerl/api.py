@@ -127,7 +127,8 @@ class Run:
         if self._next_version == 0:
             self.publish(load_model(self.model_path, self.config.trainer.dtype, "cpu"))
         for step in range(self._next_version, self.config.max_steps + 1):
-            body = self._orchestrator.next_batch(step, 0)
+            with self._named():
+                body = self._orchestrator.next_batch(step, 0)
             self._check()
             if body is None:
                 return
@@ -146,7 +147,8 @@ class Run:
         self._check()
         version = self._next_version
         manifest = self._publisher.publish(model, version)
-        self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
+        with self._named():
+            self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
         self._next_version += 1
         if self._batch is not None:
             self._metrics.write(self._batch.step, self._batch.metrics)
@@ -176,6 +178,15 @@ class Run:
     def _check(self) -> None:
         if self._failure is not None:
             raise RunFailedError(self._failure)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """A call that ends because a process failed raises what failed, not that the run is over."""
+        try:
+            yield
+        except Exception:
+            self._check()
+            raise
 
     def _watch(self) -> None:
         """In a thread of its own, which alone talks to the guard until the run is being left."""
