@@ -26,7 +26,7 @@ from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.processes import Processes
-from primerl.launch.run import RunFailedError, describe_end, start
+from primerl.launch.run import RunFailedError, check_guard, describe_end, start
 from primerl.launch.status import finished
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from primerl.train.metrics import MetricsWriter
@@ -192,8 +192,10 @@ class Run:
         """In a thread of its own, which alone talks to the guard until the run is being left."""
         while not self._leaving.is_set():
             ended = self._processes.poll(WATCH_EVERY_S)
-            if self._processes.guard_end is not None:
-                self._fail(f"the guard of the processes {self._processes.guard_end}")
+            try:
+                check_guard(self._processes)
+            except RunFailedError as failure:
+                self._fail(str(failure))
                 return
             for process in ended:
                 if not (process.code == 0 and finished(self.status())):

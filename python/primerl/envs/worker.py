@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -113,7 +112,7 @@ def run_worker(config: WorkerConfig) -> int:
         with importing():
             adapter.prepare()
             env = adapter.load(config.id, config.args, root)
-        examples = adapter.list_examples(env, config.id, config.seed)
+            examples = adapter.list_examples(env, config.id, config.seed)
     except adapter.EnvironmentRefusedError as error:
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
@@ -133,8 +132,6 @@ def run_worker(config: WorkerConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     worker = _Worker(client, examples)
-    # The examples stay as well: the collector would walk them again and again, and once more for seconds at the exit.
-    gc.freeze()
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))

@@ -67,10 +67,10 @@ def _check_folder(folder: Path, *, clean: bool) -> None:
         raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
     if not folder.exists() or not any(folder.iterdir()):
         return
-    if _is_dry_run(folder) and not in_use(folder):
-        return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
+    if _is_dry_run(folder):
+        return
     if not clean:
         raise ConfigError(
             f"output_dir: {folder} is not empty; choose another --output-dir, or delete what an earlier run left there "

@@ -118,6 +118,7 @@ def wait_for_orchestrator(
 
 
 def check_guard(processes: Processes) -> None:
+    """Raises RunFailedError once the guard is gone."""
     if processes.guard_end is not None:
         raise RunFailedError(f"the guard of the processes {processes.guard_end}")
 

@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from primerl.startup import importing
-
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
 
@@ -181,7 +179,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, scale: float, windo
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
 
 
-@importing()
 def load_model(path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu") -> Any:
     """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from primerl.startup import importing
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.config import ConfigError, TrainerConfig
@@ -92,7 +93,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
     try:
         heartbeat.doing(0, "loading the model")
-        model = load_model(config.model.path, config.dtype, ranks.device)
+        with importing():
+            model = load_model(config.model.path, config.dtype, ranks.device)
         optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
         trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from primerl.models.tiny import write_model
+from primerl.startup import importing
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.config import ConfigError, SFTConfig
 from primerl.train.conversations import RowError
@@ -80,7 +81,8 @@ def train(config: SFTConfig) -> None:
     # Rows are rendered in Rust, beside the model's import, which takes as long.
     with ThreadPoolExecutor(max_workers=1) as beside:
         rendered = beside.submit(load_rows, Path(config.data.path), folder, config.data.seq_len)
-        model = load_model(folder, config.dtype, device)
+        with importing():
+            model = load_model(folder, config.dtype, device)
         rows = rendered.result()
     log.info("%d rows, %d tokens", len(rows), sum(map(len, rows)))
     optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)

@@ -213,7 +213,6 @@ impl Config {
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });
         }
-        let Algorithm::Grpo { .. } = self.algorithm;
         if self.group_size == 1 {
             return Err(ConfigError::GroupOfOne);
         }

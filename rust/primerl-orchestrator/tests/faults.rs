@@ -258,12 +258,7 @@ async fn a_dead_workers_rollouts_go_to_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trainer_that_falls_silent_ends_the_run() {
     let place = Place::new();
-    let config = place
-        .toml("", "")
-        .replace("[timeouts]", "[timeouts]\ntrainer_s = 1.0");
-    let orchestrator =
-        Orchestrator::start(primerl_orchestrator::Config::from_toml(&config, "test").unwrap())
-            .await;
+    let orchestrator = Orchestrator::start(place.config("", "trainer_s = 1.0")).await;
     let (status, answer) = orchestrator
         .post(
             "/trainer/heartbeat",

@@ -59,7 +59,6 @@ impl Core {
         let Some(mut round) = self.round.take() else {
             return;
         };
-        let mut short = Vec::new();
         for (environment, progress) in &mut round.environments {
             let Some(listed) = self.sites[environment.0 as usize].examples else {
                 continue;
@@ -68,22 +67,20 @@ impl Core {
                 continue;
             };
             if progress.total.is_none() {
-                let examples = evaluation.num_examples.unwrap_or(listed).min(listed);
-                if let Some(wanted) = evaluation.num_examples.filter(|wanted| *wanted > listed) {
-                    short.push((*environment, wanted, listed));
-                }
+                let wanted = evaluation.num_examples.unwrap_or(listed);
+                let examples = wanted.min(listed);
                 let rollouts_per_example = evaluation.rollouts_per_example;
+                if wanted > listed {
+                    let name = self.name(*environment).to_owned();
+                    self.warn(format!(
+                        "environment {name:?} has {listed} examples, num_examples = {wanted}: all of them are evaluated"
+                    ));
+                }
                 let first_group = self.new_groups(examples);
                 progress.fill(examples, rollouts_per_example, first_group);
             }
         }
         self.round = Some(round);
-        for (environment, wanted, listed) in short {
-            let name = self.name(environment).to_owned();
-            self.warn(format!(
-                "environment {name:?} has {listed} examples, num_examples = {wanted}: all of them are evaluated"
-            ));
-        }
     }
 
     fn report_round(&mut self) {

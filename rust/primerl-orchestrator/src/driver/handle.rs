@@ -89,6 +89,33 @@ impl DriverHandle {
             .map_err(|_| RunOver)
     }
 
+    /// Tell, and wait for the answer.
+    async fn ask<T>(
+        &self,
+        event: Event,
+        reply: fn(oneshot::Sender<T>) -> Reply,
+    ) -> Result<T, RunOver> {
+        let (sender, answer) = oneshot::channel();
+        self.send_with(event, Some(reply(sender)))?;
+        answer.await.map_err(|_| RunOver)
+    }
+
+    /// Ask what may wait long. Dropping the future withdraws the request.
+    async fn long_poll<T>(
+        &self,
+        event: impl FnOnce(RequestId) -> Event,
+        reply: fn(oneshot::Sender<T>) -> Reply,
+    ) -> Result<T, RunOver> {
+        let mut request = PendingRequest {
+            handle: self,
+            id: RequestId(self.next_request.fetch_add(1, Ordering::Relaxed)),
+            answered: false,
+        };
+        let answer = self.ask(event(request.id), reply).await;
+        request.answered = true;
+        answer
+    }
+
     /// Tell, and wait until it is on disk. The result says whether the rollout was open.
     pub async fn rollout_finished(
         &self,
@@ -101,9 +128,7 @@ impl DriverHandle {
             worker,
             outcome,
         };
-        let (reply, answer) = oneshot::channel();
-        self.send_with(event, Some(Reply::Accepted(reply)))?;
-        answer.await.map_err(|_| RunOver)
+        self.ask(event, Reply::Accepted).await
     }
 
     /// Tell, and wait until it is on disk. The inner result says whether the weights are used, or why not.
@@ -118,39 +143,27 @@ impl DriverHandle {
             manifest,
             digest,
         };
-        let (reply, answer) = oneshot::channel();
-        self.send_with(event, Some(Reply::Published(reply)))?;
-        answer.await.map_err(|_| RunOver)
+        self.ask(event, Reply::Published).await
     }
 
-    /// Long poll for rollouts. Dropping the future withdraws the request.
+    /// Long poll for rollouts.
     pub async fn lease(&self, worker: WorkerId, max: u32) -> Result<LeaseReply, RunOver> {
-        let (reply, answer) = oneshot::channel();
-        let request = self.request();
-        self.send_with(
-            Event::LeaseRequested {
-                request: request.id,
-                worker,
-                max,
-            },
-            Some(Reply::Lease(reply)),
-        )?;
-        request.wait(answer).await
+        let event = |request| Event::LeaseRequested {
+            request,
+            worker,
+            max,
+        };
+        self.long_poll(event, Reply::Lease).await
     }
 
-    /// Long poll for a batch. Dropping the future withdraws the request.
+    /// Long poll for a batch.
     pub async fn batch(&self, step: Step, rank: u32) -> Result<BatchReply, RunOver> {
-        let (reply, answer) = oneshot::channel();
-        let request = self.request();
-        self.send_with(
-            Event::BatchRequested {
-                request: request.id,
-                step,
-                rank,
-            },
-            Some(Reply::Batch(reply)),
-        )?;
-        request.wait(answer).await
+        let event = |request| Event::BatchRequested {
+            request,
+            step,
+            rank,
+        };
+        self.long_poll(event, Reply::Batch).await
     }
 
     /// What the core knows, and the time it knows it at.
@@ -161,14 +174,6 @@ impl DriverHandle {
             .map_err(|_| RunOver)?;
         answer.await.map_err(|_| RunOver)
     }
-
-    fn request(&self) -> PendingRequest<'_> {
-        PendingRequest {
-            handle: self,
-            id: RequestId(self.next_request.fetch_add(1, Ordering::Relaxed)),
-            answered: false,
-        }
-    }
 }
 
 /// Withdraws the request when its waiter goes away unanswered.
@@ -176,14 +181,6 @@ struct PendingRequest<'a> {
     handle: &'a DriverHandle,
     id: RequestId,
     answered: bool,
-}
-
-impl PendingRequest<'_> {
-    async fn wait<T>(mut self, answer: oneshot::Receiver<T>) -> Result<T, RunOver> {
-        let answer = answer.await.map_err(|_| RunOver);
-        self.answered = true;
-        answer
-    }
 }
 
 impl Drop for PendingRequest<'_> {

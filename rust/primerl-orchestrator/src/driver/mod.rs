@@ -199,10 +199,8 @@ impl Driver {
                     version, digest, ..
                 },
             ) => {
-                let verdict = match self.core.refuses_weights(*version, digest) {
-                    Some(why) => Err(why),
-                    None => Ok(()),
-                };
+                let refusal = self.core.refuses_weights(*version, digest);
+                let verdict = refusal.map_or(Ok(()), Err);
                 self.wait_for_journal(number, Durable::Published(waiter, verdict));
             }
             (

@@ -161,18 +161,11 @@ fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) 
 /// Returns once health checks fail, with what they said.
 async fn ill(engine: &Engine) -> String {
     let mut failures = 0;
-    loop {
+    while failures < FAILURES_TO_LOSE {
         tokio::time::sleep(HEALTH_INTERVAL).await;
-        match engine.client.health().await {
-            Ok(()) => failures = 0,
-            Err(error) => {
-                failures += 1;
-                if failures >= FAILURES_TO_LOSE {
-                    return format!("health check failed: {error}");
-                }
-            }
-        }
+        failures = check(engine, failures).await;
     }
+    engine.state.lock().doing.clone()
 }
 
 async fn check(engine: &Engine, failures: u32) -> u32 {

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::driver::LeaseReply;
 use crate::http::{ApiError, Wire};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use primerl_core::config::Role;
 use primerl_core::effect::LeasedRollout;
@@ -122,10 +122,7 @@ fn check_examples(
         "environment `{}`: this worker lists {} examples, the first one listed {first}; give all the same version, arguments and seed",
         request.environment, request.examples
     );
-    Err(ApiError {
-        status: StatusCode::CONFLICT,
-        ..ApiError::invalid(message).code(EXAMPLES_DIFFER)
-    })
+    Err(ApiError::conflict(EXAMPLES_DIFFER, message))
 }
 
 pub async fn lease(
