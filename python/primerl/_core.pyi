@@ -274,6 +274,10 @@ class Orchestrator:
         """Wait for a rank's batch (msgpack, `docs/architecture.md`); None when there are no more. Ctrl-C interrupts."""
     def publish_weights(self, version: int, manifest_path: str | Path) -> None:
         """Publish the weights that `manifest.json` describes as this policy version; returns once that is on disk."""
+    def resume_after(self, step: int) -> None:
+        """Training goes on after this step (0: begins): from there on batches are asked for and versions published."""
+    def checkpoint_saved(self, step: int) -> None:
+        """Batches up to this step will not be asked for again."""
     def status(self) -> dict[str, Any]:
         """What every part is doing and waiting for, as `GET /status`."""
     def shutdown(self, reason: str = "shutdown was called") -> None:

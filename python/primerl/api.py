@@ -5,6 +5,9 @@
             ...                          # your forward, loss, backward, optimizer step
             run.publish(model)           # policy v(k-1) has become v(k); engines load it
 
+A script that saves checkpoints says so with `run.checkpoint_saved()`. Started again in the same output_dir, it loads
+its newest one, calls `run.resume_after(step)`, and publishes its weights: it gets the batches after that step, in order.
+
 The file is the one of `primerl rl`; its `[trainer]` section is not used, but for `weights`. Inference engines and env
 workers are processes of their own, watched and never left behind. A process that fails ends the run: `batches()` raises
 with its name and the end of its log.
@@ -66,6 +69,7 @@ class Run:
             self.output_dir, weights.keep_last, weights.keep_all or self.config.keep_broadcasts
         )
         self._next_version = 0
+        self._resumed = self._owes_weights = False
         self._batch: Batch | None = None
         self._failure: str | None = None
         self._leaving = threading.Event()
@@ -116,6 +120,21 @@ class Run:
             self._processes.stop(grace_s=self.config.timeouts.stop_s)
             self._resources.close()
 
+    def resume_after(self, step: int) -> None:
+        """Training goes on after `step`, from a checkpoint of your own: publish its weights next, as version `step`.
+
+        Raises:
+            PrimerlError: there is no such step, or the batches after it are gone.
+        """
+        with self._named():
+            self._orchestrator.resume_after(step)
+        self._next_version = step
+        self._resumed, self._owes_weights = True, step > 0
+
+    def checkpoint_saved(self) -> None:
+        """What was published last is on disk, with all that training needs: earlier batches may be deleted."""
+        self._orchestrator.checkpoint_saved(self._next_version - 1)
+
     def batches(self) -> Iterator[Batch]:
         """Batches of steps 1, 2, ... to `max_steps`. The weights of a step have to be published before the next.
 
@@ -124,6 +143,8 @@ class Run:
         Raises:
             RunFailedError: an engine or worker died, or the orchestrator gave up; the message names it.
         """
+        if self._owes_weights:
+            raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
         if self._next_version == 0:
             self.publish(load_model(self.model_path, self.config.trainer.dtype, "cpu"))
         for step in range(self._next_version, self.config.max_steps + 1):
@@ -145,11 +166,15 @@ class Run:
         Call it once after each batch; generation goes on with the new weights once an engine has proved them.
         """
         self._check()
+        if not self._resumed:
+            # In a folder with an earlier run, a script that does not go on from a checkpoint begins anew.
+            self.resume_after(0)
         version = self._next_version
         manifest = self._publisher.publish(model, version)
         with self._named():
             self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
         self._next_version += 1
+        self._owes_weights = False
         if self._batch is not None:
             self._metrics.write(self._batch.step, self._batch.metrics)
             self._batch = None

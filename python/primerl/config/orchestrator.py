@@ -76,6 +76,15 @@ class OrchestratorTimeouts(Section):
     """The run fails when no engine was reachable for this long."""
 
 
+class Retention(Section):
+    """How much of the past is kept on disk."""
+
+    spool_steps: PositiveInt = 256
+    """Batches kept for a trainer that has saved no checkpoint; with checkpoints, those after the last one are kept."""
+    journal_mb: PositiveInt = 1024
+    """Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept."""
+
+
 class Orchestration(Section):
     """Rollouts, batches and their order."""
 
@@ -98,6 +107,7 @@ class Orchestration(Section):
     sampling: Sampling = Sampling()
     algorithm: Algorithm = Algorithm()
     timeouts: OrchestratorTimeouts = OrchestratorTimeouts()
+    retention: Retention = Retention()
     log: Log = Log()
 
     @model_validator(mode="after")

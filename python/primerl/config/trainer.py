@@ -52,6 +52,15 @@ class Weights(Section):
     """Keep every version; `primerl verify` needs them."""
 
 
+class Checkpoints(Section):
+    """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
+
+    interval: PositiveInt | None = None
+    """Steps between checkpoints; without any, a run that was stopped trains again from step 1, on the same batches."""
+    keep_last: PositiveInt = 1
+    """Newest checkpoints that are kept."""
+
+
 class TrainerLog(Section):
     """What is written to the trainer's log."""
 
@@ -73,6 +82,7 @@ class TrainerSettings(Section):
     optim: Optimizer = Optimizer()
     loss: Loss = Loss()
     weights: Weights = Weights()
+    ckpt: Checkpoints = Checkpoints()
     log: TrainerLog = TrainerLog()
 
 

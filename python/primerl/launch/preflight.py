@@ -42,13 +42,19 @@ def check(config: RLConfig) -> None:
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir)
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, may_go_on=not config.dry_run)
 
 
-def check_output_dir(output_dir: str, *, clean: bool) -> None:
+def check_output_dir(output_dir: str, *, clean: bool, may_go_on: bool = False) -> None:
+    """`may_go_on`: a run that is there is no obstacle, for it will be continued."""
     folder = Path(resolve.absolute(output_dir))
     with _as_config_error(folder):
-        _check_folder(folder, clean=clean)
+        _check_folder(folder, clean=clean, may_go_on=may_go_on)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun there, which the same command continues."""
+    return any(folder.glob("journal/*.snapshot"))
 
 
 @contextlib.contextmanager
@@ -59,7 +65,7 @@ def _as_config_error(folder: Path) -> Iterator[None]:
         raise ConfigError(f"output_dir: {folder} cannot be used: {error}; choose another output_dir") from None
 
 
-def _check_folder(folder: Path, *, clean: bool) -> None:
+def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
     if not parent.is_dir():
         raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
@@ -69,7 +75,7 @@ def _check_folder(folder: Path, *, clean: bool) -> None:
         return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
-    if _is_dry_run(folder):
+    if _is_dry_run(folder) or (may_go_on and not clean and holds_run(folder)):
         return
     if not clean:
         raise ConfigError(

@@ -5,7 +5,9 @@
          └── GET /status: progress, waits ──> launcher <── exits ─────┘  (through the guard)
 
 Who ends the run: the trainer exits 0 after its last step, the orchestrator exits 0 after the last evaluation, and the
-launcher then stops engines and env workers. Anything else that ends is named, with the last lines of its log.
+launcher then stops engines and env workers. An orchestrator that was killed is started again: it goes on from its
+journal, and the others wait for it. Anything else that ends is named, with the last lines of its log; the same command
+goes on from there.
 Exit codes: 0 finished, 1 a process failed or nothing moved, 2 bad input (nothing started), 130 interrupted.
 """
 
@@ -35,6 +37,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 # The orchestrator lives but does not answer: as bad as dead.
 ORCHESTRATOR_ANSWER_S = 20.0
+# Killed more often than this within the span, the orchestrator is not started again.
+ORCHESTRATOR_RESTARTS, RESTARTS_WITHIN_S = 5, 600.0
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
 WORKER_ABSENT_S = 10.0
 # The orchestrator tells trainer and env workers that the run is over before it exits itself.
@@ -97,16 +101,26 @@ def environment_of(process: ProcessConfig) -> dict[str, str]:
 
 
 def wait_for_orchestrator(
-    processes: Processes, process: Process, folder: Path, check: Callable[[], None] = lambda: None
-) -> str:
-    """The URL, once it listens. `check` may raise to give up sooner."""
+    processes: Processes,
+    process: Process,
+    folder: Path,
+    check: Callable[[], None] = lambda: None,
+    others: Callable[[Process], None] = lambda ended: None,
+) -> str | None:
+    """The URL, once it listens; None when it says that the run is over. `check` may raise to give up sooner; `others`
+    is told of other processes that end."""
     file = folder / "run" / "orchestrator.json"
     deadline = time.monotonic() + ORCHESTRATOR_START_S
     while time.monotonic() < deadline:
         check()
         ended = processes.poll(TICK_S)
         check_guard(processes)
+        for other in ended:
+            if other is not process:
+                others(other)
         if process in ended:
+            if process.code == 0:
+                return None
             raise RunFailedError(describe_end(process))
         with contextlib.suppress(FileNotFoundError):
             content = json.loads(file.read_text())
@@ -158,6 +172,7 @@ class Launcher:
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
         self.workers_seen: dict[str, float] = {}  # when the orchestrator last knew each env worker
+        self.orchestrator_killed: list[float] = []  # when
         # Ended without error, but too early unless the run ends within LAST_WORDS_S.
         self.early: dict[str, float] = {}
 
@@ -167,8 +182,8 @@ class Launcher:
             try:
                 with self._signals():
                     try:
-                        self._start(processes)
-                        self._watch(processes)
+                        if self._start(processes):
+                            self._watch(processes)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)
                         self.console.say(f"the run has failed: {reason}")
@@ -206,24 +221,35 @@ class Launcher:
         if self.interrupts:
             raise Interrupted
 
-    def _start(self, processes: Processes) -> None:
-        self.console.say(f"starting in {self.folder}")
+    def _start(self, processes: Processes) -> bool:
+        """Returns whether there is something to do: the run in the folder may be over."""
+        doing = "going on with the run" if preflight.holds_run(self.folder) else "starting"
+        self.console.say(f"{doing} in {self.folder}")
         orchestrator = resolve.orchestrator(self.config)
         resolve.write(orchestrator)
         self.kinds[orchestrator.name] = orchestrator.kind
-        self.url = wait_for_orchestrator(processes, start(processes, orchestrator), self.folder, self._check_interrupt)
+        started = start(processes, orchestrator)
+        url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        if url is None:
+            self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
+            return False
+        self.url = url
         for process in write_configs(self.config, self.url):
             self.kinds[process.name] = process.kind
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.kinds)} processes, logs in {self.folder / 'logs'}")
+        return True
 
     def _watch(self, processes: Processes) -> None:
         """Returns when the run has finished."""
         asked = 0.0
         while True:
             for process in processes.poll(TICK_S):
-                self._ended(process)
+                if process.name == "orchestrator" and (process.code or 0) < 0 and processes.guard_end is None:
+                    self._restart_orchestrator(processes, process)
+                else:
+                    self._ended(process)
             check_guard(processes)
             self._check_interrupt()
             now = time.monotonic()
@@ -237,6 +263,25 @@ class Launcher:
             for name, since in self.early.items():
                 if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
                     raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
+
+    def _restart_orchestrator(self, processes: Processes, killed: Process) -> None:
+        """The same command: it goes on from its journal, at the same address."""
+        now = time.monotonic()
+        self.orchestrator_killed = [at for at in self.orchestrator_killed if now - at < RESTARTS_WITHIN_S] + [now]
+        if len(self.orchestrator_killed) > ORCHESTRATOR_RESTARTS:
+            raise RunFailedError(
+                f"{describe_end(killed)}\nit was started again {ORCHESTRATOR_RESTARTS} times before, in vain"
+            )
+        self.console.say(f"orchestrator {killed.describe_end()}; it is started again and goes on from its journal")
+        process = start(processes, resolve.orchestrator(self.config))
+        url = wait_for_orchestrator(processes, process, self.folder, self._check_interrupt, self._ended)
+        if url is None:
+            self.early[process.name] = time.monotonic()
+        elif url != self.url:
+            raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
+        # Its workers and engines have to come back, too.
+        self.heard = self.progress.since = time.monotonic()
+        self.workers_seen.clear()
 
     def _say_goodbye(self, processes: Processes) -> None:
         """Env workers have been told that the run is over and end by themselves; engines have to be stopped."""

@@ -84,6 +84,14 @@ class OrchestratorClient:
         """Tell that policy `version` is published. Raises OrchestratorError."""
         self._accepted("/trainer/weights", {"version": version, "manifest": manifest})
 
+    def resume(self, step: int) -> None:
+        """Tell that training goes on after `step` (0: from the start). Raises OrchestratorError."""
+        self._accepted("/trainer/resume", {"step": step})
+
+    def checkpoint(self, step: int) -> None:
+        """Tell that batches up to `step` will not be asked for again. Raises OrchestratorError."""
+        self._accepted("/trainer/checkpoint", {"step": step})
+
     def heartbeat(self, step: int, doing: str, *, leaving: bool = False) -> None:
         """Tell that this process is alive, and what it does; `leaving`: that silence will follow, and why is known.
 

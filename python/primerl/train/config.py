@@ -65,6 +65,15 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """From what a trainer that was stopped goes on."""
+
+    interval: int | None = None
+    """Steps between checkpoints; none are saved where it is left out."""
+    keep_last: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogConfig:
     level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -88,6 +97,7 @@ class TrainerConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    ckpt: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
@@ -97,6 +107,9 @@ class TrainerConfig:
         _at_least(config, "max_steps", 1)
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
+        _at_least(config.ckpt, "keep_last", 1, "ckpt.")
+        if config.ckpt.interval is not None:
+            _at_least(config.ckpt, "interval", 1, "ckpt.")
         for name in ("mask_low", "mask_high", "kl_tau"):
             _at_least(config.loss, name, 0.0, "loss.")
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """A temporary folder beside `target` to be filled; on leaving it is synced and renamed to `target`.
 
-    After an error nothing is left. Raises FileExistsError when `target` exists.
+    After an error nothing is left. Raises FileExistsError when `target` exists, unless it is to be replaced.
     """
-    if target.exists():
+    if target.exists() and not replace:
         raise FileExistsError(f"{target} exists already; remove it or choose another output_dir")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
@@ -26,8 +26,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
         for path in sorted(temporary.rglob("*")):
             _sync(path)
         _sync(temporary)
+        former = target.parent / f".{target.name}.{os.getpid()}.former"
+        if target.exists():
+            target.rename(former)
         temporary.rename(target)
         _sync(target.parent)
+        shutil.rmtree(former, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

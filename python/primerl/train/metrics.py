@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -10,15 +11,20 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from primerl.train.files import write_text
+
 log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
     """Appends one JSON object a step to `<output_dir>/metrics.jsonl`; a line is whole once it is there."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, *, after: int = 0) -> None:
+        """`after`: the step training goes on from; what the file says of later ones will be written again."""
         output_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (output_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        path = output_dir / "metrics.jsonl"
+        _keep_steps(path, after)
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
@@ -33,6 +39,18 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Leaves the lines of steps up to `last`; one that a crash cut short goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= last:
+                kept.append(line + "\n")
+    write_text(path, "".join(kept))
 
 
 class Clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -25,6 +26,13 @@ class Optimizer:
             weight_decay=config.weight_decay,
             fused=True,
         )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return self._adamw.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._adamw.load_state_dict(state)
 
     def step(self, step: int) -> tuple[float, float]:
         """Clip, update, forget the gradients. Returns the gradient's norm before clipping, and the learning rate.

@@ -1,11 +1,12 @@
 """The policy trainer: `primerl trainer`.
 
-    publish v0
+    publish v0                           (or, from a checkpoint of step c: publish v(c) and go on with step c + 1)
     for step k in 1..max_steps:
         batch k from the orchestrator        (waits; the orchestrator decides what is in it)
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
         clip, AdamW                          policy v(k-1) becomes v(k)
         publish v(k)
+        save a checkpoint                (every `ckpt.interval` steps)
     save the last policy as a model folder
 
 The trainer waits for two things only: the batch, with a deadline, and the other ranks, with a deadline. A heartbeat
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from primerl.startup import importing
-from primerl.train.checkpoint import save_checkpoint
+from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
@@ -76,7 +77,7 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
-    except (OrchestratorError, BatchTimeout, BatchError, TrainingDiverged, FileExistsError) as error:
+    except (OrchestratorError, BatchTimeout, BatchError, TrainingDiverged, CheckpointError) as error:
         log.error("%s: %s", type(error).__name__, error)
         return 1
     finally:
@@ -97,9 +98,11 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             model = load_model(config.model.path, config.dtype, ranks.device)
         optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
-        trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher)
-        with MetricsWriter(output_dir) if ranks.leads else nullcontext() as writer:
-            steps = trainer.run(writer)
+        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last)
+        trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher, checkpoints)
+        began_after = trainer.restore()
+        with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
+            steps = trainer.run(writer, began_after)
         if ranks.leads:
             heartbeat.doing(steps, "saving the checkpoint")
             log.info("saved %s", save_checkpoint(model, Path(config.model.path), output_dir, steps))
@@ -121,6 +124,7 @@ class Trainer:
         model: Any,
         optimizer: Optimizer,
         publisher: WeightsPublisher,
+        checkpoints: Checkpoints,
     ) -> None:
         self.config = config
         self.ranks = ranks
@@ -129,14 +133,32 @@ class Trainer:
         self.model = model
         self.optimizer = optimizer
         self.publisher = publisher
+        self.checkpoints = checkpoints
         self.tokens_seen = 0
         self.samples_seen = 0
 
-    def run(self, writer: MetricsWriter | None) -> int:
-        """Train until `max_steps` or until there are no more batches; returns the last step that was trained."""
-        self.publish(0)
+    def restore(self) -> int:
+        """Take up the newest checkpoint; returns its step, 0 where there is none. Raises CheckpointError."""
+        state = self.checkpoints.newest()
+        if state is None:
+            return 0
+        self.model.load_state_dict(state.model)
+        self.optimizer.load(state.optimizer)
+        self.tokens_seen, self.samples_seen = state.tokens_seen, state.samples_seen
+        log.info("going on from the checkpoint of step %d", state.step)
+        return state.step
+
+    def run(self, writer: MetricsWriter | None, began_after: int = 0) -> int:
+        """Train from the step after `began_after` until `max_steps`, or until there are no more batches.
+
+        Returns:
+            The last step that was trained.
+        """
+        if self.ranks.leads:
+            self.client.resume(began_after)
+        self.publish(began_after)
         clock = Clock()
-        for step in range(1, self.config.max_steps + 1):
+        for step in range(began_after + 1, self.config.max_steps + 1):
             try:
                 batch = self.receive(step)
             except NoMoreBatches as end:
@@ -155,6 +177,9 @@ class Trainer:
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
+            # What it covers is complete, its line of metrics too.
+            self.save(step)
+            clock.lap("checkpoint")
         return self.config.max_steps
 
     def receive(self, step: int) -> Batch:
@@ -204,6 +229,16 @@ class Trainer:
         self.heartbeat.doing(version, f"publishing the weights of policy {version}")
         manifest = self.publisher.publish(self.model, version)
         self.client.weights(version, str(manifest.resolve()))
+
+    def save(self, step: int) -> None:
+        interval = self.config.ckpt.interval
+        due = interval is not None and (step % interval == 0 or step == self.config.max_steps)
+        if not (due and self.ranks.leads):
+            return
+        self.heartbeat.doing(step, "saving a checkpoint")
+        state = TrainerState(step, self.model.state_dict(), self.optimizer.state(), self.tokens_seen, self.samples_seen)
+        self.checkpoints.save(state)
+        self.client.checkpoint(step)
 
     def measure(self, batch: Batch, statistics: LossStatistics, times: dict[str, float]) -> dict[str, float]:
         """Metrics of the step over all ranks; those of the orchestrator come with the batch."""

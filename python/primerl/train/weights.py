@@ -71,10 +71,16 @@ class WeightsPublisher:
         self._keep_all = keep_all
 
     def publish(self, model: Any, version: int) -> Path:
-        """Write policy `version`; returns the path of its manifest. Raises FileExistsError when it was published."""
+        """Write policy `version`; returns the path of its manifest.
+
+        A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
+        stay as they are, for an engine may be reading them; others replace them.
+        """
         target = self._folder / f"step_{version}"
         tensors = checkpoint_tensors(model)
-        with whole_folder(target) as folder:
+        if _holds(target, version, tensors):
+            return target / "manifest.json"
+        with whole_folder(target, replace=True) as folder:
             save_file(tensors, folder / FILE, metadata={"format": "pt"})
             contents = manifest(version, tensors, FILE, (folder / FILE).stat().st_size)
             (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
@@ -88,3 +94,12 @@ class WeightsPublisher:
             match = re.fullmatch(r"step_(\d+)", path.name)
             if match and int(match[1]) < oldest:
                 shutil.rmtree(path)
+
+
+def _holds(folder: Path, version: int, tensors: dict[str, Tensor]) -> bool:
+    try:
+        written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        size = (folder / FILE).stat().st_size
+    except (OSError, ValueError):
+        return False
+    return bool(written == manifest(version, tensors, FILE, size))

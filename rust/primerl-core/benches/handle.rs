@@ -46,6 +46,7 @@ impl Bench {
         };
         bench.send(Event::EngineJoined {
             engine: EngineId(0),
+            url: "http://engine".to_owned(),
         });
         bench.send(Event::EnvironmentReady {
             environment: EnvironmentId(0),
@@ -54,6 +55,7 @@ impl Bench {
         bench.send(Event::WorkerJoined {
             worker: WORKER,
             environment: EnvironmentId(0),
+            name: "worker".to_owned(),
         });
         bench.publish(0);
         bench.lease(in_flight);

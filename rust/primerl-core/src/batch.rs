@@ -2,8 +2,8 @@
 //!
 //! Groups are taken in the order in which they became complete. A batch is cut as soon as there are enough of them,
 //! whether or not the trainer has asked, so several may wait for it. A group in which any sample is staler than
-//! `max_off_policy_steps` at the step to be cut is voided. A batch is kept until every rank has fetched the next one:
-//! a trainer that lost an answer asks again and gets the same.
+//! `max_off_policy_steps` at the step to be cut is voided. A batch is kept until a checkpoint of the trainer covers it: a
+//! trainer that lost an answer, or that goes on from a checkpoint, asks again and gets the same.
 
 use crate::algorithm::advantages;
 use crate::config::Config;
@@ -14,8 +14,8 @@ use crate::pack::{PackedBatch, Weighted, pack};
 use crate::policy::staleness;
 use crate::time::Time;
 use rand::Rng;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Whether a complete group may not be trained at `step`.
 pub fn is_stale(group: &Group, step: Step, max_off_policy_steps: u64) -> bool {
@@ -96,45 +96,46 @@ fn weigh(groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
     weighted
 }
 
-#[derive(Clone, Debug)]
-struct Cut {
-    batch: Arc<PackedBatch>,
-    fetched: BTreeSet<u32>,
-}
-
 /// A rank that waits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct BatchRequest {
     pub step: Step,
     pub rank: u32,
     pub deadline: Time,
 }
 
-/// Cut batches that may still be asked for, and who asks.
-#[derive(Clone, Debug, Default)]
+/// Which batches there are, and who asks for one. The batches themselves are the shell's, on disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Batches {
-    cut: BTreeMap<Step, Cut>,
     pub requests: BTreeMap<RequestId, BatchRequest>,
+    /// The first step whose batch is kept: a checkpoint of the trainer covers those before.
+    kept_from: Step,
+    /// The newest step that a checkpoint covers.
+    checkpoint: Option<Step>,
     newest_fetched: Option<Step>,
-    last_metrics: Option<Arc<PackedBatch>>,
+    last_metrics: Option<BTreeMap<String, f64>>,
+}
+
+impl Default for Batches {
+    fn default() -> Self {
+        Batches {
+            requests: BTreeMap::new(),
+            kept_from: Step(1),
+            checkpoint: None,
+            newest_fetched: None,
+            last_metrics: None,
+        }
+    }
 }
 
 impl Batches {
-    pub fn add(&mut self, batch: Arc<PackedBatch>) {
-        self.last_metrics = Some(Arc::clone(&batch));
-        let previous = self.cut.insert(
-            batch.step,
-            Cut {
-                batch,
-                fetched: BTreeSet::new(),
-            },
-        );
-        assert!(previous.is_none(), "a step is cut once");
+    pub fn add(&mut self, batch: &PackedBatch) {
+        self.last_metrics = Some(batch.metrics.clone());
     }
 
-    /// The batch cut last, which may have been fetched and given up since.
-    pub fn newest(&self) -> Option<&PackedBatch> {
-        self.last_metrics.as_deref()
+    /// Metrics of the batch cut last.
+    pub fn last_metrics(&self) -> Option<&BTreeMap<String, f64>> {
+        self.last_metrics.as_ref()
     }
 
     /// The newest step of which some rank has its batch.
@@ -142,20 +143,36 @@ impl Batches {
         self.newest_fetched
     }
 
-    /// Whether the step was cut and every rank has fetched a later one.
-    pub fn is_given_up(&self, step: Step, next_step: Step) -> bool {
-        step < next_step && !self.cut.contains_key(&step)
+    pub fn fetched(&mut self, step: Step) {
+        self.newest_fetched = self.newest_fetched.max(Some(step));
     }
 
-    /// The batch of `step`, if it was cut; noted as fetched by `rank` of `data_ranks`.
-    pub fn fetch(&mut self, step: Step, rank: u32, data_ranks: u32) -> Option<Arc<PackedBatch>> {
-        let cut = self.cut.get_mut(&step)?;
-        cut.fetched.insert(rank);
-        let batch = Arc::clone(&cut.batch);
-        if cut.fetched.len() == data_ranks as usize {
-            self.cut.retain(|other, _| *other >= step);
-        }
-        self.newest_fetched = self.newest_fetched.max(Some(step));
-        Some(batch)
+    /// The first step whose batch can still be had.
+    pub fn kept_from(&self) -> Step {
+        self.kept_from
+    }
+
+    /// The trainer will never ask for `step` or an earlier one again. Returns whether that is news.
+    pub fn cover(&mut self, step: Step) -> bool {
+        self.checkpoint = self.checkpoint.max(Some(step));
+        self.keep_from(step.next())
+    }
+
+    /// Without checkpoints a trainer can only begin again at the first step: so many batches are kept for it, and no
+    /// more. Returns whether one was given up.
+    pub fn limit(&mut self, next_step: Step, keep_steps: u64) -> bool {
+        let oldest = Step(next_step.0.saturating_sub(keep_steps).max(1));
+        self.checkpoint.is_none() && self.keep_from(oldest)
+    }
+
+    /// The trainer goes on from its checkpoint after `step`.
+    pub fn resume_after(&mut self, step: Step) {
+        self.newest_fetched = Some(step).filter(|step| step.0 > 0);
+    }
+
+    fn keep_from(&mut self, step: Step) -> bool {
+        let is_news = step > self.kept_from;
+        self.kept_from = self.kept_from.max(step);
+        is_news
     }
 }

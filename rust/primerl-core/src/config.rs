@@ -22,6 +22,8 @@ pub struct Config {
     pub max_off_policy_steps: u64,
     /// The in-flight target is this many times `batch_size`; at least 1.
     pub oversampling_factor: f64,
+    /// Batches kept for a trainer that has saved no checkpoint.
+    pub spool_steps: u64,
     pub algorithm: Algorithm,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
@@ -72,7 +74,7 @@ pub enum Algorithm {
     },
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeouts {
     /// A rollout that has not ended this long after it was leased is cancelled and counts as failed.
     pub rollout: Duration,
@@ -209,6 +211,7 @@ impl Config {
             ("group_size", u64::from(self.group_size)),
             ("seq_len", u64::from(self.seq_len)),
             ("data_ranks", u64::from(self.data_ranks)),
+            ("spool_steps", self.spool_steps),
         ];
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });

@@ -158,10 +158,10 @@ impl Conversation {
         }
     }
 
-    /// Records a finished turn. `start` is the digest its messages were planned with, `index` the turn's number within
-    /// the rollout: turns of all sessions of a rollout are numbered together, in the order of their
+    /// Records a finished turn. `index` is the turn's number within the rollout: turns of all sessions of a rollout are numbered together, in the order of their
     /// [`crate::Event::TurnFinished`] events. Take the number and send the event under one lock.
-    pub fn record(&mut self, start: u128, index: TurnIndex, turn: &Turn) {
+    pub fn record(&mut self, index: TurnIndex, turn: &Turn) {
+        let start = turn.start_digest;
         if !self.starts.contains(&start) {
             self.starts.push(start);
         }

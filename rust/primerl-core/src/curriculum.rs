@@ -7,11 +7,12 @@
 use crate::config::{Config, Role};
 use crate::ids::{EnvironmentId, ExampleIndex};
 use rand::Rng;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// A random order of `0..len`, drawn one at a time: Fisher and Yates' shuffle that stores only displaced entries, so
 /// neither a draw nor the start of an epoch costs O(len).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Epochs {
     len: u32,
     position: u32,
@@ -41,7 +42,7 @@ impl Epochs {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Source {
     environment: EnvironmentId,
     ratio: f64,
@@ -51,7 +52,7 @@ struct Source {
 }
 
 /// The order of training examples.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Curriculum {
     sources: Vec<Source>,
     total_ratio: f64,

@@ -2,10 +2,11 @@
 
 use crate::ids::*;
 use crate::time::Time;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// What is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Due {
     Rollout(RolloutId),
     Worker(WorkerId),
@@ -16,7 +17,7 @@ pub enum Due {
 }
 
 /// Whoever sets a deadline remembers its time, and clears it by it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Deadlines {
     queue: BTreeSet<(Time, Due)>,
 }

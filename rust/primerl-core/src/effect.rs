@@ -45,7 +45,7 @@ pub enum Effect {
     Batch {
         request: RequestId,
         rank: u32,
-        batch: Arc<PackedBatch>,
+        step: Step,
     },
     /// Not ready within the long poll: what the batch waits for, in words. The trainer asks again.
     BatchNotReady {
@@ -56,6 +56,8 @@ pub enum Effect {
     NoMoreBatches { request: RequestId },
     /// A batch was cut: write it to the spool, record its metrics. Comes before any `Batch` of that step.
     BatchCut { batch: Arc<PackedBatch> },
+    /// Batches of earlier steps will not be asked for again: they may be deleted.
+    ForgetBatches { before: Step },
 
     /// An evaluation ended.
     Evaluated(EvaluationReport),
@@ -74,6 +76,7 @@ impl Effect {
             self,
             Effect::Batch { .. }
                 | Effect::BatchCut { .. }
+                | Effect::ForgetBatches { .. }
                 | Effect::Evaluated(_)
                 | Effect::Finished { .. }
                 | Effect::Failed { .. }

@@ -7,12 +7,13 @@ use crate::effect::EvaluationReport;
 use crate::ids::*;
 use crate::rollout::Score;
 use crate::time::Time;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const MAX_RETRIES: u32 = 1;
 
 /// One rollout to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     pub group: GroupId,
     pub slot: usize,
@@ -20,7 +21,7 @@ pub struct Attempt {
     pub failed: u32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
     pub version: PolicyVersion,
     pub since: Time,
@@ -29,7 +30,7 @@ pub struct Round {
 }
 
 /// How far one environment is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
     /// Rollouts to be made in all; `None` until the environment's examples are known.
     pub total: Option<u32>,

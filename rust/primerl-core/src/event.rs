@@ -1,5 +1,6 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
+use crate::config::Timeouts;
 use crate::ids::*;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub enum Event {
     WorkerJoined {
         worker: WorkerId,
         environment: EnvironmentId,
+        /// Unique to the process: one that registers again is known by it.
+        name: String,
     },
     /// Any sign of life.
     WorkerSeen {
@@ -57,6 +60,7 @@ pub enum Event {
 
     EngineJoined {
         engine: EngineId,
+        url: String,
     },
     /// The engine proved by hash that it serves this version.
     EngineProved {
@@ -82,7 +86,24 @@ pub enum Event {
         manifest: String,
         digest: String,
     },
+    /// A trainer process goes on after `step` (0: begins anew): from here it asks for batches, and publishes versions,
+    /// that may have been fetched and published before.
+    TrainerResumed {
+        step: Step,
+    },
+    /// The trainer can go on after `step` from what it has on disk: earlier batches are not needed any more.
+    CheckpointSaved {
+        step: Step,
+    },
 
+    /// The run was started again with these.
+    Reconfigured {
+        max_steps: u64,
+        timeouts: Timeouts,
+    },
+    /// The shell was restarted: every request that waited is gone, engines have to be reached again, and workers had
+    /// nobody to tell that they live.
+    Restarted,
     /// Time passed: check deadlines.
     Tick,
     /// Stop dispatching, cancel what is in flight, finish.

@@ -6,15 +6,16 @@
 
 use crate::ids::*;
 use crate::rollout::Rollout;
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Slot {
     Queued,
     InFlight(RolloutId),
     Finished(Box<Rollout>),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Group {
     pub id: GroupId,
     pub environment: EnvironmentId,

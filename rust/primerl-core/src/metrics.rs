@@ -8,10 +8,11 @@ use crate::ids::Step;
 use crate::pack::{MicroBatch, Weighted};
 use crate::policy::staleness;
 use crate::rollout::TrainedTrace;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What was counted since the previous cut.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Interval {
     pub counters: Counters,
     pub groups_dropped: u64,

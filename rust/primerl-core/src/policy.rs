@@ -7,6 +7,7 @@
 //! - Staleness of a sample at step k is `(k - 1) - v`, v the oldest version that sampled one of its trained tokens.
 
 use crate::ids::*;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Steps between the policy that step `step` trains and `oldest`. 0 is on-policy.
@@ -20,14 +21,15 @@ pub fn too_many_policies(policies: usize, max_off_policy_steps: u64) -> bool {
     policies as u64 > max_off_policy_steps.max(1)
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     pub manifest: String,
     pub digest: String,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Engine {
+    pub url: String,
     pub proved: Option<PolicyVersion>,
     pub updating: Option<PolicyVersion>,
     pub lost: Option<String>,
@@ -42,11 +44,15 @@ pub struct Update {
 }
 
 /// Who has which version.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ledger {
     /// From the wanted version on.
     published: BTreeMap<PolicyVersion, Published>,
     newest_published: Option<PolicyVersion>,
+    /// What the trainer that runs now has published last; less than the newest after it went back to a checkpoint.
+    last_published: Option<PolicyVersion>,
+    /// Where it began.
+    resumed_at: Option<PolicyVersion>,
     /// What engines are brought to.
     wanted: Option<PolicyVersion>,
     newest_proved: Option<PolicyVersion>,
@@ -76,30 +82,71 @@ impl Ledger {
         self.engines.values().any(|engine| engine.lost.is_none())
     }
 
-    /// Why a version cannot follow those published so far. Repeating the newest is harmless: its answer may be lost.
+    /// Why a version cannot follow those published so far. Repeating the last is harmless: its answer may be lost.
     pub fn refuses(&self, version: PolicyVersion, digest: &str) -> Option<String> {
-        let newest = self.newest_published?;
-        if version < newest {
+        if let Some(resumed_at) = self.resumed_at.filter(|at| version < *at) {
             return Some(format!(
-                "version {version} was published, but version {newest} is out already: versions only go up"
+                "version {version} was published, but the trainer went on from version {resumed_at}"
+            ));
+        }
+        let last = self.last_published?;
+        if version < last {
+            return Some(format!(
+                "version {version} was published, but version {last} is out already: versions only go up"
             ));
         }
         // What was overtaken is not kept, but the newest always is.
         let known = self.published.get(&version)?;
-        (known.digest != digest).then(|| {
+        (version == last && known.digest != digest).then(|| {
             format!("version {version} was published before, with other weights: a version is published once")
         })
     }
 
-    /// Of a version that is not refused. Repeating one changes nothing.
-    pub fn publish(&mut self, version: PolicyVersion, published: Published) {
-        self.newest_published = Some(version);
-        self.published.entry(version).or_insert(published);
+    /// Of a version that is not refused. Repeating one changes nothing. A trainer that went back to a checkpoint comes
+    /// by versions again; where it computed other weights than before, these replace the first ones: engines that
+    /// serve them have to load anew. Returns whether that happened.
+    pub fn publish(&mut self, version: PolicyVersion, published: Published) -> bool {
+        self.last_published = Some(version);
+        if self.newest_published.is_none_or(|newest| version > newest) {
+            self.newest_published = Some(version);
+            self.published.insert(version, published);
+            return false;
+        }
+        let Some(known) = self.published.get_mut(&version) else {
+            return false;
+        };
+        let differs = known.digest != published.digest;
+        *known = published;
+        if differs {
+            let serving = |engine: &&mut Engine| engine.proved == Some(version);
+            for engine in self.engines.values_mut().filter(serving) {
+                engine.proved = None;
+            }
+        }
+        differs
     }
 
-    pub fn join(&mut self, engine: EngineId) {
+    /// The trainer goes on from `version`.
+    pub fn resume_at(&mut self, version: PolicyVersion) {
+        self.resumed_at = Some(version);
+        self.last_published = None;
+    }
+
+    pub fn join(&mut self, engine: EngineId, url: String) {
         // Anew, whatever it was before: it may have been restarted, with other weights.
-        self.engines.insert(engine, Engine::default());
+        let joined = Engine {
+            url,
+            ..Engine::default()
+        };
+        self.engines.insert(engine, joined);
+    }
+
+    /// Takes all engines out of rotation, for a reason that is not theirs.
+    pub fn lose_all(&mut self, reason: &str) {
+        let engines: Vec<EngineId> = self.engines.keys().copied().collect();
+        for engine in engines {
+            self.lose(engine, reason.to_owned());
+        }
     }
 
     /// Returns whether the proof is accepted: of an engine that joined, for a version that was published.
@@ -110,11 +157,9 @@ impl Ledger {
         let Some(engine) = self.engines.get_mut(&engine).filter(|_| known) else {
             return false;
         };
-        *engine = Engine {
-            proved: Some(version),
-            updating: None,
-            lost: None,
-        };
+        engine.proved = Some(version);
+        engine.updating = None;
+        engine.lost = None;
         self.newest_proved = self.newest_proved.max(Some(version));
         true
     }
@@ -124,11 +169,9 @@ impl Ledger {
         let Some(engine) = self.engines.get_mut(&engine) else {
             return false;
         };
-        *engine = Engine {
-            proved: None,
-            updating: None,
-            lost: Some(reason),
-        };
+        engine.proved = None;
+        engine.updating = None;
+        engine.lost = Some(reason);
         true
     }
 

@@ -15,13 +15,14 @@ use crate::ids::*;
 use crate::sample::{Sample, interleave};
 use crate::time::Time;
 use crate::turn::Turn;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Advantages are f32, and so is the loss they are summed up in: a larger reward could overflow either.
 const LARGEST_REWARD: f64 = 1e30;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
     /// A worker has it; no turn yet.
     Leased,
@@ -32,7 +33,7 @@ pub enum State {
 }
 
 /// A seat with something to train on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TrainedTrace {
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,
@@ -40,7 +41,7 @@ pub struct TrainedTrace {
     pub turns: u32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Rollout {
     pub id: RolloutId,
     pub group: GroupId,
@@ -108,6 +109,11 @@ impl Rollout {
 
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Those recorded so far; none once it has finished, when they have become samples.
+    pub fn turns(&self) -> &[Turn] {
+        &self.turns
     }
 
     /// Records a turn. Returns how many distinct policies have contributed by now.

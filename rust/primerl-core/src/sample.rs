@@ -13,9 +13,10 @@
 
 use crate::ids::{PolicyVersion, RolloutId};
 use crate::turn::Turn;
+use serde::{Deserialize, Serialize};
 
 /// One token sequence in columns of equal length N (see [`crate::pack::MicroBatch`] for their meaning).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     pub rollout: RolloutId,
     /// Index of the trace (seat) within its rollout, by which it gets its advantage.

@@ -23,7 +23,7 @@ pub struct Status {
     /// Failed rollouts by [`crate::event::RolloutError::kind`].
     pub failures: BTreeMap<String, u64>,
     /// Events that named nothing the core knows (a rollout that is over, an engine that never joined), by kind.
-    pub ignored: BTreeMap<&'static str, u64>,
+    pub ignored: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]

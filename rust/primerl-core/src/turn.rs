@@ -62,6 +62,8 @@ pub struct Turn {
     pub versions: Vec<VersionRun>,
     pub temperature: f32,
     pub finish: FinishReason,
+    /// Digest of tools and template arguments, from which the two below go on.
+    pub start_digest: u128,
     /// Digest of the messages that made the prompt (and tools, template arguments).
     pub context_digest: u128,
     /// Digest of those messages and the assistant message we answered: a later request whose messages

@@ -5,10 +5,11 @@
 use crate::deadlines::{Deadlines, Due};
 use crate::ids::*;
 use crate::time::{Duration, Time};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Who waits for what. Texts are made where they are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Key {
     /// There is no engine that could serve.
     NoEngine,
@@ -22,13 +23,13 @@ pub enum Key {
     BatchRequest(Step),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Armed {
     pub since: Time,
     pub deadline: Time,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Waits {
     armed: BTreeMap<Key, Armed>,
 }

@@ -3,13 +3,12 @@
 use crate::config::{Config, ConfigError};
 use crate::failure::RunError;
 use crate::log;
-use crate::run::Prepared;
+use crate::run::{Prepared, listen};
 use crate::runtime;
 use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub const EXIT_FINISHED: i32 = 0;
@@ -75,20 +74,17 @@ fn refuse(error: &ConfigError) -> i32 {
 }
 
 async fn serve(prepared: Prepared) -> i32 {
-    let config = prepared.config();
-    let address = format!("{}:{}", config.host, config.port);
     let outcome = async {
-        let listener = TcpListener::bind(&address)
-            .await
-            .map_err(|source| RunError::Bind {
-                address: address.clone(),
-                source,
-            })?;
+        let listener = listen(prepared.config()).await?;
         let shutdown = CancellationToken::new();
         let signals = tokio::spawn(cancel_on_signal(shutdown.clone()));
         let running = prepared.start(listener).await?;
+        let is_over = running.is_over();
         let outcome = running.wait(shutdown).await;
         signals.abort();
+        if let (true, Ok(reason)) = (is_over, &outcome) {
+            eprintln!("the run in this output_dir is over: {}", reason.0);
+        }
         outcome
     };
     match outcome.await {

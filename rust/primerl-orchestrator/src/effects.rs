@@ -8,7 +8,7 @@ use crate::envs::workers::Workers;
 use crate::gateway::rollouts::Rollouts;
 use crate::recorder::Recorder;
 use primerl_core::effect::LeasedRollout;
-use primerl_core::{Effect, RolloutId, WorkerId};
+use primerl_core::{Core, Effect, RolloutId, WorkerId};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -58,6 +58,11 @@ impl Effects {
         report_lost_leases(&self.driver, worker, leased);
     }
 
+    /// Have the core written, as it was after event `number`.
+    pub fn snapshot(&self, number: u64, core: Box<Core>) {
+        self.recorder.snapshot(number, core);
+    }
+
     /// Answers to leases are the driver's; everything else is done here. `waiter` belongs to a batch.
     pub fn carry_out(&self, effect: Effect, waiter: Option<oneshot::Sender<BatchReply>>) {
         match effect {
@@ -88,11 +93,12 @@ impl Effects {
             } => {
                 self.engines.update(engine, version, &manifest, digest);
             }
-            Effect::Batch { rank, batch, .. } => {
+            Effect::Batch { step, rank, .. } => {
                 if let Some(waiter) = waiter {
-                    self.recorder.answer(batch, rank, waiter);
+                    self.recorder.answer(step, rank, waiter);
                 }
             }
+            Effect::ForgetBatches { before } => self.recorder.forget(before),
             Effect::BatchCut { batch } => self.recorder.cut(batch),
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),

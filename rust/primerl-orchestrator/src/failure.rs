@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::files::WriteError;
-use crate::journal::JournalError;
+use crate::journal::{JournalError, RestoreError};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -30,6 +30,23 @@ pub enum RunError {
     OutputFolderInUse { path: PathBuf },
     #[error(transparent)]
     Journal(JournalError),
+    #[error(transparent)]
+    Restore(RestoreError),
+    #[error(
+        "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: go on with the same config, or \
+         begin a new run in another output_dir"
+    )]
+    Changed {
+        path: PathBuf,
+        name: String,
+        was: String,
+        is: String,
+    },
+    #[error("cannot read the batch in {path}: {source}")]
+    Spool {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{error}: {}", error.source)]
     Write { error: WriteError },
     #[error("cannot encode step {step} for the spool: {problem}")]
@@ -58,7 +75,8 @@ impl RunError {
                 | RunError::Bind { .. }
                 | RunError::OutputFolder { .. }
                 | RunError::OutputFolderInUse { .. }
-                | RunError::Journal(JournalError::NotEmpty { .. })
+                | RunError::Changed { .. }
+                | RunError::Restore(_)
         )
     }
 }

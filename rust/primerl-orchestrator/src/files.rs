@@ -46,9 +46,39 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), WriteError> {
     })
 }
 
+/// The lines of a file; none where there is no file. A line that a crash cut short is removed from it first.
+pub fn whole_lines(path: &Path) -> io::Result<Vec<String>> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read?,
+    };
+    let whole = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
+    if whole < bytes.len() {
+        let file = File::options().write(true).open(path)?;
+        file.set_len(whole as u64)?;
+        file.sync_all()?;
+    }
+    let text = String::from_utf8_lossy(&bytes[..whole]);
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_short_is_removed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("lines");
+        assert_eq!(whole_lines(&path).expect("no file, no lines").len(), 0);
+        fs::write(&path, b"one\ntwo\nthr").expect("writes");
+        assert_eq!(whole_lines(&path).expect("reads"), ["one", "two"]);
+        append_line(&path, "three").expect("appends");
+        assert_eq!(fs::read(&path).expect("reads"), b"one\ntwo\nthree\n");
+    }
 
     #[test]
     fn a_file_is_replaced_whole_and_leaves_no_temporary() {

@@ -8,7 +8,7 @@ use crate::driver::BatchReply;
 use crate::failure::RunError;
 use crate::http::ApiError;
 use crate::log;
-use crate::run::{ExitReason, Prepared};
+use crate::run::{ExitReason, Prepared, listen};
 use crate::runtime;
 use crate::telemetry::status;
 use crate::trainer::endpoints;
@@ -19,7 +19,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -74,16 +73,9 @@ impl InProcess {
     pub fn start(config: Config) -> Result<InProcess, InProcessError> {
         let prepared = Prepared::new(config).map_err(|error| Arc::new(RunError::from(error)))?;
         let runtime = runtime::build().map_err(|error| InProcessError::Runtime(Arc::new(error)))?;
-        let address = format!("{}:{}", prepared.config().host, prepared.config().port);
         let running = runtime
             .block_on(async {
-                let listener =
-                    TcpListener::bind(&address)
-                        .await
-                        .map_err(|source| RunError::Bind {
-                            address: address.clone(),
-                            source,
-                        })?;
+                let listener = listen(prepared.config()).await?;
                 prepared.start(listener).await
             })
             .map_err(Arc::new)?;
@@ -143,6 +135,22 @@ impl InProcess {
                 .await
                 .map_err(InProcessError::Refused)
         })
+    }
+
+    /// The trainer goes on after `step` (0: begins). The result is known once it is durable.
+    pub fn resume_after(&self, step: u64) -> Pending<Result<(), InProcessError>> {
+        let app = Arc::clone(&self.app);
+        self.spawn(async move {
+            endpoints::resume_after(&app, Step(step))
+                .await
+                .map_err(InProcessError::Refused)
+        })
+    }
+
+    /// Batches up to `step` will not be asked for again.
+    pub fn checkpoint_saved(&self, step: u64) {
+        let step = Step(step);
+        self.app.driver.send(Event::CheckpointSaved { step });
     }
 
     /// As `GET /status`; the last one once the run has stopped.

@@ -30,6 +30,8 @@ mod recorder;
 mod run;
 mod runtime;
 mod server;
+mod spool;
+mod story;
 pub mod telemetry;
 pub mod trainer;
 

@@ -1,34 +1,41 @@
-//! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`. Jobs are done in order, so a batch
-//! is on disk before its first answer, and everything is on disk before the run counts as finished.
+//! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`, snapshots of the core. Jobs are done
+//! in order, so a batch is on disk before its first answer, and everything is on disk before the run counts as finished.
+//!
+//! After a restart the core says again what it had said since the last snapshot: what is on disk is not written twice.
 
 use crate::app::App;
 use crate::driver::BatchReply;
 use crate::failure::{Failures, RunError};
-use crate::files;
+use crate::files::{self, WriteError};
+use crate::journal::{self, Identity};
+use crate::spool::Spool;
 use crate::telemetry::Telemetry;
 use crate::trainer::batch;
 use bytes::Bytes;
-use primerl_core::Step;
 use primerl_core::effect::EvaluationReport;
 use primerl_core::pack::PackedBatch;
-use std::collections::BTreeMap;
+use primerl_core::{Core, PolicyVersion, Step};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::{oneshot, watch};
 
-/// Encoded steps that are kept for ranks that lag behind or ask again; older ones are encoded anew.
+/// Encoded steps that are kept for ranks that lag behind or ask again; older ones are read from the spool.
 const CACHED_STEPS: usize = 3;
 
 enum Job {
     Cut(Arc<PackedBatch>),
     Answer {
-        batch: Arc<PackedBatch>,
+        step: Step,
         rank: u32,
         waiter: oneshot::Sender<BatchReply>,
     },
+    /// Batches of earlier steps are not needed any more.
+    Forget(Step),
     Evaluated(EvaluationReport),
+    Snapshot(u64, Box<Core>),
     Finished(String),
     Failed(String),
 }
@@ -37,22 +44,45 @@ enum Job {
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder(mpsc::Sender<Job>);
 
+/// Where things go, and what the run must not change.
+pub(crate) struct Place {
+    pub output_dir: PathBuf,
+    pub identity: Identity,
+    /// Larger than this, a journal loses its oldest events.
+    pub journal_bytes: u64,
+}
+
 impl Recorder {
     /// The thread ends when every `Recorder` is gone. `finished` is set once the run is over and recorded.
     pub fn start(
-        output_dir: &Path,
+        place: Place,
         app: &App,
         finished: watch::Sender<Option<String>>,
     ) -> std::io::Result<(Recorder, JoinHandle<()>)> {
         let (jobs, receiver) = mpsc::channel();
         let failures = app.failures.clone();
+        let environments = app.environment_names();
+        let evaluations = json_lines(&place.output_dir.join("evals.jsonl"))?;
+        let mut evaluated = BTreeSet::new();
+        for line in &evaluations {
+            let index = environments
+                .iter()
+                .position(|name| line["environment"] == *name);
+            if let (Some(index), Some(version)) = (index, line["version"].as_u64()) {
+                evaluated.insert((index as u32, PolicyVersion(version)));
+            }
+        }
+        *app.telemetry.evaluations.lock() = evaluations;
         let writer = Writer {
-            output_dir: output_dir.to_owned(),
-            environments: app.environment_names(),
+            steps: steps_in(&place.output_dir.join("steps.jsonl"))?,
+            spool: Spool::new(&place.output_dir, app.core_config.data_ranks),
+            evaluated,
+            environments,
             origin: app.origin,
             telemetry: Arc::clone(&app.telemetry),
             finished,
             encoded: BTreeMap::new(),
+            place,
         };
         let thread = std::thread::Builder::new()
             .name("recorder".into())
@@ -64,16 +94,20 @@ impl Recorder {
         self.send(Job::Cut(batch));
     }
 
-    pub fn answer(&self, batch: Arc<PackedBatch>, rank: u32, waiter: oneshot::Sender<BatchReply>) {
-        self.send(Job::Answer {
-            batch,
-            rank,
-            waiter,
-        });
+    pub fn answer(&self, step: Step, rank: u32, waiter: oneshot::Sender<BatchReply>) {
+        self.send(Job::Answer { step, rank, waiter });
+    }
+
+    pub fn forget(&self, before: Step) {
+        self.send(Job::Forget(before));
     }
 
     pub fn evaluated(&self, report: EvaluationReport) {
         self.send(Job::Evaluated(report));
+    }
+
+    pub fn snapshot(&self, number: u64, core: Box<Core>) {
+        self.send(Job::Snapshot(number, core));
     }
 
     pub fn finished(&self, reason: String) {
@@ -92,14 +126,18 @@ impl Recorder {
 }
 
 struct Writer {
-    output_dir: PathBuf,
+    place: Place,
     /// Names by environment.
     environments: Vec<String>,
     origin: Instant,
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
+    spool: Spool,
     /// One body a rank, by step.
     encoded: BTreeMap<Step, Vec<Bytes>>,
+    /// What `steps.jsonl` and `evals.jsonl` have.
+    steps: BTreeSet<Step>,
+    evaluated: BTreeSet<(u32, PolicyVersion)>,
 }
 
 impl Writer {
@@ -115,24 +153,19 @@ impl Writer {
     fn work(&mut self, job: Job) -> Result<(), RunError> {
         match job {
             Job::Cut(batch) => self.cut(&batch),
-            Job::Answer {
-                batch,
-                rank,
-                waiter,
-            } => {
-                let body = match self
-                    .encoded
-                    .get(&batch.step)
-                    .and_then(|ranks| ranks.get(rank as usize))
-                {
+            Job::Answer { step, rank, waiter } => {
+                let cached = self.encoded.get(&step);
+                let body = match cached.and_then(|ranks| ranks.get(rank as usize)) {
                     Some(body) => body.clone(),
-                    None => batch::encode(&batch, rank)?,
+                    None => self.spool.read(step, rank)?,
                 };
                 // A trainer that hung up asks again.
                 let _ = waiter.send(BatchReply::Batch(body));
                 Ok(())
             }
+            Job::Forget(before) => Ok(self.spool.forget(before)?),
             Job::Evaluated(report) => self.evaluated(report),
+            Job::Snapshot(number, core) => self.snapshot(number, &core),
             Job::Finished(reason) => {
                 self.finished.send_replace(Some(reason));
                 Ok(())
@@ -142,16 +175,19 @@ impl Writer {
     }
 
     fn cut(&mut self, batch: &PackedBatch) -> Result<(), RunError> {
-        let folder = self.output_dir.join(format!("spool/step_{}", batch.step));
-        let mut ranks = Vec::with_capacity(batch.ranks.len());
-        for rank in 0..batch.ranks.len() as u32 {
-            let body = batch::encode(batch, rank)?;
-            files::write_whole(&folder.join(format!("rank_{rank}.msgpack")), &body)?;
-            ranks.push(body);
+        if !self.spool.has(batch.step) {
+            let ranks = 0..batch.ranks.len() as u32;
+            let bodies: Vec<Bytes> = ranks
+                .map(|rank| batch::encode(batch, rank))
+                .collect::<Result<_, _>>()?;
+            self.spool.write(batch.step, &bodies)?;
+            self.encoded.insert(batch.step, bodies);
         }
-        self.encoded.insert(batch.step, ranks);
         while self.encoded.len() > CACHED_STEPS {
             self.encoded.pop_first();
+        }
+        if !self.steps.insert(batch.step) {
+            return Ok(());
         }
         let line = serde_json::json!({
             "step": batch.step,
@@ -159,16 +195,18 @@ impl Writer {
             "loss_tokens": batch.loss_tokens,
             "metrics": batch.metrics,
         });
-        Ok(files::append_line(
-            &self.output_dir.join("steps.jsonl"),
-            &line.to_string(),
-        )?)
+        let path = self.place.output_dir.join("steps.jsonl");
+        Ok(files::append_line(&path, &line.to_string())?)
     }
 
     fn evaluated(&mut self, report: EvaluationReport) -> Result<(), RunError> {
+        let environment = report.environment.0;
+        if !self.evaluated.insert((environment, report.version)) {
+            return Ok(());
+        }
         let name = self
             .environments
-            .get(report.environment.0 as usize)
+            .get(environment as usize)
             .map_or("", String::as_str);
         let mut line = serde_json::json!(report);
         line["environment"] = name.into();
@@ -177,8 +215,37 @@ impl Writer {
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
             mean_reward = report.mean_reward, "evaluation ended"
         );
-        files::append_line(&self.output_dir.join("evals.jsonl"), &line.to_string())?;
+        let path = self.place.output_dir.join("evals.jsonl");
+        files::append_line(&path, &line.to_string())?;
         self.telemetry.evaluations.lock().push(line);
         Ok(())
     }
+
+    fn snapshot(&self, number: u64, core: &Core) -> Result<(), RunError> {
+        let folder = self.place.output_dir.join("journal");
+        journal::write_snapshot(&folder, number, &self.place.identity, core)?;
+        let retained = journal::retain(&folder, self.place.journal_bytes);
+        retained.map_err(|source| {
+            RunError::from(WriteError {
+                path: folder,
+                source,
+            })
+        })
+    }
+}
+
+fn json_lines(path: &Path) -> std::io::Result<Vec<serde_json::Value>> {
+    let lines = files::whole_lines(path)?;
+    Ok(lines
+        .iter()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect())
+}
+
+fn steps_in(path: &Path) -> std::io::Result<BTreeSet<Step>> {
+    let lines = json_lines(path)?;
+    Ok(lines
+        .iter()
+        .filter_map(|line| line["step"].as_u64().map(Step))
+        .collect())
 }

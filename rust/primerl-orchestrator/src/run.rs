@@ -13,10 +13,11 @@ use crate::effects::Effects;
 use crate::engines::{Engines, EnginesConfig};
 use crate::failure::RunError;
 use crate::files;
-use crate::journal::Journal;
+use crate::journal::{self, Identity};
 use crate::monitor;
-use crate::recorder::Recorder;
+use crate::recorder::{self, Recorder};
 use crate::server;
+use crate::story::{self, Story, identity};
 use crate::telemetry::status;
 use primerl_core::{Core, Event};
 use primerl_render::Renderer;
@@ -30,6 +31,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// Where the run's other processes find the orchestrator.
+const ADDRESS_FILE: &str = "run/orchestrator.json";
 /// How long workers have to notice that the run has finished.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// After a request to stop, everything that is still open is cut off after this.
@@ -44,6 +47,7 @@ pub struct Prepared {
     config: Config,
     core: Core,
     renderer: Arc<Renderer>,
+    identity: Identity,
 }
 
 /// A run that is going on.
@@ -54,6 +58,8 @@ pub struct Running {
     server: tokio::task::JoinHandle<std::io::Result<()>>,
     driver: tokio::task::JoinHandle<()>,
     recorder: JoinHandle<()>,
+    /// There was nothing left to do: nobody is told where we are.
+    is_over: bool,
     /// Held as long as the folder is ours.
     _lock: File,
 }
@@ -84,7 +90,9 @@ impl Prepared {
             })
         })?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
+        let identity = identity(&config, core.config());
         Ok(Prepared {
+            identity,
             config,
             core,
             renderer: Arc::new(renderer),
@@ -98,7 +106,8 @@ impl Prepared {
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
-        let journal = Journal::create(&output_dir.join("journal")).map_err(RunError::Journal)?;
+        let folder = output_dir.join("journal");
+        let story = Story::open(&folder, self.core, &self.identity)?;
         let url = format!(
             "http://{}",
             listener.local_addr().map_err(RunError::Server)?
@@ -112,26 +121,29 @@ impl Prepared {
             stop.clone(),
             tasks.clone(),
         );
-        let Prepared {
-            config,
-            core,
-            renderer,
-        } = self;
         let app = Arc::new(App::new(
-            config,
-            core.config().clone(),
-            renderer,
+            self.config,
+            story.core.config().clone(),
+            self.renderer,
             url,
             driver,
             engines,
             finished,
         ));
-        let (recorder, recorder_thread) = Recorder::start(&output_dir, &app, finished_sender)
-            .map_err(|source| RunError::OutputFolder {
-                path: output_dir.clone(),
-                source,
+        let place = recorder::Place {
+            output_dir: output_dir.clone(),
+            identity: self.identity,
+            journal_bytes: app.config.retention.journal_mb << 20,
+        };
+        let (recorder, recorder_thread) =
+            Recorder::start(place, &app, finished_sender).map_err(|source| {
+                RunError::OutputFolder {
+                    path: output_dir.clone(),
+                    source,
+                }
             })?;
-        let driver_task = Driver::new(core, journal, Effects::new(&app, recorder), &app);
+        let is_over = story.core.is_over();
+        let driver_task = begin(story, Effects::new(&app, recorder), &app)?;
         let serving = axum::serve(listener, server::router(Arc::clone(&app)))
             .with_graceful_shutdown(stop.clone().cancelled_owned());
         let running = Running {
@@ -141,9 +153,12 @@ impl Prepared {
             stop,
             tasks,
             app,
+            is_over,
             _lock: lock,
         };
-        running.announce(&output_dir)?;
+        if !is_over {
+            running.announce(&output_dir)?;
+        }
         Ok(running)
     }
 }
@@ -151,6 +166,11 @@ impl Prepared {
 impl Running {
     pub fn app(&self) -> &Arc<App> {
         &self.app
+    }
+
+    /// Whether the run was over before it was started.
+    pub fn is_over(&self) -> bool {
+        self.is_over
     }
 
     pub fn url(&self) -> &str {
@@ -170,7 +190,7 @@ impl Running {
         let url = self.url();
         let address = serde_json::json!({"url": url, "pid": std::process::id()});
         files::write_whole(
-            &output_dir.join("run/orchestrator.json"),
+            &output_dir.join(ADDRESS_FILE),
             address.to_string().as_bytes(),
         )?;
         tracing::info!(url, output_dir = %output_dir.display(), "orchestrator is up");
@@ -244,6 +264,7 @@ impl Running {
             mut server,
             mut driver,
             recorder,
+            is_over: _,
             _lock,
         } = self;
         stop.cancel();
@@ -269,6 +290,25 @@ impl Running {
     }
 }
 
+/// The driver, with everything that a run before it left.
+fn begin(story: Story, effects: Effects, app: &App) -> Result<Driver, RunError> {
+    let Story {
+        core,
+        journal,
+        owed,
+    } = story;
+    if owed.is_some() {
+        story::restore(app, &core);
+        let (step, rollouts) = (core.next_step(), core.open_rollouts().count());
+        tracing::info!(next_step = %step, rollouts, "going on with the run in this folder");
+    }
+    let mut driver = Driver::new(core, journal, effects, app);
+    if let Some(owed) = owed {
+        driver.go_on(owed).map_err(RunError::Journal)?;
+    }
+    Ok(driver)
+}
+
 fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
     EnginesConfig {
         model: config.model.name(),
@@ -276,6 +316,35 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
     }
+}
+
+/// Bind what the config says. Where it leaves the port to the operating system, a run that goes on takes the port it had
+/// before, if that is free: workers, engines and trainer still know it.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
+    let host = config.host.as_str();
+    if config.port == 0
+        && let Some(port) = last_port(&config.output_dir)
+        && let Ok(listener) = TcpListener::bind((host, port)).await
+    {
+        return Ok(listener);
+    }
+    let bound = TcpListener::bind((host, config.port)).await;
+    bound.map_err(|source| RunError::Bind {
+        address: format!("{host}:{}", config.port),
+        source,
+    })
+}
+
+fn last_port(output_dir: &Path) -> Option<u16> {
+    if !journal::exists(&output_dir.join("journal")) {
+        return None;
+    }
+    let file = std::fs::read(output_dir.join(ADDRESS_FILE)).ok()?;
+    let address: serde_json::Value = serde_json::from_slice(&file).ok()?;
+    address["url"].as_str()?.rsplit(':').next()?.parse().ok()
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {

@@ -32,6 +32,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/engines/join", post(engines::endpoints::join))
         .route("/trainer/batch", post(trainer::endpoints::batch))
         .route("/trainer/weights", post(trainer::endpoints::weights))
+        .route("/trainer/resume", post(trainer::endpoints::resume))
+        .route("/trainer/checkpoint", post(trainer::endpoints::checkpoint))
         .route("/trainer/heartbeat", post(trainer::endpoints::heartbeat))
         .route("/shutdown", post(trainer::endpoints::shutdown))
         .route("/health", get(status::health))

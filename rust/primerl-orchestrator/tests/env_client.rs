@@ -323,7 +323,7 @@ fn a_worker_that_is_not_wanted_is_told_why() {
 #[test]
 fn a_model_call_is_answered_once_and_says_how_often_it_was_tried() {
     let server = Server::start();
-    let client = server.client(1, PATIENCE);
+    let client = server.client(1, Duration::from_secs(2));
     let call = |url: String| {
         client.call(Call {
             url,

@@ -131,6 +131,16 @@ impl Orchestrator {
         wait(py, pending)
     }
 
+    fn resume_after(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        let pending = self.running()?.resume_after(step);
+        wait(py, pending)
+    }
+
+    fn checkpoint_saved(&self, step: u64) -> PyResult<()> {
+        self.running()?.checkpoint_saved(step);
+        Ok(())
+    }
+
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let run = self.running()?;
         let status = py.detach(|| run.status());

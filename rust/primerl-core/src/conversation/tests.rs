@@ -46,7 +46,8 @@ fn answer(
     let mut turn = turn(parent.map(|parent| parent.0), &suffix, sampled, 0);
     turn.context_digest = digest_messages(start, &hashes);
     turn.answer_digest = digest_next(turn.context_digest, message_hash(answer.as_bytes()));
-    conversation.record(start, index, &turn);
+    turn.start_digest = start;
+    conversation.record(index, &turn);
     index
 }
 

@@ -79,8 +79,11 @@ impl Core {
             rollout.end(ended, &mut self.counters);
         }
         self.next_step = self.next_step.next();
-        self.batches.add(Arc::clone(&batch));
+        self.batches.add(&batch);
         self.effects.push(Effect::BatchCut { batch });
+        if self.batches.limit(self.next_step, self.config.spool_steps) {
+            self.forget_batches();
+        }
     }
 
     pub(super) fn answer_batch_requests(&mut self) {
@@ -90,14 +93,14 @@ impl Core {
             let effect = if self.finished.is_some() {
                 Effect::NoMoreBatches { request }
             } else {
-                let batch = self
-                    .batches
-                    .fetch(asked.step, asked.rank, self.config.data_ranks);
-                let Some(batch) = batch else { continue };
+                if asked.step >= self.next_step {
+                    continue;
+                }
+                self.batches.fetched(asked.step);
                 Effect::Batch {
                     request,
                     rank: asked.rank,
-                    batch,
+                    step: asked.step,
                 }
             };
             self.batches.requests.remove(&request);
@@ -108,6 +111,12 @@ impl Core {
         if self.batches.requests.is_empty() && self.finished.is_some() {
             self.trainer.waiting_since = None;
         }
+    }
+
+    /// Tells the shell which batches nobody will ask for.
+    pub(super) fn forget_batches(&mut self) {
+        let before = self.batches.kept_from();
+        self.effects.push(Effect::ForgetBatches { before });
     }
 
     pub(super) fn batch_poll_ended(&mut self, request: RequestId) {

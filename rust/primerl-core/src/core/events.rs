@@ -18,7 +18,8 @@ impl Core {
             Event::WorkerJoined {
                 worker,
                 environment,
-            } => self.worker_joined(worker, environment),
+                name,
+            } => self.worker_joined(worker, environment, name),
             Event::WorkerSeen { worker } => self.worker_seen(worker),
             Event::WorkerLeft { worker } => self.worker_left(worker),
             Event::LeaseRequested {
@@ -37,7 +38,7 @@ impl Core {
                 worker,
                 outcome,
             } => self.rollout_finished(rollout, worker, &outcome),
-            Event::EngineJoined { engine } => self.ledger.join(engine),
+            Event::EngineJoined { engine, url } => self.ledger.join(engine, url),
             Event::EngineProved { engine, version } => self.engine_proved(engine, version),
             Event::EngineLost { engine, reason } => self.engine_lost(engine, reason),
             Event::BatchRequested {
@@ -52,6 +53,13 @@ impl Core {
             } => {
                 self.weights_published(version, Published { manifest, digest });
             }
+            Event::TrainerResumed { step } => self.trainer_resumed(step),
+            Event::CheckpointSaved { step } => self.checkpoint_saved(step),
+            Event::Reconfigured {
+                max_steps,
+                timeouts,
+            } => self.reconfigured(max_steps, timeouts),
+            Event::Restarted => self.restarted(),
             Event::Tick => {}
             Event::ShutdownRequested { reason } => self.end(Effect::Finished { reason }),
         }
@@ -109,8 +117,8 @@ impl Core {
             ))
         } else if step.0 == 0 {
             Some("steps are counted from 1".to_owned())
-        } else if self.batches.is_given_up(step, self.next_step) {
-            Some("every rank has fetched a later step, so it is only in the spool".to_owned())
+        } else if step < self.batches.kept_from() {
+            Some(self.why_batch_gone())
         } else {
             None
         };
@@ -137,7 +145,13 @@ impl Core {
         self.trainer.last_seen = Some(self.now);
         match self.refuses_weights(version, &published.digest) {
             Some(why) => self.warn(format!("{why}; the weights are not used")),
-            None => self.ledger.publish(version, published),
+            None => {
+                if self.ledger.publish(version, published) {
+                    self.warn(format!(
+                        "the trainer computed version {version} again and came to other weights; engines load these"
+                    ));
+                }
+            }
         }
     }
 

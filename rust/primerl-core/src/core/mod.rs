@@ -12,8 +12,11 @@ mod leases;
 mod policies;
 mod reasons;
 mod report;
+mod restart;
 mod rollouts;
 mod workers;
+
+pub use restart::{OpenRollout, OpenWorker};
 
 use crate::batch::Batches;
 use crate::config::{Config, ConfigError, Role};
@@ -32,10 +35,11 @@ use crate::time::Time;
 use crate::waits::Waits;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What the core knows of one environment.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Site {
     examples: Option<u32>,
     /// Slots of training groups that wait for a worker.
@@ -48,14 +52,15 @@ struct Site {
     failed_groups: u32,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Worker {
     environment: EnvironmentId,
+    name: String,
     last_seen: Time,
     running: BTreeSet<RolloutId>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct LeaseRequest {
     worker: WorkerId,
     environment: EnvironmentId,
@@ -63,13 +68,14 @@ struct LeaseRequest {
     deadline: Time,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Trainer {
     last_seen: Option<Time>,
     waiting_since: Option<Time>,
 }
 
-/// All decisions of one run.
+/// All decisions of one run. Plain data: a copy of it and the events since are the run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Core {
     config: Config,
     rng: ChaCha8Rng,
@@ -97,13 +103,18 @@ pub struct Core {
     last_cut: Interval,
     next_group: u64,
     next_rollout: u64,
+    next_worker: u64,
     deadlines: Deadlines,
     waits: Waits,
     failures: BTreeMap<String, u64>,
-    ignored: BTreeMap<&'static str, u64>,
+    ignored: BTreeMap<String, u64>,
     finished: Option<String>,
+    /// It is over because it failed.
+    failed: bool,
     /// Why the run has to be given up; acted on once the event is taken in.
     hopeless: Option<String>,
+    /// Of the event that is being handled; empty between events.
+    #[serde(skip)]
     effects: Vec<Effect>,
 }
 
@@ -138,11 +149,13 @@ impl Core {
             last_cut: Interval::default(),
             next_group: 0,
             next_rollout: 0,
+            next_worker: 0,
             deadlines: Deadlines::default(),
             waits: Waits::default(),
             failures: BTreeMap::new(),
             ignored: BTreeMap::new(),
             finished: None,
+            failed: false,
             hopeless: None,
             effects: Vec::new(),
             config,
@@ -240,6 +253,7 @@ impl Core {
             return;
         }
         self.finished = Some(reason.clone());
+        self.failed = matches!(effect, Effect::Failed { .. });
         self.close_round(CancelReason::RunFinished);
         let in_flight: Vec<RolloutId> = self.rollouts.keys().copied().collect();
         for rollout in in_flight {
@@ -255,7 +269,7 @@ impl Core {
     }
 
     fn ignore(&mut self, what: &'static str) {
-        *self.ignored.entry(what).or_default() += 1;
+        *self.ignored.entry(what.to_owned()).or_default() += 1;
     }
 
     fn name(&self, environment: EnvironmentId) -> &str {

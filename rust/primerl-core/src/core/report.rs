@@ -47,7 +47,7 @@ impl Core {
             workers: self.worker_status(),
             waits: self.all_waits(),
             evaluations: self.evaluation_status(),
-            last_step: self.batches.newest().map(|batch| batch.metrics.clone()),
+            last_step: self.batches.last_metrics().cloned(),
             failures: self.failures.clone(),
             ignored: self.ignored.clone(),
         }

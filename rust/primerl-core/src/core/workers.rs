@@ -7,7 +7,12 @@ use crate::ids::*;
 use std::collections::BTreeSet;
 
 impl Core {
-    pub(super) fn worker_joined(&mut self, worker: WorkerId, environment: EnvironmentId) {
+    pub(super) fn worker_joined(
+        &mut self,
+        worker: WorkerId,
+        environment: EnvironmentId,
+        name: String,
+    ) {
         if environment.0 as usize >= self.sites.len() {
             return self.ignore("worker_joined of an unknown environment");
         }
@@ -15,10 +20,12 @@ impl Core {
             return self.ignore("worker_joined of a known worker");
         }
         self.sites[environment.0 as usize].workers += 1;
+        self.next_worker = self.next_worker.max(worker.0 + 1);
         self.workers.insert(
             worker,
             Worker {
                 environment,
+                name,
                 last_seen: self.now,
                 running: BTreeSet::new(),
             },

@@ -21,6 +21,7 @@ pub fn config() -> Config {
         max_async_level: 1,
         max_off_policy_steps: 2,
         oversampling_factor: 1.0,
+        spool_steps: 100,
         algorithm: Algorithm::Grpo {
             normalize_std: false,
             shuffle_advantages: false,
@@ -79,6 +80,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         }],
         temperature: 1.0,
         finish: FinishReason::Stop,
+        start_digest: 0,
         context_digest: 0,
         answer_digest: 0,
     }

@@ -36,6 +36,7 @@ pub struct Observer {
     proved: Option<PolicyVersion>,
     waiting: BTreeMap<RequestId, Time>,
     pub batches: BTreeMap<Step, PackedBatch>,
+    kept_from: Step,
     pub evaluations: Vec<EvaluationReport>,
     pub warnings: Vec<String>,
     pub finished: Option<String>,
@@ -52,6 +53,7 @@ impl Observer {
             proved: None,
             waiting: BTreeMap::new(),
             batches: BTreeMap::new(),
+            kept_from: Step(1),
             evaluations: Vec::new(),
             warnings: Vec::new(),
             finished: None,
@@ -97,16 +99,13 @@ impl Observer {
             Effect::Batch {
                 request,
                 rank,
-                batch,
+                step,
             } => {
                 self.answered(*request);
-                assert!((*rank as usize) < batch.ranks.len());
-                assert_eq!(
-                    self.batches.get(&batch.step),
-                    Some(&**batch),
-                    "every fetch of a step gets the batch that was cut"
-                );
+                assert!((*rank as usize) < self.batches[step].ranks.len());
+                assert!(*step >= self.kept_from, "step {step} was given up");
             }
+            Effect::ForgetBatches { before } => self.kept_from = *before,
             Effect::BatchNotReady {
                 request,
                 waiting_for,
@@ -127,6 +126,11 @@ impl Observer {
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
             Effect::UpdateEngine { .. } | Effect::WorkerLost { .. } => {}
         }
+    }
+
+    /// Whoever asked does not listen any more.
+    pub fn forget_request(&mut self, request: RequestId) {
+        self.waiting.remove(&request);
     }
 
     /// No request waits longer than a long poll.

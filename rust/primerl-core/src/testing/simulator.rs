@@ -2,6 +2,7 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+mod restarts;
 mod turns;
 
 use crate::config::Config;
@@ -35,6 +36,10 @@ pub struct Faults {
     pub engine_dies: f64,
     /// The trainer loses an answer and asks for the same batch again.
     pub trainer_forgets: f64,
+    /// The trainer dies when it has a batch, and goes on from its last checkpoint.
+    pub trainer_dies: f64,
+    /// The orchestrator is restarted some seconds after it started.
+    pub orchestrator_dies: f64,
 }
 
 /// A component that is killed for good, to see that someone is told.
@@ -77,6 +82,9 @@ pub struct Simulator {
     next_worker: u64,
     next_token: u32,
     pub events: u64,
+    /// What a journal would hold: the core as it was at some time, and every event since.
+    snapshot: Core,
+    journal: Vec<(Time, Event)>,
 }
 
 impl Simulator {
@@ -85,7 +93,6 @@ impl Simulator {
     pub fn new(scenario: Scenario) -> Self {
         let core = Core::new(scenario.config.clone()).expect("a scenario has a valid config");
         let mut simulator = Simulator {
-            core,
             observer: Observer::new(scenario.config.clone()),
             rng: ChaCha8Rng::seed_from_u64(scenario.seed),
             now: Time(0),
@@ -99,6 +106,9 @@ impl Simulator {
             next_worker: 0,
             next_token: 1,
             events: 0,
+            snapshot: core.clone(),
+            journal: Vec::new(),
+            core,
             scenario,
         };
         simulator.start();
@@ -139,7 +149,8 @@ impl Simulator {
             }
         }
         let at = self.spread(0.1, 4.0);
-        self.plan(at, Action::TrainerPublishes(PolicyVersion(0)));
+        self.plan(at, Action::TrainerPublishes(PolicyVersion(0), 0));
+        self.plan_restart();
         if let Some((at, kill)) = self.scenario.kill {
             self.agenda.insert((at, u64::MAX), Action::Kill(kill));
         }
@@ -148,6 +159,9 @@ impl Simulator {
     /// Gives an event to the core, and carries out what it says.
     fn send(&mut self, event: Event) {
         self.events += 1;
+        if self.scenario.faults.orchestrator_dies > 0.0 {
+            self.journal.push((self.now, event.clone()));
+        }
         self.observer.saw_event(&event, self.now);
         let effects = self.core.handle(event, self.now);
         self.core.check().expect("the core's invariants hold");

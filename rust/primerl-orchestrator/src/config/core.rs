@@ -41,6 +41,7 @@ impl Config {
             max_async_level: self.max_async_level,
             max_off_policy_steps: self.max_off_policy_steps,
             oversampling_factor: self.oversampling_factor,
+            spool_steps: self.retention.spool_steps,
             algorithm: Algorithm::Grpo {
                 normalize_std,
                 shuffle_advantages,

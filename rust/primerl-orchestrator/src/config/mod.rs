@@ -81,7 +81,28 @@ pub struct Config {
     #[serde(default)]
     pub timeouts: TimeoutsConfig,
     #[serde(default)]
+    pub retention: RetentionConfig,
+    #[serde(default)]
     pub log: LogConfig,
+}
+
+/// How much of the past is kept on disk.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetentionConfig {
+    /// Batches kept for a trainer that has saved no checkpoint; with checkpoints, those after the last one are kept.
+    pub spool_steps: u64,
+    /// Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept.
+    pub journal_mb: u64,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        RetentionConfig {
+            spool_steps: 256,
+            journal_mb: 1024,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]

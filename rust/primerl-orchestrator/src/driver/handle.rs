@@ -37,10 +37,12 @@ pub enum BatchReply {
 pub(crate) enum Reply {
     Lease(oneshot::Sender<LeaseReply>),
     Batch(oneshot::Sender<BatchReply>),
+    /// Told once the operating system has the event: it outlives this process.
+    Written(oneshot::Sender<()>),
     /// Told once the event is durable; the value says whether the rollout was still open before it.
     Accepted(oneshot::Sender<bool>),
-    /// Told once the event is durable; the error says why the weights are not used.
-    Published(oneshot::Sender<Result<(), String>>),
+    /// Told once the event is durable; the error says why the trainer is not followed.
+    Verdict(oneshot::Sender<Result<(), String>>),
 }
 
 pub(super) enum Message {
@@ -116,6 +118,21 @@ impl DriverHandle {
         answer
     }
 
+    /// Tell now, in order with other calls; then wait until a crash of this process cannot undo it.
+    pub fn turn_finished(
+        &self,
+        rollout: RolloutId,
+        turn: primerl_core::Turn,
+    ) -> impl Future<Output = Result<(), RunOver>> + use<> {
+        let (sender, written) = oneshot::channel();
+        let event = Event::TurnFinished { rollout, turn };
+        let sent = self.send_with(event, Some(Reply::Written(sender)));
+        async move {
+            sent?;
+            written.await.map_err(|_| RunOver)
+        }
+    }
+
     /// Tell, and wait until it is on disk. The result says whether the rollout was open.
     pub async fn rollout_finished(
         &self,
@@ -143,7 +160,13 @@ impl DriverHandle {
             manifest,
             digest,
         };
-        self.ask(event, Reply::Published).await
+        self.ask(event, Reply::Verdict).await
+    }
+
+    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot go on from there.
+    pub async fn trainer_resumed(&self, step: Step) -> Result<Result<(), String>, RunOver> {
+        self.ask(Event::TrainerResumed { step }, Reply::Verdict)
+            .await
     }
 
     /// Long poll for rollouts.

@@ -37,21 +37,27 @@ const FLUSH: Duration = Duration::from_millis(200);
 /// several events.
 const BETWEEN_SYNCS: Duration = Duration::from_millis(10);
 
+/// The core is written whole after so many bytes of events: what a restart has to play back.
+const BETWEEN_SNAPSHOTS: u64 = 64 << 20;
+
 /// Who waits for the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
     Nobody,
     /// Somebody whose answer may come together with others'.
     Soon,
+    /// Somebody to whom it is enough that the operating system has it.
+    Written,
     /// Somebody who holds up the run: the trainer.
     Now,
 }
 
-/// What waits for the journal.
+/// What waits until the journal is on disk.
 enum Durable {
     Effect(Effect, Option<oneshot::Sender<BatchReply>>),
+    Snapshot(Box<Core>),
     Accepted(oneshot::Sender<bool>, bool),
-    Published(oneshot::Sender<Result<(), String>>, Result<(), String>),
+    Verdict(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
 pub(crate) struct Driver {
@@ -61,8 +67,14 @@ pub(crate) struct Driver {
     telemetry: Arc<Telemetry>,
     failures: Failures,
     origin: Instant,
+    /// The core's time at `origin`: that of the last event before a restart.
+    began: Time,
     /// Waiting for durability, in the order of their events' numbers.
     durable: VecDeque<(u64, Durable)>,
+    /// Waiting for the operating system to have an event, in the order of numbers.
+    written: VecDeque<(u64, oneshot::Sender<()>)>,
+    /// Bytes of the journal when the core was last written whole.
+    snapshot_at: u64,
     /// Of what was added to them since the journal was last asked to sync.
     urgency: Urgency,
     next_sync: Instant,
@@ -75,6 +87,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub fn new(core: Core, journal: Journal, effects: Effects, app: &App) -> Driver {
         Driver {
+            began: core.now(),
             core,
             journal,
             effects,
@@ -82,12 +95,36 @@ impl Driver {
             failures: app.failures.clone(),
             origin: app.origin,
             durable: VecDeque::new(),
+            written: VecDeque::new(),
+            snapshot_at: 0,
             urgency: Urgency::Nobody,
             next_sync: app.origin,
             replies: HashMap::new(),
             last_tick: app.origin,
             flush_at: None,
         }
+    }
+
+    /// Carry out what a run that was restarted still owes, before anyone can ask.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
+        for effect in owed {
+            match effect {
+                // Whoever asked for it is gone.
+                Effect::Batch { .. } => {}
+                // What had ended may go on by now.
+                Effect::Finished { .. } | Effect::Failed { .. } => {}
+                effect => self.effects.carry_out(effect, None),
+            }
+        }
+        self.handle(Event::Restarted, None)?;
+        if let Some(reason) = self.core.finished() {
+            let reason = reason.to_owned();
+            self.effects.carry_out(Effect::Finished { reason }, None);
+        }
+        Ok(())
     }
 
     /// Runs until `stop`, or until the journal cannot be written.
@@ -113,7 +150,7 @@ impl Driver {
                     messages.drain(..).try_for_each(|message| self.take(message))
                 }
                 changed = progress.changed() => match changed {
-                    Ok(()) => self.release_durable(&mut progress),
+                    Ok(()) => self.release(&mut progress),
                     Err(_) => Err(JournalError::Stopped),
                 },
                 () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => match self.urgency {
@@ -138,10 +175,14 @@ impl Driver {
         let now = Instant::now();
         let due = match self.urgency {
             Urgency::Nobody => false,
-            Urgency::Soon => now >= self.next_sync,
+            Urgency::Soon | Urgency::Written => now >= self.next_sync,
             Urgency::Now => true,
         };
         if !due {
+            if self.urgency == Urgency::Written {
+                self.urgency = Urgency::Soon;
+                return self.journal.flush();
+            }
             return Ok(());
         }
         self.urgency = Urgency::Nobody;
@@ -150,7 +191,7 @@ impl Driver {
     }
 
     fn now(&self) -> Time {
-        Time(self.origin.elapsed().as_micros() as u64)
+        Time(self.began.0 + self.origin.elapsed().as_micros() as u64)
     }
 
     fn next_tick(&self) -> Instant {
@@ -158,7 +199,7 @@ impl Driver {
         let due = self
             .core
             .next_deadline()
-            .map(|time| self.origin + Duration::from_micros(time.0));
+            .map(|time| self.origin + Duration::from_micros(time.since(self.began).0));
         due.unwrap_or(idle)
             .min(idle)
             .max(self.last_tick + SHORTEST_TICK)
@@ -182,8 +223,16 @@ impl Driver {
 
     fn handle(&mut self, event: Event, reply: Option<Reply>) -> Result<(), JournalError> {
         let now = self.now();
-        let number = self.journal.append(now, &event)?;
+        // A run that is asked to stop can be started again: what the journal says of it must not be its end.
+        let number = match event {
+            Event::ShutdownRequested { .. } => self.journal.appended(),
+            _ => self.journal.append(now, &event)?,
+        };
         match (reply, &event) {
+            (Some(Reply::Written(waiter)), _) => {
+                self.written.push_back((number, waiter));
+                self.urgency = self.urgency.max(Urgency::Written);
+            }
             (
                 Some(Reply::Accepted(waiter)),
                 Event::RolloutFinished {
@@ -194,14 +243,11 @@ impl Driver {
                 self.wait_for_journal(number, Durable::Accepted(waiter, open));
             }
             (
-                Some(Reply::Published(waiter)),
-                Event::WeightsPublished {
-                    version, digest, ..
-                },
+                Some(Reply::Verdict(waiter)),
+                Event::WeightsPublished { .. } | Event::TrainerResumed { .. },
             ) => {
-                let refusal = self.core.refuses_weights(*version, digest);
-                let verdict = refusal.map_or(Ok(()), Err);
-                self.wait_for_journal(number, Durable::Published(waiter, verdict));
+                let verdict = self.refusal(&event).map_or(Ok(()), Err);
+                self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
             }
             (
                 Some(reply),
@@ -227,13 +273,37 @@ impl Driver {
                 self.carry_out(effect);
             }
         }
+        self.take_snapshot(number);
         Ok(())
+    }
+
+    /// Why the core will not do as the trainer says.
+    fn refusal(&self, event: &Event) -> Option<String> {
+        match event {
+            Event::WeightsPublished {
+                version, digest, ..
+            } => self.core.refuses_weights(*version, digest),
+            Event::TrainerResumed { step } => self.core.refuses_resume(*step),
+            _ => None,
+        }
+    }
+
+    /// Copies share their tokens, so this takes no time that anyone would notice.
+    fn take_snapshot(&mut self, number: u64) {
+        if self.journal.bytes() - self.snapshot_at < BETWEEN_SNAPSHOTS
+            || self.core.finished().is_some()
+        {
+            return;
+        }
+        self.snapshot_at = self.journal.bytes();
+        let core = Box::new(self.core.clone());
+        self.wait_for_journal(number, Durable::Snapshot(core));
     }
 
     fn wait_for_journal(&mut self, number: u64, what: Durable) {
         let urgency = match what {
-            Durable::Accepted(..) => Urgency::Soon,
-            Durable::Effect(..) | Durable::Published(..) => Urgency::Now,
+            Durable::Accepted(..) | Durable::Snapshot(_) => Urgency::Soon,
+            Durable::Effect(..) | Durable::Verdict(..) => Urgency::Now,
         };
         self.urgency = self.urgency.max(urgency);
         self.durable.push_back((number, what));
@@ -301,13 +371,23 @@ impl Driver {
     }
 
     /// Carry out what the journal's progress allows.
-    fn release_durable(
-        &mut self,
-        progress: &mut watch::Receiver<Progress>,
-    ) -> Result<(), JournalError> {
-        let Progress { durable, error } = progress.borrow_and_update().clone();
+    fn release(&mut self, progress: &mut watch::Receiver<Progress>) -> Result<(), JournalError> {
+        let Progress {
+            written,
+            durable,
+            error,
+        } = progress.borrow_and_update().clone();
         if let Some(error) = error {
             return Err(error);
+        }
+        let count = self
+            .written
+            .iter()
+            .take_while(|(number, _)| *number <= written)
+            .count();
+        for (_, waiter) in self.written.drain(..count) {
+            // A client that hung up does not wait.
+            let _ = waiter.send(());
         }
         while self
             .durable
@@ -318,10 +398,11 @@ impl Driver {
                 Some((_, Durable::Effect(effect, waiter))) => {
                     self.effects.carry_out(effect, waiter)
                 }
+                Some((number, Durable::Snapshot(core))) => self.effects.snapshot(number, core),
                 Some((_, Durable::Accepted(waiter, open))) => {
                     let _ = waiter.send(open);
                 }
-                Some((_, Durable::Published(waiter, verdict))) => {
+                Some((_, Durable::Verdict(waiter, verdict))) => {
                     let _ = waiter.send(verdict);
                 }
                 None => {}

@@ -83,7 +83,7 @@ pub struct EngineStatus {
 #[derive(Debug)]
 pub struct Engines {
     pub(super) config: EnginesConfig,
-    /// Grows when an engine joins; never shrinks, an [`EngineId`] is an index.
+    /// Grows when an engine joins; never shrinks.
     engines: RwLock<Vec<Arc<Engine>>>,
     /// Bumped whenever an engine may have become usable.
     pub(super) changed: watch::Sender<u64>,
@@ -119,10 +119,24 @@ impl Engines {
             known.rejoined.notify_one();
             return Ok(known.id);
         }
+        let next = engines.iter().map(|engine| engine.id.0 + 1).max();
+        let id = EngineId(next.unwrap_or(0));
+        engines.push(self.add(id, url)?);
+        Ok(id)
+    }
+
+    /// Look for an engine that had joined before a restart.
+    pub fn restore(self: &Arc<Self>, id: EngineId, url: &str) -> Result<(), String> {
+        let engine = self.add(id, parse_url(url)?)?;
+        self.engines.write().push(engine);
+        Ok(())
+    }
+
+    fn add(self: &Arc<Self>, id: EngineId, url: String) -> Result<Arc<Engine>, String> {
         let client = EngineClient::new(url).map_err(|error| error.to_string())?;
         let (updates, receiver) = mpsc::unbounded_channel();
         let engine = Arc::new(Engine {
-            id: EngineId(engines.len() as u32),
+            id,
             client,
             state: Mutex::new(EngineState {
                 proved: None,
@@ -140,11 +154,9 @@ impl Engines {
             suspect: Notify::new(),
             rejoined: Notify::new(),
         });
-        engines.push(Arc::clone(&engine));
-        let id = engine.id;
-        self.tasks
-            .spawn(supervisor::supervise(Arc::clone(self), engine, receiver));
-        Ok(id)
+        let supervised = supervisor::supervise(Arc::clone(self), Arc::clone(&engine), receiver);
+        self.tasks.spawn(supervised);
+        Ok(engine)
     }
 
     /// Carry out [`primerl_core::Effect::UpdateEngine`].
@@ -155,7 +167,8 @@ impl Engines {
         manifest: &str,
         digest: String,
     ) {
-        let Some(engine) = self.engines.read().get(engine.0 as usize).cloned() else {
+        let engines = self.engines.read();
+        let Some(engine) = engines.iter().find(|known| known.id == engine) else {
             return;
         };
         // A closed channel means that the run is over.

@@ -52,7 +52,10 @@ pub(super) async fn supervise(
             // Updates told before the engine was lost are void: the core tells anew after the join.
             while updates.try_recv().is_ok() {}
             let _ = engine.rejoined.notified().now_or_never();
-            pool.driver.send(Event::EngineJoined { engine: engine.id });
+            pool.driver.send(Event::EngineJoined {
+                engine: engine.id,
+                url: engine.client.url().to_owned(),
+            });
             let started = Instant::now();
             let reason = serve(&pool, &engine, &mut updates).await;
             tracing::warn!(engine = %engine.client.url(), reason, "engine lost");

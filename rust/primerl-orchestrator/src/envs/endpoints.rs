@@ -61,6 +61,7 @@ pub async fn register(
     app.driver.send(Event::WorkerJoined {
         worker,
         environment,
+        name: body.name.clone(),
     });
     tracing::info!(%worker, name = body.name, environment = body.environment, examples = body.examples, "worker joined");
     let heartbeat_s = app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT;

@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use primerl_core::{EnvironmentId, RolloutId, WorkerId};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -54,6 +55,22 @@ pub struct Workers {
 struct Table {
     next: u64,
     by_id: HashMap<WorkerId, Worker>,
+    /// Leases that a crash took from the journal: whoever runs one is told to stop.
+    lost: Option<Range<RolloutId>>,
+}
+
+impl Worker {
+    fn new(name: &str, environment: EnvironmentId) -> Worker {
+        Worker {
+            name: name.into(),
+            environment,
+            last_seen: Instant::now(),
+            told: Instant::now(),
+            leased: HashMap::new(),
+            cancelled: HashSet::new(),
+            running: 0,
+        }
+    }
 }
 
 impl Workers {
@@ -71,17 +88,30 @@ impl Workers {
         if let Some(predecessor) = predecessor {
             table.by_id.remove(&predecessor);
         }
-        let worker = Worker {
-            name: name.into(),
-            environment,
-            last_seen: Instant::now(),
-            told: Instant::now(),
-            leased: HashMap::new(),
-            cancelled: HashSet::new(),
-            running: 0,
-        };
-        table.by_id.insert(id, worker);
+        table.by_id.insert(id, Worker::new(name, environment));
         (id, predecessor)
+    }
+
+    /// Take up the workers that were registered before a restart, and what they were leased. `next` is the number of
+    /// the next one; what was leased of `lost` in the last moment is not known any more.
+    pub fn restore<'a>(
+        &self,
+        workers: impl Iterator<Item = (WorkerId, EnvironmentId, &'a str)>,
+        leases: impl Iterator<Item = (WorkerId, RolloutId)>,
+        next: WorkerId,
+        lost: Range<RolloutId>,
+    ) {
+        let mut table = self.workers.lock();
+        table.next = next.0;
+        table.lost = Some(lost);
+        for (id, environment, name) in workers {
+            table.by_id.insert(id, Worker::new(name, environment));
+        }
+        for (id, rollout) in leases {
+            if let Some(worker) = table.by_id.get_mut(&id) {
+                worker.leased.insert(rollout, Instant::now());
+            }
+        }
     }
 
     /// Note a sign of life. `None`: unknown, it has to register. `Some(true)`: the core was not told for `interval`.
@@ -119,11 +149,16 @@ impl Workers {
     /// Compare what the worker runs with what it was leased. `None`: unknown worker.
     pub fn heartbeat(&self, id: WorkerId, running: &[RolloutId]) -> Option<Heartbeat> {
         let mut table = self.workers.lock();
-        let worker = table.by_id.get_mut(&id)?;
+        let Table { by_id, lost, .. } = &mut *table;
+        let worker = by_id.get_mut(&id)?;
         let now = Instant::now();
         worker.last_seen = now;
         worker.told = now;
         worker.running = running.len();
+        if let Some(lost) = lost {
+            let unknown = running.iter().filter(|rollout| lost.contains(rollout));
+            worker.cancelled.extend(unknown);
+        }
         let running: HashSet<RolloutId> = running.iter().copied().collect();
         let mut lost: Vec<RolloutId> = worker
             .leased
@@ -208,6 +243,18 @@ mod tests {
         assert_eq!(workers.seen(first, Duration::ZERO), None);
         assert_eq!(workers.seen(second, Duration::from_secs(3600)), Some(false));
         assert_eq!(workers.seen(second, Duration::ZERO), Some(true));
+    }
+
+    #[test]
+    fn what_a_crash_took_from_the_journal_is_stopped() {
+        let workers = Workers::default();
+        let (id, lost) = (WorkerId(4), RolloutId(10)..RolloutId(20));
+        let known = [(id, EnvironmentId(0), "w")].into_iter();
+        workers.restore(known, [(id, RolloutId(9))].into_iter(), WorkerId(7), lost);
+        let told = workers.heartbeat(id, &[RolloutId(9), RolloutId(10)]);
+        assert_eq!(told.expect("is known").cancel, [RolloutId(10)]);
+        assert_eq!(workers.register("v", EnvironmentId(0)).0, WorkerId(7));
+        assert_eq!(workers.register("w", EnvironmentId(0)).1, Some(id));
     }
 
     #[test]

@@ -26,10 +26,7 @@ impl Delivery {
     }
 
     pub fn done(self) {
-        let mut state = self.rollout.state.lock();
-        state
-            .undelivered
-            .retain(|answer| !Arc::ptr_eq(answer, &self.answer));
+        self.rollout.state.lock().delivered(&self.answer);
     }
 }
 

@@ -15,6 +15,8 @@ mod turn;
 
 pub use endpoints::{chat_completions, models, rollout_models};
 
+use crate::config::Sampling;
+use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
 use rollouts::Rollouts;
 use std::sync::Arc;
@@ -35,6 +37,14 @@ impl Gateway {
             rollouts: Arc::default(),
             model,
             seq_len,
+        }
+    }
+
+    /// Take up a rollout as it was before a restart.
+    pub fn restore(&self, open: &OpenRollout<'_>, sampling: Sampling) {
+        self.rollouts.open(&open.lease, open.worker, sampling);
+        if let Some(rollout) = self.rollouts.get(open.lease.rollout) {
+            turn::restore(self, &rollout, open.turns);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::config::Sampling;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::effect::{CancelReason, LeasedRollout};
-use primerl_core::{Conversation, EngineId, RolloutId, WorkerId};
+use primerl_core::{Conversation, EngineId, RolloutId, Turn, TurnIndex, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -54,7 +54,27 @@ pub(super) struct Session {
     pub engine: Option<EngineId>,
 }
 
+impl RolloutState {
+    /// Takes in a finished turn; the result is its number.
+    pub fn record(&mut self, turn: &Turn) -> u32 {
+        let index = self.turns;
+        self.turns += 1;
+        let session = self.sessions.entry(Arc::clone(&turn.session)).or_default();
+        session.conversation.record(TurnIndex(index), turn);
+        index
+    }
+
+    pub fn delivered(&mut self, answer: &Arc<Answer>) {
+        self.undelivered.retain(|other| !Arc::ptr_eq(other, answer));
+    }
+}
+
 impl Rollouts {
+    /// Rollouts before this one have been.
+    pub fn begin_at(&self, next: RolloutId) {
+        self.next.store(next.0, Ordering::Relaxed);
+    }
+
     pub fn open(&self, lease: &LeasedRollout, worker: WorkerId, sampling: Sampling) {
         let rollout = Rollout {
             id: lease.rollout,

@@ -1,5 +1,6 @@
 //! One turn: from messages to a prompt, from the engine's tokens to a recorded turn and an answer.
 
+use super::Gateway;
 use super::answer::{Answer, answer_id, unix_time};
 use super::dialect::ChatRequest;
 use super::rollouts::{Rollout, Session};
@@ -223,7 +224,7 @@ pub(super) async fn take(
         .engine_time
         .observe(started.elapsed().as_secs_f64());
     match sampled {
-        Ok(sampled) => record(app, rollout, request, prompt, sampled),
+        Ok(sampled) => record(app, rollout, request, prompt, sampled).await,
         Err(error) => Err(failed(app, rollout, &error)),
     }
 }
@@ -243,7 +244,7 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
     }
 }
 
-fn record(
+async fn record(
     app: &App,
     rollout: &Rollout,
     request: &ChatRequest,
@@ -265,6 +266,7 @@ fn record(
         versions: generated.versions,
         temperature: request.temperature as f32,
         finish: generated.finish,
+        start_digest: prompt.start,
         context_digest: prompt.context_digest,
         answer_digest: digest_next(prompt.context_digest, message_hash(&canonical(&message))),
     };
@@ -284,23 +286,61 @@ fn record(
         sampled: Arc::clone(&turn.sampled),
         logprobs: Arc::clone(&turn.logprobs),
     };
+    let (answer, written) = {
+        let mut state = rollout.state.lock();
+        if rollout.over.is_cancelled() {
+            return Err(rollout.gone());
+        }
+        let index = state.record(&turn);
+        if let Some(session) = state.sessions.get_mut(&prompt.session) {
+            session.engine = Some(engine);
+        }
+        answer.id = answer_id(rollout.id, index);
+        let answer = Arc::new(answer);
+        // For a client that hangs up before it gets it.
+        state.undelivered.push(Arc::clone(&answer));
+        // Under the lock: the core numbers a rollout's turns by the order of these events.
+        (answer, app.driver.turn_finished(rollout.id, turn))
+    };
+    // An agent that has seen the answer goes on from it: the turn must be there after a crash.
+    written.await.map_err(|_| app.over())?;
+    rollout.state.lock().delivered(&answer);
+    Ok(answer)
+}
+
+/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived, so they
+/// are kept for a client that asks again.
+pub(super) fn restore(gateway: &Gateway, rollout: &Rollout, turns: &[Turn]) {
     let mut state = rollout.state.lock();
-    if rollout.over.is_cancelled() {
-        return Err(rollout.gone());
+    for turn in turns {
+        state.record(turn);
     }
-    let index = state.turns;
-    state.turns += 1;
-    let session = state.sessions.entry(prompt.session).or_default();
-    session
-        .conversation
-        .record(prompt.start, TurnIndex(index), &turn);
-    session.engine = Some(engine);
-    // Under the lock: the core numbers a rollout's turns by the order of these events.
-    app.driver.send(Event::TurnFinished {
-        rollout: rollout.id,
-        turn,
-    });
-    drop(state);
-    answer.id = answer_id(rollout.id, index);
-    Ok(Arc::new(answer))
+    let is_extended = |index: usize| {
+        let index = Some(TurnIndex(index as u32));
+        turns.iter().any(|turn| turn.parent == index)
+    };
+    for (index, turn) in turns
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| !is_extended(*index))
+    {
+        // What could be decoded once can be again.
+        let Ok(message) = gateway.renderer.parse(&turn.sampled) else {
+            continue;
+        };
+        let session = &state.sessions[&turn.session];
+        let answer = Answer {
+            id: answer_id(rollout.id, index as u32),
+            created: unix_time(),
+            model: gateway.model.clone(),
+            session: Arc::clone(&turn.session),
+            context_digest: turn.context_digest,
+            message,
+            finish: turn.finish,
+            prompt: session.conversation.prompt_of(TurnIndex(index as u32)),
+            sampled: Arc::clone(&turn.sampled),
+            logprobs: Arc::clone(&turn.logprobs),
+        };
+        state.undelivered.push(Arc::new(answer));
+    }
 }

@@ -1,14 +1,51 @@
-//! The journal: every event of the run, in order, on disk before anything that relies on it is seen outside.
+//! The journal: every event of the run, in order, on disk before anything that relies on it is seen outside; and, from
+//! time to time, the whole core, so that a restart need not read everything and old events can be deleted.
 //!
-//! `<output_dir>/journal/<number of its first event, 12 digits>.log` holds records of
-//! `u32 length, u32 crc32 of the body, body`, little-endian; the body is msgpack of `(time, event)`.
-//! One writer thread: a sync covers every event appended before it (group commit).
+//! ```text
+//! <output_dir>/journal/000000000000.snapshot    the core after that many events (0: as it was made)
+//!                      000000000000.log         events 1, 2, ...: named by the number of events before it
+//!                      000000118220.log
+//!                      000000120007.snapshot
+//! ```
+//! A `.log` begins with [`MAGIC`]; then come records of `u32 length, u32 crc32 of the body, body`, little-endian, the
+//! body msgpack of `(time, event)`. One writer thread: a sync covers every event appended before it (group commit).
+//! A restart is the newest whole snapshot and the events since, played back ([`restore`]).
 
 mod reader;
+mod restore;
+mod snapshot;
 mod writer;
 
-pub use reader::{Entry, ReadError, read};
+pub use reader::{Entry, ReadError, Tail, read_from};
+pub use restore::{RestoreError, Restored, exists, oldest, restore};
+pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};
 pub use writer::{Journal, JournalError, Progress};
 
-/// Bytes before the body: its length and its checksum.
+use std::path::{Path, PathBuf};
+
+/// What a segment begins with; the last byte is the format's version.
+const MAGIC: [u8; 8] = *b"PRIMERL\x02";
+/// Bytes before a record's body: its length and its checksum.
 const HEADER: usize = 8;
+const SEGMENT: &str = "log";
+const SNAPSHOT: &str = "snapshot";
+
+fn path_of(folder: &Path, number: u64, extension: &str) -> PathBuf {
+    folder.join(format!("{number:012}.{extension}"))
+}
+
+/// Files of one kind with the numbers in their names, in order.
+fn files(folder: &Path, extension: &str) -> std::io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let number = path
+            .file_stem()
+            .and_then(|stem| stem.to_str()?.parse().ok());
+        if let (Some(number), Some(true)) = (number, path.extension().map(|it| it == extension)) {
+            found.push((number, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}

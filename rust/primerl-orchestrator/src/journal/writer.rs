@@ -1,6 +1,6 @@
 //! The writing half. The driver appends without waiting; whoever needs durability watches [`Progress`].
 
-use super::HEADER;
+use super::{HEADER, MAGIC, SEGMENT, Tail, exists, path_of};
 use primerl_core::{Event, Time};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// A segment is closed once it is this long.
-const SEGMENT_BYTES: usize = 64 << 20;
+const SEGMENT_BYTES: u64 = 64 << 20;
 /// Events nobody waits for are synced at least this often.
 const IDLE_SYNC: Duration = Duration::from_secs(1);
 /// Events nobody waits for are handed to the writer once they are this many bytes: waking it costs more than writing.
@@ -20,10 +20,6 @@ const HAND_OVER_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    #[error(
-        "{path} holds the journal of an earlier run; give another output_dir or remove that folder"
-    )]
-    NotEmpty { path: PathBuf },
     #[error("cannot write the journal {path}: {source}")]
     Io {
         path: PathBuf,
@@ -38,6 +34,8 @@ pub enum JournalError {
 /// How far the journal is.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
+    /// Events that the operating system has: they outlive this process, but not a power loss.
+    pub written: u64,
     /// Events that are on disk.
     pub durable: u64,
     /// Set once, when writing failed: nothing becomes durable any more.
@@ -62,38 +60,68 @@ pub struct Journal {
     appended: u64,
     /// Events for which a sync was asked.
     requested: u64,
+    bytes: u64,
     /// Appended, and not handed to the writer yet.
     waiting: Job,
 }
 
 impl Journal {
     /// Start a new journal in `folder`, which must not hold one.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    ///
+    /// # Panics
+    /// If there is a journal.
     pub fn create(folder: &Path) -> Result<Journal, JournalError> {
-        let failed = |source: io::Error| JournalError::Io {
-            path: folder.to_owned(),
-            source: Arc::new(source),
+        fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        assert!(!exists(folder), "a journal is resumed, not overwritten");
+        Journal::begin(Segment::create(folder, 0)?, 0)
+    }
+
+    /// Go on with the journal in `folder`, which ends as `tail` says: what a crash cut short is removed first.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn resume(folder: &Path, tail: &Tail) -> Result<Journal, JournalError> {
+        let segment = match &tail.segment {
+            Some((path, whole)) => Segment::reopen(folder, path, *whole)?,
+            None => Segment::create(folder, tail.events)?,
         };
-        fs::create_dir_all(folder).map_err(failed)?;
-        if fs::read_dir(folder).map_err(failed)?.next().is_some() {
-            return Err(JournalError::NotEmpty {
-                path: folder.to_owned(),
-            });
-        }
-        let segment = Segment::create(folder, 0)?;
+        Journal::begin(segment, tail.events)
+    }
+
+    fn begin(segment: Segment, events: u64) -> Result<Journal, JournalError> {
+        let path = segment.path.clone();
         let (jobs, receiver) = mpsc::channel();
-        let (sender, progress) = watch::channel(Progress::default());
+        let (sender, progress) = watch::channel(Progress {
+            written: events,
+            durable: events,
+            error: None,
+        });
         let thread = std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || write_until_closed(segment, &receiver, &sender))
-            .map_err(failed)?;
+            .map_err(|error| failed(&path, error))?;
         Ok(Journal {
             jobs: Some(jobs),
             progress,
             thread: Some(thread),
-            appended: 0,
-            requested: 0,
+            appended: events,
+            requested: events,
+            bytes: 0,
             waiting: Job::default(),
         })
+    }
+
+    /// Bytes appended by this process.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Events appended since the run began.
+    pub fn appended(&self) -> u64 {
+        self.appended
     }
 
     /// Append one event; the result is its number, from 1. It is durable once [`Progress::durable`] has reached it.
@@ -111,6 +139,7 @@ impl Journal {
         record[..4].copy_from_slice(&length.to_le_bytes());
         record[4..HEADER].copy_from_slice(&checksum.to_le_bytes());
         self.appended += 1;
+        self.bytes += record.len() as u64;
         self.waiting.events += 1;
         if self.waiting.bytes.len() >= HAND_OVER_BYTES {
             self.hand_over(false)?;
@@ -171,40 +200,61 @@ impl Drop for Journal {
     }
 }
 
+fn failed(path: &Path, source: io::Error) -> JournalError {
+    JournalError::Io {
+        path: path.to_owned(),
+        source: Arc::new(source),
+    }
+}
+
 struct Segment {
     folder: PathBuf,
     path: PathBuf,
     file: File,
-    bytes: usize,
+    bytes: u64,
 }
 
 impl Segment {
     fn create(folder: &Path, first: u64) -> Result<Segment, JournalError> {
-        let path = folder.join(format!("{first:012}.log"));
+        let path = path_of(folder, first, SEGMENT);
         let create = || {
-            let file = File::options().create_new(true).append(true).open(&path)?;
+            let mut file = File::options().create_new(true).append(true).open(&path)?;
+            file.write_all(&MAGIC)?;
             File::open(folder)?.sync_all()?;
             Ok(file)
         };
-        match create() {
-            Ok(file) => Ok(Segment {
-                folder: folder.to_owned(),
-                path,
-                file,
-                bytes: 0,
-            }),
-            Err(source) => Err(JournalError::Io {
-                path,
-                source: Arc::new(source),
-            }),
-        }
+        let file = create().map_err(|error| failed(&path, error))?;
+        Ok(Segment {
+            folder: folder.to_owned(),
+            path,
+            file,
+            bytes: MAGIC.len() as u64,
+        })
+    }
+
+    /// Only the first `whole` bytes of it count.
+    fn reopen(folder: &Path, path: &Path, whole: u64) -> Result<Segment, JournalError> {
+        let open = || {
+            let mut file = File::options().append(true).open(path)?;
+            file.set_len(whole)?;
+            if whole < MAGIC.len() as u64 {
+                file.set_len(0)?;
+                file.write_all(&MAGIC)?;
+            }
+            file.sync_all()?;
+            Ok(file)
+        };
+        let file = open().map_err(|error| failed(path, error))?;
+        Ok(Segment {
+            folder: folder.to_owned(),
+            path: path.to_owned(),
+            file,
+            bytes: whole.max(MAGIC.len() as u64),
+        })
     }
 
     fn failed(&self, source: io::Error) -> JournalError {
-        JournalError::Io {
-            path: self.path.clone(),
-            source: Arc::new(source),
-        }
+        failed(&self.path, source)
     }
 }
 
@@ -213,7 +263,7 @@ fn write_until_closed(
     jobs: &mpsc::Receiver<Job>,
     progress: &watch::Sender<Progress>,
 ) {
-    let mut written = 0;
+    let mut written = progress.borrow().written;
     loop {
         let closed = match next_group(jobs) {
             Group::Events {
@@ -224,6 +274,9 @@ fn write_until_closed(
             } => {
                 let mut outcome = write_group(&mut segment, written, &bytes);
                 written += events;
+                if outcome.is_ok() && events > 0 {
+                    progress.send_modify(|progress| progress.written = written);
+                }
                 let needed = sync && progress.borrow().durable < written;
                 if outcome.is_ok() && (needed || closed) {
                     outcome = sync_segment(&segment, written, progress);
@@ -303,7 +356,7 @@ fn write_group(segment: &mut Segment, written: u64, bytes: &[u8]) -> Result<(), 
             .map_err(|error| segment.failed(error))?;
         *segment = Segment::create(&segment.folder, written)?;
     }
-    segment.bytes += bytes.len();
+    segment.bytes += bytes.len() as u64;
     segment
         .file
         .write_all(bytes)

@@ -40,6 +40,12 @@ pub struct HeartbeatRequest {
     leaving: bool,
 }
 
+/// A step of the trainer's: the one it goes on after, or the one it has saved.
+#[derive(Debug, Deserialize)]
+pub struct StepRequest {
+    step: Step,
+}
+
 #[derive(Debug, Deserialize)]
 pub struct ShutdownRequest {
     reason: String,
@@ -109,6 +115,35 @@ pub async fn weights(
     Wire { body, encoding }: Wire<WeightsRequest>,
 ) -> Result<Response, ApiError> {
     publish(&app, body.version, body.manifest).await?;
+    Ok(encoding.ok(&Empty {}))
+}
+
+/// The trainer goes on after `step`; durable.
+pub async fn resume_after(app: &App, step: Step) -> Result<(), ApiError> {
+    app.telemetry.trainer.heard();
+    let resumed = app.driver.trainer_resumed(step).await;
+    resumed
+        .map_err(|_| app.over())?
+        .map_err(|why| ApiError::conflict("step_not_resumable", why).param("step"))?;
+    tracing::info!(%step, "the trainer goes on after this step");
+    Ok(())
+}
+
+pub async fn resume(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<StepRequest>,
+) -> Result<Response, ApiError> {
+    resume_after(&app, body.step).await?;
+    Ok(encoding.ok(&Empty {}))
+}
+
+/// Batches up to `step` will not be asked for again.
+pub async fn checkpoint(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<StepRequest>,
+) -> Result<Response, ApiError> {
+    app.telemetry.trainer.heard();
+    app.driver.send(Event::CheckpointSaved { step: body.step });
     Ok(encoding.ok(&Empty {}))
 }
 

@@ -8,6 +8,7 @@ pub mod trainer;
 pub mod worker;
 
 use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,10 +43,14 @@ impl Place {
 
     /// A small run; `extra` are further lines before the tables, `tables` after.
     pub fn toml(&self, extra: &str, tables: &str) -> String {
+        let max_steps = match extra.contains("max_steps") {
+            true => "",
+            false => "max_steps = 4",
+        };
         format!(
             r#"
 output_dir = {output:?}
-max_steps = 4
+{max_steps}
 seq_len = 512
 batch_size = 8
 group_size = 4
@@ -172,10 +177,36 @@ pub async fn chat_with(
 ) -> (u16, Value) {
     let request = http
         .post(format!("{base_url}/chat/completions"))
-        .header("x-session-id", session);
-    let answer = request.json(body).send().await.unwrap();
+        .header("x-session-id", session)
+        .json(body);
+    let answer = persistently(request).await;
     let status = answer.status().as_u16();
     (status, answer.json().await.unwrap_or(Value::Null))
+}
+
+/// Send until the orchestrator, which may just be restarted, has answered in full; repeats are marked as SDKs mark them.
+pub async fn persistently(request: RequestBuilder) -> reqwest::Response {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    for attempt in 0.. {
+        let request = request
+            .try_clone()
+            .unwrap()
+            .header("x-stainless-retry-count", attempt);
+        let whole = async {
+            let answer = request.send().await?;
+            let (status, headers) = (answer.status(), answer.headers().clone());
+            let mut whole = axum::http::Response::new(answer.bytes().await?);
+            *whole.status_mut() = status;
+            *whole.headers_mut() = headers;
+            Ok::<_, reqwest::Error>(whole.into())
+        };
+        match whole.await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    unreachable!("attempts are not counted out")
 }
 
 pub fn user(text: &str) -> Value {

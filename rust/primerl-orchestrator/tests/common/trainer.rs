@@ -1,6 +1,6 @@
 //! A trainer that trains nothing: it takes batches and publishes weights.
 
-use super::{PATIENCE, client};
+use super::{PATIENCE, client, persistently};
 use reqwest::Client;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -110,6 +110,12 @@ pub async fn publish(url: &str, output: &Path, version: u64) {
     publish_with(&client(), url, output, version).await;
 }
 
+/// Tell that training goes on after `step`.
+pub async fn resume(url: &str, step: u64) {
+    let (status, body) = post(&client(), url, "/trainer/resume", &json!({"step": step})).await;
+    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
+}
+
 async fn publish_with(http: &Client, url: &str, output: &Path, version: u64) {
     let manifest = write_weights(output, version);
     let (status, body) = post(
@@ -127,7 +133,7 @@ async fn post(http: &Client, url: &str, path: &str, body: &Value) -> (u16, Vec<u
         .post(format!("{url}{path}"))
         .header("content-type", "application/msgpack")
         .body(rmp_serde::to_vec_named(body).unwrap());
-    let answer = request.send().await.unwrap();
+    let answer = persistently(request).await;
     (
         answer.status().as_u16(),
         answer.bytes().await.unwrap().to_vec(),
@@ -163,10 +169,18 @@ async fn batch_bytes_with(http: &Client, url: &str, step: u64, rank: u32) -> Opt
 
 /// Train to the end; the result is every batch of rank 0.
 pub async fn train(url: String, output: std::path::PathBuf) -> Vec<Batch> {
+    train_after(0, url, output).await
+}
+
+/// The same from a checkpoint.
+pub async fn train_after(checkpoint: u64, url: String, output: std::path::PathBuf) -> Vec<Batch> {
     let mut batches = Vec::new();
     let http = client();
-    publish_with(&http, &url, &output, 0).await;
-    for step in 1.. {
+    if checkpoint > 0 {
+        resume(&url, checkpoint).await;
+    }
+    publish_with(&http, &url, &output, checkpoint).await;
+    for step in checkpoint + 1.. {
         let Some(bytes) = batch_bytes_with(&http, &url, step, 0).await else {
             return batches;
         };

@@ -1,6 +1,6 @@
 //! A scripted environment worker.
 
-use super::{PATIENCE, chat_with, client, user};
+use super::{PATIENCE, chat_with, client, persistently, user};
 use primerl_core::event::{Outcome, Trace};
 use primerl_core::{RolloutId, WorkerId};
 use primerl_orchestrator::envs::wire::{self, *};
@@ -166,7 +166,7 @@ async fn call<T: Serialize, A: DeserializeOwned>(
         .post(format!("{url}{path}"))
         .header("content-type", wire::CONTENT_TYPE)
         .body(wire::encode(body).unwrap());
-    let answer = request.send().await.unwrap();
+    let answer = persistently(request).await;
     let status = answer.status().as_u16();
     let bytes = answer.bytes().await.unwrap();
     if status != 200 {

@@ -69,6 +69,7 @@ fn weights_wait_until_the_evaluation_has_ended() {
     assert_eq!(updates(&run.publish(1)), []);
     let joined = run.send(Event::EngineJoined {
         engine: EngineId(1),
+        url: "http://engine".to_owned(),
     });
     assert_eq!(
         updates(&joined),
@@ -187,6 +188,7 @@ fn an_evaluation_without_workers_holds_nothing_up_for_ever() {
     let mut run = Run::new(with_evaluation(None));
     run.send(Event::EngineJoined {
         engine: EngineId(0),
+        url: "http://engine".to_owned(),
     });
     run.join(0, 0);
     run.publish(0);

@@ -8,6 +8,7 @@ fn nothing_starts_before_a_version_is_proved_and_the_reason_is_said() {
     run.send(Event::WorkerJoined {
         worker: WorkerId(0),
         environment: EnvironmentId(0),
+        name: "worker".to_owned(),
     });
     run.ask(0, 4);
     assert_said(&run.pass(10.0), "the trainer has not published version 0");
@@ -19,6 +20,7 @@ fn nothing_starts_before_a_version_is_proved_and_the_reason_is_said() {
     );
     run.send(Event::EngineJoined {
         engine: EngineId(0),
+        url: "http://engine".to_owned(),
     });
     run.ask(0, 4);
     run.send(Event::WorkerSeen {

@@ -2,6 +2,7 @@
 
 mod evaluations;
 mod leases;
+mod restart;
 mod training;
 
 use crate::Config;
@@ -35,6 +36,7 @@ impl Run {
         let mut run = Run::new(config);
         run.send(Event::EngineJoined {
             engine: EngineId(0),
+            url: "http://engine".to_owned(),
         });
         for id in 0..environments {
             run.join(u64::from(id), id);
@@ -68,6 +70,7 @@ impl Run {
         self.send(Event::WorkerJoined {
             worker,
             environment,
+            name: "worker".to_owned(),
         });
     }
 
@@ -181,9 +184,9 @@ fn cut(effects: &[Effect]) -> Vec<Arc<PackedBatch>> {
     cut.collect()
 }
 
-fn fetched(effects: &[Effect]) -> Option<Arc<PackedBatch>> {
+fn fetched(effects: &[Effect]) -> Option<Step> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Batch { batch, .. } => Some(Arc::clone(batch)),
+        Effect::Batch { step, .. } => Some(*step),
         _ => None,
     })
 }

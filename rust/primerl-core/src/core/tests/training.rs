@@ -73,25 +73,18 @@ fn batches_wait_for_the_trainer_and_can_be_fetched_again() {
     });
     run.batch(0);
     run.batch(0);
-    let first = fetched(&run.ask_batch(1, 0)).expect("step 1 is cut");
-    assert_eq!(
-        fetched(&run.ask_batch(1, 0)),
-        Some(Arc::clone(&first)),
-        "the same again"
-    );
-    assert_eq!(fetched(&run.ask_batch(1, 1)), Some(Arc::clone(&first)));
-    assert_eq!(
-        fetched(&run.ask_batch(2, 0)).map(|batch| batch.step),
-        Some(Step(2))
-    );
-    assert!(
-        fetched(&run.ask_batch(1, 1)).is_some(),
-        "kept until every rank has the next one"
-    );
-    run.ask_batch(2, 1);
+    for (step, rank) in [(1, 0), (1, 0), (1, 1), (2, 0), (2, 1), (1, 1)] {
+        assert_eq!(fetched(&run.ask_batch(step, rank)), Some(Step(step)));
+    }
+    let forgotten = run.send(Event::CheckpointSaved { step: Step(1) });
+    assert!(matches!(
+        forgotten[..],
+        [Effect::ForgetBatches { before: Step(2) }]
+    ));
     let late = run.ask_batch(1, 1);
-    assert_said(&late, "every rank has fetched a later step");
+    assert_said(&late, "batches before step 2 are gone");
     assert!(matches!(late.last(), Some(Effect::NoMoreBatches { .. })));
+    assert_eq!(fetched(&run.ask_batch(2, 1)), Some(Step(2)));
 }
 
 #[test]
@@ -142,7 +135,8 @@ fn newest_weights_win_and_late_engines_catch_up() {
     assert_eq!(updates(&run.prove(0, 1)), [(0, 2)]);
     assert_eq!(
         updates(&run.send(Event::EngineJoined {
-            engine: EngineId(1)
+            engine: EngineId(1),
+            url: "http://engine".to_owned()
         })),
         [(1, 2)]
     );
@@ -155,7 +149,8 @@ fn newest_weights_win_and_late_engines_catch_up() {
     assert_eq!(updates(&effects), [], "until it comes back");
     assert_eq!(
         updates(&run.send(Event::EngineJoined {
-            engine: EngineId(1)
+            engine: EngineId(1),
+            url: "http://engine".to_owned()
         })),
         [(1, 2)]
     );
@@ -360,6 +355,7 @@ fn a_silent_trainer_is_named_again_and_again() {
     let mut run = Run::new(config());
     run.send(Event::EngineJoined {
         engine: EngineId(0),
+        url: "http://engine".to_owned(),
     });
     for _ in 0..2 {
         assert_said(

@@ -18,8 +18,10 @@ pub enum Action {
     AskForLease(WorkerId),
     BeginTurn(WorkerId, RolloutId),
     EndTurn(WorkerId, RolloutId, Sampling),
-    TrainerAsks(Step, u32),
-    TrainerPublishes(PolicyVersion),
+    TrainerAsks(Step, u32, u32),
+    TrainerPublishes(PolicyVersion, u32),
+    TrainerStarts,
+    OrchestratorRestarts,
     Kill(Kill),
 }
 
@@ -36,6 +38,7 @@ pub struct Engine {
     pub serves: Option<PolicyVersion>,
     /// Counts restarts, so that what an earlier life had planned comes to nothing.
     pub life: u32,
+    pub runs: bool,
     dead_for_good: bool,
 }
 
@@ -43,7 +46,7 @@ pub struct Engine {
 pub struct Worker {
     environment: EnvironmentId,
     pub running: BTreeMap<RolloutId, Running>,
-    asking: bool,
+    pub asking: bool,
 }
 
 /// A rollout as its environment knows it.
@@ -65,9 +68,13 @@ pub struct RunningTurn {
 
 #[derive(Debug, Default)]
 pub struct Trainer {
-    step: u64,
-    requests: BTreeMap<RequestId, u32>,
-    fetched: BTreeSet<u32>,
+    pub step: u64,
+    pub requests: BTreeMap<RequestId, u32>,
+    pub fetched: BTreeSet<u32>,
+    /// Counts restarts, so that what an earlier life had planned comes to nothing.
+    pub life: u32,
+    /// What a new life begins with.
+    pub checkpoint: u64,
     dead: bool,
 }
 
@@ -84,8 +91,10 @@ impl Simulator {
             Action::AskForLease(worker) => self.ask_for_lease(worker),
             Action::BeginTurn(worker, rollout) => self.begin_turn(worker, rollout),
             Action::EndTurn(worker, rollout, sampling) => self.end_turn(worker, rollout, sampling),
-            Action::TrainerAsks(step, rank) => self.trainer_asks(step, rank),
-            Action::TrainerPublishes(version) => self.trainer_publishes(version),
+            Action::TrainerAsks(step, rank, life) => self.trainer_asks(step, rank, life),
+            Action::TrainerPublishes(version, life) => self.trainer_publishes(version, life),
+            Action::TrainerStarts => self.trainer_starts(),
+            Action::OrchestratorRestarts => self.restart(),
             Action::Kill(kill) => self.kill(kill),
         }
     }
@@ -95,12 +104,16 @@ impl Simulator {
         if engine.dead_for_good {
             return;
         }
+        engine.runs = true;
         let life = engine.life;
         if self.chance(self.scenario.faults.engine_dies) {
             let after = self.spread(1.0, 60.0);
             self.plan(after, Action::EngineDies(id, life));
         }
-        self.send(Event::EngineJoined { engine: id });
+        self.send(Event::EngineJoined {
+            engine: id,
+            url: format!("http://engine-{id}"),
+        });
     }
 
     pub(super) fn engine_updates(&mut self, id: EngineId, version: PolicyVersion) {
@@ -130,6 +143,7 @@ impl Simulator {
             return;
         }
         engine.life += 1;
+        engine.runs = false;
         engine.serves = None;
         let after = self.spread(0.5, 10.0);
         self.plan(after, Action::EngineStarts(id));
@@ -157,6 +171,7 @@ impl Simulator {
         self.send(Event::WorkerJoined {
             worker,
             environment,
+            name: format!("worker-{worker}"),
         });
         self.heartbeat(worker);
         self.ask_for_lease(worker);
@@ -249,8 +264,8 @@ impl Simulator {
         }
     }
 
-    fn trainer_asks(&mut self, step: Step, rank: u32) {
-        if self.trainer.dead {
+    fn trainer_asks(&mut self, step: Step, rank: u32, life: u32) {
+        if self.trainer.dead || self.trainer.life != life {
             return;
         }
         let request = self.new_request();
@@ -263,42 +278,42 @@ impl Simulator {
     }
 
     pub(super) fn trainer_asks_again(&mut self, request: RequestId) {
-        let rank = self
-            .trainer
-            .requests
-            .remove(&request)
-            .expect("the trainer asked");
+        // A trainer that died since does not ask again.
+        if let Some(rank) = self.trainer.requests.remove(&request) {
+            self.trainer_repeats(rank);
+        }
+    }
+
+    pub(super) fn trainer_repeats(&mut self, rank: u32) {
+        let (step, life) = (Step(self.trainer.step), self.trainer.life);
         self.plan(
             crate::Duration(1_000),
-            Action::TrainerAsks(Step(self.trainer.step), rank),
+            Action::TrainerAsks(step, rank, life),
         );
     }
 
     pub(super) fn trainer_gets(&mut self, request: RequestId) {
-        let rank = self
-            .trainer
-            .requests
-            .remove(&request)
-            .expect("the trainer asked");
+        let Some(rank) = self.trainer.requests.remove(&request) else {
+            return;
+        };
+        let dies = self.scenario.faults.trainer_dies;
+        if dies > 0.0 && self.chance(dies) {
+            return self.trainer_dies();
+        }
         if self.chance(self.scenario.faults.trainer_forgets) {
-            return self.plan(
-                crate::Duration(1_000),
-                Action::TrainerAsks(Step(self.trainer.step), rank),
-            );
+            return self.trainer_repeats(rank);
         }
         self.trainer.fetched.insert(rank);
         if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
             self.trainer.fetched.clear();
             let after = self.spread(0.5, 6.0);
-            self.plan(
-                after,
-                Action::TrainerPublishes(PolicyVersion(self.trainer.step)),
-            );
+            let version = PolicyVersion(self.trainer.step);
+            self.plan(after, Action::TrainerPublishes(version, self.trainer.life));
         }
     }
 
-    fn trainer_publishes(&mut self, version: PolicyVersion) {
-        if self.trainer.dead {
+    fn trainer_publishes(&mut self, version: PolicyVersion, life: u32) {
+        if self.trainer.dead || self.trainer.life != life {
             return;
         }
         self.trainer.step = version.0 + 1;
@@ -310,8 +325,10 @@ impl Simulator {
         });
         for rank in 0..self.scenario.config.data_ranks {
             let after = self.spread(0.01, 0.1);
-            self.plan(after, Action::TrainerAsks(Step(version.0 + 1), rank));
+            let asks = Action::TrainerAsks(Step(version.0 + 1), rank, life);
+            self.plan(after, asks);
         }
+        self.trainer_saves(version);
     }
 
     fn kill(&mut self, kill: Kill) {

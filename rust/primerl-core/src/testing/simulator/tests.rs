@@ -60,6 +60,8 @@ fn faults() -> Faults {
         engine_fails: 0.1,
         engine_dies: 0.3,
         trainer_forgets: 0.1,
+        trainer_dies: 0.0,
+        orchestrator_dies: 0.0,
     }
 }
 
@@ -114,6 +116,20 @@ fn runs_with_faults_end_and_keep_every_rule() {
         failed > 100 && stale > 20 && cancelled > 100 && filtered > 20,
         "{failed} {stale} {cancelled} {filtered}"
     );
+}
+
+#[test]
+fn runs_go_on_after_restarts_as_if_there_had_been_none() {
+    for seed in 2000..2100 {
+        play(Scenario {
+            faults: Faults {
+                trainer_dies: 0.2,
+                orchestrator_dies: 0.9,
+                ..faults()
+            },
+            ..scenario(seed)
+        });
+    }
 }
 
 #[test]

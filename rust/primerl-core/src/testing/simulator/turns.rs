@@ -134,6 +134,7 @@ impl Simulator {
             versions,
             temperature: 1.0,
             finish: FinishReason::Stop,
+            start_digest: 0,
             context_digest: 0,
             answer_digest: 0,
         };

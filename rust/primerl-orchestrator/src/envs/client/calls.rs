@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
-/// Waits before the second and third attempt of a call whose connection failed.
-const RETRY_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+/// Wait before the second attempt of a call whose connection failed; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Call {
@@ -61,7 +62,7 @@ impl Calls {
         let shared = shared.clone();
         // The task removes itself under the same lock, so it cannot end before it is listed.
         let task = runtime.spawn(async move {
-            let answer = send(&shared.http, &call).await;
+            let answer = send(&shared.http, &call, shared.options.give_up).await;
             if shared
                 .calls
                 .in_flight
@@ -88,10 +89,12 @@ impl Calls {
     }
 }
 
-/// A connection that failed is tried again, marked as a retry so that the gateway answers from its record
-/// where it has one. An answer of any status is final: failing over to another engine is the gateway's work.
-async fn send(http: &reqwest::Client, call: &Call) -> Result<Answer, CallError> {
+/// A connection that failed is tried again for as long as the orchestrator may be away to be restarted, marked as a
+/// retry so that the gateway answers from its record where it has one. An answer of any status is final: failing over to another engine is the gateway's work.
+async fn send(http: &reqwest::Client, call: &Call, give_up: Duration) -> Result<Answer, CallError> {
     let deadline = tokio::time::Instant::now() + call.timeout;
+    let mut pause = FIRST_PAUSE;
+    let mut unreachable_since = None;
     let mut attempt = 0;
     loop {
         match tokio::time::timeout_at(deadline, attempt_once(http, call, attempt)).await {
@@ -102,16 +105,19 @@ async fn send(http: &reqwest::Client, call: &Call) -> Result<Answer, CallError> 
                 });
             }
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => match RETRY_AFTER.get(attempt) {
-                Some(pause) => tokio::time::sleep(*pause).await,
-                None => {
+            Ok(Err(error)) => {
+                let now = tokio::time::Instant::now();
+                let since = *unreachable_since.get_or_insert(now);
+                if now.duration_since(since) >= give_up {
                     return Err(CallError::Unreachable {
                         url: call.url.clone(),
                         reason: super::request::chain(&error),
                     });
                 }
-            },
+            }
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
         attempt += 1;
     }
 }

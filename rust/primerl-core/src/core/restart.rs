@@ -1,0 +1,195 @@
+//! What a restart needs: of the trainer, which goes back to a checkpoint, and of the shell, which lost everything that
+//! is not in the journal.
+
+use super::Core;
+use crate::config::Timeouts;
+use crate::deadlines::Due;
+use crate::effect::LeasedRollout;
+use crate::ids::*;
+use crate::turn::Turn;
+use std::ops::Range;
+
+/// Numbers passed over after a restart: what was handed out in the last moment before it, and is not in the journal,
+/// must not be handed out again as something else.
+const LOST_NUMBERS: u64 = 1 << 20;
+
+/// Said of engines that were not reached since.
+const RESTARTED: &str = "the orchestrator was restarted and has not reached it yet";
+
+/// A rollout in flight, as the gateway has to know it.
+#[derive(Clone, Debug)]
+pub struct OpenRollout<'a> {
+    /// Its deadline counts from now.
+    pub lease: LeasedRollout,
+    pub worker: WorkerId,
+    pub turns: &'a [Turn],
+}
+
+/// A worker that was registered.
+#[derive(Clone, Debug)]
+pub struct OpenWorker<'a> {
+    pub worker: WorkerId,
+    pub environment: EnvironmentId,
+    pub name: &'a str,
+}
+
+impl Core {
+    /// Rollouts in flight, in the order in which they were leased.
+    pub fn open_rollouts(&self) -> impl Iterator<Item = OpenRollout<'_>> {
+        self.rollouts.values().map(|rollout| OpenRollout {
+            lease: LeasedRollout {
+                rollout: rollout.id,
+                group: rollout.group,
+                environment: rollout.environment,
+                example: rollout.example,
+                evaluation: rollout.evaluates.is_some(),
+                deadline: rollout.deadline.since(self.now),
+            },
+            worker: rollout.worker,
+            turns: rollout.turns(),
+        })
+    }
+
+    /// Workers that are registered.
+    pub fn open_workers(&self) -> impl Iterator<Item = OpenWorker<'_>> {
+        self.workers.iter().map(|(id, worker)| OpenWorker {
+            worker: *id,
+            environment: worker.environment,
+            name: &worker.name,
+        })
+    }
+
+    /// Engines that ever joined, with their URLs.
+    pub fn known_engines(&self) -> impl Iterator<Item = (EngineId, &str)> {
+        let engines = self.ledger.engines().iter();
+        engines.map(|(id, engine)| (*id, engine.url.as_str()))
+    }
+
+    /// Numbers of examples, by environment, where they are known.
+    pub fn known_examples(&self) -> impl Iterator<Item = (EnvironmentId, u32)> {
+        let sites = self.config.environment_ids().map(|(id, _)| id);
+        sites.filter_map(|id| Some((id, self.sites[id.0 as usize].examples?)))
+    }
+
+    /// The number of the next worker after a restart.
+    pub fn next_worker(&self) -> WorkerId {
+        WorkerId(self.next_worker + LOST_NUMBERS)
+    }
+
+    /// Numbers of rollouts that may have been leased and are not in the journal; those after a restart come after them.
+    pub fn lost_rollouts(&self) -> Range<RolloutId> {
+        RolloutId(self.next_rollout)..RolloutId(self.next_rollout + LOST_NUMBERS)
+    }
+
+    /// Whether the run came to its end, and did not fail: there is nothing left to do.
+    pub fn is_over(&self) -> bool {
+        self.finished.is_some() && !self.failed
+    }
+
+    /// Time of the last event.
+    pub fn now(&self) -> crate::Time {
+        self.now
+    }
+
+    /// The next step to be cut.
+    pub fn next_step(&self) -> Step {
+        self.next_step
+    }
+
+    /// Everything in the state as text, and the next examples it would draw: two cores with one fingerprint go on alike.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fingerprint(&self) -> String {
+        let mut core = self.clone();
+        // Its maps are hashed: their order says nothing.
+        let drawn: Vec<_> = (0..50)
+            .map(|_| core.curriculum.draw(&mut core.rng))
+            .collect();
+        core.curriculum = crate::curriculum::Curriculum::new(&core.config);
+        // Where the generator is in its block depends on how it was read; where it is in its stream does not.
+        let position = (self.rng.get_seed(), self.rng.get_word_pos());
+        core.rng = rand::SeedableRng::seed_from_u64(0);
+        format!("{core:?}, {drawn:?}, {position:?}")
+    }
+
+    /// Why a trainer cannot go on after `step`.
+    pub fn refuses_resume(&self, step: Step) -> Option<String> {
+        if step.next() < self.batches.kept_from() {
+            return Some(self.why_batch_gone());
+        }
+        (step >= self.next_step).then(|| {
+            let last = self.next_step.0 - 1;
+            format!("the trainer would go on after step {step}, but only {last} steps were cut")
+        })
+    }
+
+    pub(super) fn why_batch_gone(&self) -> String {
+        let from = self.batches.kept_from();
+        format!(
+            "batches before step {from} are gone: a checkpoint of the trainer covers them, or it saved none for too \
+             long; go on from a checkpoint of step {} or later, or begin a new run",
+            from.0 - 1
+        )
+    }
+
+    pub(super) fn trainer_resumed(&mut self, step: Step) {
+        self.trainer.last_seen = Some(self.now);
+        if let Some(why) = self.refuses_resume(step) {
+            return self.warn(why);
+        }
+        self.batches.resume_after(step);
+        self.ledger.resume_at(PolicyVersion(step.0));
+    }
+
+    pub(super) fn checkpoint_saved(&mut self, step: Step) {
+        self.trainer.last_seen = Some(self.now);
+        if step >= self.next_step {
+            return self.ignore("checkpoint of a step that was not cut");
+        }
+        if self.batches.cover(step) {
+            self.forget_batches();
+        }
+    }
+
+    /// A run that had come to its end goes on if it is given more steps.
+    pub(super) fn reconfigured(&mut self, max_steps: u64, timeouts: Timeouts) {
+        if max_steps >= self.next_step.0 && !self.failed {
+            self.finished = None;
+        }
+        // What was cut cannot be undone.
+        self.config.max_steps = max_steps.max(self.next_step.0 - 1);
+        // A worker's deadline is found by the span it was set with.
+        let timeout = std::mem::replace(&mut self.config.timeouts, timeouts).worker;
+        for (id, worker) in &mut self.workers {
+            let due = Due::Worker(*id);
+            self.deadlines.clear(worker.last_seen + timeout, due);
+            worker.last_seen = self.now;
+            self.deadlines
+                .set(self.now + self.config.timeouts.worker, due);
+        }
+    }
+
+    /// What had made a run fail may be mended by now: it is tried again.
+    pub(super) fn restarted(&mut self) {
+        if std::mem::take(&mut self.failed) {
+            self.finished = None;
+            self.sites
+                .iter_mut()
+                .for_each(|site| site.failed_groups = 0);
+        }
+        let leases: Vec<RequestId> = self.lease_requests.keys().copied().collect();
+        for request in leases {
+            self.forget_lease_request(request);
+        }
+        self.next_rollout += LOST_NUMBERS;
+        self.next_worker += LOST_NUMBERS;
+        for (request, asked) in std::mem::take(&mut self.batches.requests) {
+            self.deadlines.clear(asked.deadline, Due::Batch(request));
+        }
+        self.trainer.waiting_since = None;
+        let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
+        for worker in workers {
+            self.worker_seen(worker);
+        }
+        self.ledger.lose_all(RESTARTED);
+    }
+}

@@ -1,0 +1,106 @@
+//! From a journal to the core it describes.
+
+use super::reader::{ReadError, Tail, read_from};
+use super::snapshot::{self, Identity, Snapshot};
+use super::{Entry, SEGMENT, SNAPSHOT, files};
+use primerl_core::{Core, Effect};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("{}: no snapshot of the run can be read ({}); the run cannot go on from here: begin a new one in another \
+             output_dir", folder.display(), problems.join("; "))]
+    NoSnapshot {
+        folder: PathBuf,
+        problems: Vec<String>,
+    },
+    #[error("cannot mend {path}: {source}")]
+    Mend {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+/// A run as its journal tells it.
+pub struct Restored {
+    pub core: Core,
+    pub identity: Identity,
+    pub tail: Tail,
+    /// What the core said while its events were played back, as far as it is to be found on disk; in order.
+    pub effects: Vec<Effect>,
+    /// What was mended or passed over, for the log.
+    pub remarks: Vec<String>,
+}
+
+/// Whether `folder` holds a journal.
+pub fn exists(folder: &Path) -> bool {
+    files(folder, SNAPSHOT).is_ok_and(|found| !found.is_empty())
+        || files(folder, SEGMENT).is_ok_and(|found| !found.is_empty())
+}
+
+/// The run in `folder`: its newest whole snapshot, and the events since. Only reads.
+///
+/// # Errors
+/// The journal is damaged where it cannot be repaired.
+pub fn restore(folder: &Path) -> Result<Restored, RestoreError> {
+    let (snapshot, remarks) = newest_snapshot(folder)?;
+    let Snapshot {
+        number,
+        identity,
+        mut core,
+    } = snapshot;
+    let mut effects = Vec::new();
+    let tail = read_from(folder, number, |_, Entry(now, event)| {
+        let said = core.handle(event, now);
+        effects.extend(said.into_iter().filter(Effect::is_durable));
+    })?;
+    Ok(Restored {
+        core,
+        identity,
+        tail,
+        effects,
+        remarks,
+    })
+}
+
+/// The oldest snapshot that is kept: where the story that is left begins.
+///
+/// # Errors
+/// There is none, or it is damaged.
+pub fn oldest(folder: &Path) -> Result<Snapshot, RestoreError> {
+    pick(folder, list(folder)?.into_iter()).map(|(snapshot, _)| snapshot)
+}
+
+fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), RestoreError> {
+    pick(folder, list(folder)?.into_iter().rev())
+}
+
+fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, RestoreError> {
+    files(folder, SNAPSHOT).map_err(|source| {
+        RestoreError::Read(ReadError::Io {
+            path: folder.to_owned(),
+            source,
+        })
+    })
+}
+
+/// The first that can be read, and what is wrong with those before it.
+fn pick(
+    folder: &Path,
+    candidates: impl Iterator<Item = (u64, PathBuf)>,
+) -> Result<(Snapshot, Vec<String>), RestoreError> {
+    let mut problems = Vec::new();
+    for (_, path) in candidates {
+        match snapshot::read(&path) {
+            Ok(snapshot) => return Ok((snapshot, problems)),
+            Err(problem) => problems.push(format!("{} was passed over: {problem}", path.display())),
+        }
+    }
+    Err(RestoreError::NoSnapshot {
+        folder: folder.to_owned(),
+        problems,
+    })
+}

@@ -1,0 +1,214 @@
+//! A run begins, or goes on where its journal ends.
+
+use crate::app::App;
+use crate::config::Config;
+use crate::failure::RunError;
+use crate::journal::{self, Identity, Journal, JournalError};
+use primerl_core::{Core, Effect, Event};
+use std::path::Path;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Fields of the core's config that may change between two starts of a run.
+const MAY_CHANGE: [&str; 2] = ["max_steps", "timeouts"];
+
+/// What the driver starts with.
+pub(crate) struct Story {
+    pub core: Core,
+    pub journal: Journal,
+    /// `None` for a new run; else what the core has decided and may not be on disk yet.
+    pub owed: Option<Vec<Effect>>,
+}
+
+/// What a run must not change half-way: everything the core is told but [`MAY_CHANGE`], how rollouts are sampled, and
+/// the model's tokenizer and template.
+pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity {
+    let mut identity = Identity::new();
+    let mut values = serde_json::json!(core);
+    if let Some(fields) = values.as_object_mut() {
+        fields.retain(|field, _| !MAY_CHANGE.contains(&field.as_str()));
+    }
+    flatten("", &values, &mut identity);
+    for (index, sampling) in config.samplings().iter().enumerate() {
+        let name = format!("sampling of environment {index}");
+        identity.insert(name, format!("{sampling:?}"));
+    }
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ] {
+        // Which of them a model has is checked elsewhere.
+        if let Ok(bytes) = std::fs::read(config.model.path.join(name)) {
+            let digest = format!("{:016x}", xxh3_64(&bytes));
+            identity.insert(format!("the model's {name}"), digest);
+        }
+    }
+    identity
+}
+
+fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {
+    let mut nested = |key: &str, value: &serde_json::Value| match prefix {
+        "" => flatten(key, value, into),
+        prefix => flatten(&format!("{prefix}.{key}"), value, into),
+    };
+    match value {
+        serde_json::Value::Object(fields) => {
+            fields.iter().for_each(|(key, value)| nested(key, value));
+        }
+        serde_json::Value::Array(items) => {
+            let numbered = items.iter().enumerate();
+            numbered.for_each(|(index, value)| nested(&index.to_string(), value));
+        }
+        value => {
+            into.insert(prefix.to_owned(), value.to_string());
+        }
+    }
+}
+
+impl Story {
+    /// Go on with the journal in `folder`, or begin it with `core`.
+    ///
+    /// # Errors
+    /// The journal is damaged, cannot be written, or is of a run with another config.
+    pub fn open(folder: &Path, core: Core, identity: &Identity) -> Result<Story, RunError> {
+        if journal::exists(folder) {
+            return Story::go_on(folder, core.config(), identity);
+        }
+        std::fs::create_dir_all(folder).map_err(|source| RunError::OutputFolder {
+            path: folder.to_owned(),
+            source,
+        })?;
+        let journal = Journal::create(folder).map_err(RunError::Journal)?;
+        journal::write_snapshot(folder, 0, identity, &core)?;
+        Ok(Story {
+            core,
+            journal,
+            owed: None,
+        })
+    }
+
+    fn go_on(
+        folder: &Path,
+        config: &primerl_core::Config,
+        identity: &Identity,
+    ) -> Result<Story, RunError> {
+        let restored = journal::restore(folder).map_err(RunError::Restore)?;
+        same_run(folder, &restored.identity, identity)?;
+        for remark in &restored.remarks {
+            tracing::warn!("{remark}");
+        }
+        if restored.tail.torn > 0 {
+            let bytes = restored.tail.torn;
+            tracing::warn!(
+                bytes,
+                "the journal's last record was cut short: it is removed"
+            );
+        }
+        let mut journal = Journal::resume(folder, &restored.tail).map_err(RunError::Journal)?;
+        let mut core = restored.core;
+        let mut owed = restored.effects;
+        let (max_steps, timeouts) = (config.max_steps, config.timeouts.clone());
+        if core.config().max_steps != max_steps || core.config().timeouts != timeouts {
+            let event = Event::Reconfigured {
+                max_steps,
+                timeouts,
+            };
+            append(&mut journal, &mut core, event, &mut owed).map_err(RunError::Journal)?;
+        }
+        Ok(Story {
+            core,
+            journal,
+            owed: Some(owed),
+        })
+    }
+}
+
+fn append(
+    journal: &mut Journal,
+    core: &mut Core,
+    event: Event,
+    owed: &mut Vec<Effect>,
+) -> Result<(), JournalError> {
+    let now = core.now();
+    journal.append(now, &event)?;
+    journal.request_sync()?;
+    owed.extend(core.handle(event, now));
+    Ok(())
+}
+
+fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError> {
+    let names = was.keys().chain(is.keys());
+    let Some(name) = names
+        .into_iter()
+        .find(|name| was.get(*name) != is.get(*name))
+    else {
+        return Ok(());
+    };
+    let value = |identity: &Identity| {
+        identity
+            .get(name)
+            .map_or_else(|| "not set".to_owned(), String::clone)
+    };
+    Err(RunError::Changed {
+        path: folder.parent().unwrap_or(folder).to_owned(),
+        name: name.clone(),
+        was: value(was),
+        is: value(is),
+    })
+}
+
+/// Make the shell know what the core knows: open rollouts with their conversations, workers, engines.
+pub(crate) fn restore(app: &App, core: &Core) {
+    app.gateway.rollouts.begin_at(core.lost_rollouts().end);
+    for open in core.open_rollouts() {
+        let sampling = app.samplings[open.lease.environment.0 as usize].clone();
+        app.gateway.restore(&open, sampling);
+    }
+    let workers = core.open_workers();
+    let leases = core.open_rollouts();
+    app.workers.restore(
+        workers.map(|open| (open.worker, open.environment, open.name)),
+        leases.map(|open| (open.worker, open.lease.rollout)),
+        core.next_worker(),
+        core.lost_rollouts(),
+    );
+    *app.examples.lock() = core.known_examples().collect();
+    for (engine, url) in core.known_engines() {
+        if let Err(problem) = app.engines.restore(engine, url) {
+            tracing::error!(%engine, url, problem, "cannot use this engine");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::testing::config;
+
+    #[test]
+    fn another_config_is_named_by_its_field() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("journal");
+        let core = || Core::new(config()).expect("a valid config");
+        let of = |config: &primerl_core::Config| {
+            let mut identity = Identity::new();
+            flatten("", &serde_json::json!(config), &mut identity);
+            identity
+        };
+        let first = Story::open(&path, core(), &of(&config())).expect("begins");
+        assert!(first.owed.is_none());
+        drop(first);
+        let again = Story::open(&path, core(), &of(&config())).expect("goes on");
+        assert_eq!(again.owed.map(|owed| owed.len()), Some(0));
+        let mut other = config();
+        other.environments[0].ratio = 2.0;
+        let error = Story::open(&path, core(), &of(&other))
+            .err()
+            .expect("is refused");
+        let text = error.to_string();
+        assert!(
+            text.contains("environments.0.ratio = 2.0") && text.contains("1.0"),
+            "{text}"
+        );
+    }
+}

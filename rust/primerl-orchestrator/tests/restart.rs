@@ -1,0 +1,341 @@
+//! The orchestrator is killed, and started again with the same command: the run goes on, nothing is lost, nothing is
+//! trained twice.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::engine::{Engine, expected_logprobs};
+use common::trainer::{self, Batch};
+use common::worker::{self, Worker};
+use common::{PATIENCE, Place, read_lines, user};
+use primerl_core::Event;
+use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::envs::wire::WorkerRole;
+use primerl_orchestrator::journal;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The native binary, with one output folder over all its lives.
+struct Process {
+    config: PathBuf,
+    output: PathBuf,
+    child: Child,
+    url: String,
+}
+
+impl Process {
+    fn start(place: &Place, extra: &str) -> Process {
+        let config = place.path("orchestrator.toml");
+        std::fs::write(&config, place.toml(extra, "")).unwrap();
+        let child = spawn(&config, &place.output());
+        let mut process = Process {
+            config,
+            output: place.output(),
+            child,
+            url: String::new(),
+        };
+        process.url = process.wait_until_up();
+        process
+    }
+
+    fn wait_until_up(&self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let file = std::fs::read(self.output.join("run/orchestrator.json")).unwrap_or_default();
+            let address: Value = serde_json::from_slice(&file).unwrap_or_default();
+            if address["pid"] == self.child.id() {
+                return address["url"].as_str().unwrap().to_owned();
+            }
+            assert!(Instant::now() < deadline, "{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn restart(&mut self) {
+        self.child = spawn(&self.config, &self.output);
+        assert_eq!(self.wait_until_up(), self.url, "it is found where it was");
+    }
+
+    /// SIGKILL, and the same command again.
+    fn kill_and_restart(&mut self) {
+        self.kill();
+        self.restart();
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(log_file(&self.output)).unwrap_or_default()
+    }
+
+    fn journal_bytes(&self) -> u64 {
+        let files = std::fs::read_dir(self.output.join("journal")).unwrap();
+        files
+            .map(|file| file.unwrap().metadata().map_or(0, |it| it.len()))
+            .sum()
+    }
+
+    /// Waits until so much more was written, or the process has ended.
+    fn wait_for_growth(&mut self, bytes: u64) -> bool {
+        let enough = self.journal_bytes() + bytes;
+        let deadline = Instant::now() + PATIENCE;
+        while self.journal_bytes() < enough {
+            if self.child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "{}", self.log());
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        true
+    }
+}
+
+impl Process {
+    /// Runs the command until it ends by itself; the result is what it said.
+    fn spawn_and_wait(place: &Place) -> String {
+        let before = std::fs::read_to_string(log_file(&place.output())).unwrap_or_default();
+        let mut child = spawn(&place.path("orchestrator.toml"), &place.output());
+        let deadline = Instant::now() + PATIENCE;
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                panic!("it did not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let after = std::fs::read_to_string(log_file(&place.output())).unwrap();
+        after[before.len()..].to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn log_file(output: &Path) -> PathBuf {
+    output.with_extension("log")
+}
+
+fn spawn(config: &Path, output: &Path) -> Child {
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log_file(output))
+        .unwrap();
+    Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+        .arg("--config")
+        .arg(config)
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
+}
+
+async fn join(process: &Process, engine: &Engine) {
+    let request = common::client()
+        .post(format!("{}/engines/join", process.url))
+        .json(&json!({"url": engine.url}));
+    assert_eq!(common::persistently(request).await.status(), 200);
+}
+
+/// No gap, no repeat, every token as the engine sampled it.
+fn check(batches: &[Batch], output: &Path, steps: u64) {
+    let cut: Vec<u64> = batches.iter().map(|batch| batch.step).collect();
+    assert_eq!(cut, (1..=steps).collect::<Vec<_>>());
+    let mut rollouts = BTreeSet::new();
+    for batch in batches {
+        let own: BTreeSet<u64> = batch.sequences().iter().map(|it| it.rollout).collect();
+        assert_eq!(own.len(), 8);
+        for sequence in batch.sequences() {
+            let expected = expected_logprobs(&sequence.ids, &sequence.versions);
+            assert_eq!(sequence.logprobs, expected);
+        }
+        assert!(rollouts.is_disjoint(&own), "a rollout is trained twice");
+        rollouts.extend(own);
+    }
+    let lines = read_lines(&output.join("steps.jsonl"));
+    let told: Vec<u64> = lines
+        .iter()
+        .map(|it| it["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(told, cut);
+    let restored = journal::restore(&output.join("journal")).unwrap();
+    restored.core.check().unwrap();
+    let counters = restored.core.counters();
+    assert_eq!(counters.trained, steps * 8);
+    assert_eq!(counters.dispatched, counters.ended());
+}
+
+fn events(output: &Path) -> Vec<Event> {
+    let mut events = Vec::new();
+    let folder = output.join("journal");
+    journal::read_from(&folder, 0, |_, journal::Entry(_, event)| events.push(event)).unwrap();
+    events
+}
+
+/// Rollouts that had a turn before a restart, and another one after it.
+fn carried_over(output: &Path) -> usize {
+    let (mut began, mut carried) = (BTreeMap::new(), BTreeSet::new());
+    let mut restarts = 0;
+    for event in events(output) {
+        match event {
+            Event::Restarted => restarts += 1,
+            Event::TurnFinished { rollout, .. }
+                if *began.entry(rollout).or_insert(restarts) < restarts =>
+            {
+                carried.insert(rollout);
+            }
+            _ => {}
+        }
+    }
+    carried.len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_survives_kills_at_any_moment() {
+    const STEPS: u64 = 30;
+    let place = Place::new();
+    let extra = format!("max_async_level = 1\nmax_steps = {STEPS}");
+    let mut process = Process::start(&place, &extra);
+    let mock = MockConfig {
+        step_latency: Duration::from_millis(1),
+        ..MockConfig::default()
+    };
+    let engine = Engine::start(mock).await;
+    join(&process, &engine).await;
+    let workers = ["a", "b"].map(|name| {
+        let url = process.url.clone();
+        tokio::spawn(async move {
+            let worker = Worker::register(&url, "task", WorkerRole::Train, name).await;
+            worker.work(3).await;
+        })
+    });
+    let training = tokio::spawn(trainer::train(process.url.clone(), place.output()));
+    let killing = tokio::task::spawn_blocking(move || {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(4);
+        let mut kills = 0;
+        while process.wait_for_growth(rng.random_range(1_000..20_000)) {
+            process.kill_and_restart();
+            kills += 1;
+        }
+        (process, kills)
+    });
+    let batches = training.await.unwrap();
+    let (process, kills) = killing.await.unwrap();
+    assert!(kills >= 10, "{kills} kills only");
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    check(&batches, &place.output(), STEPS);
+    let carried = carried_over(&place.output());
+    assert!(carried >= 10, "{carried} rollouts went on over a restart");
+    assert!(process.log().contains("the run has finished"));
+    engine.stop().await;
+}
+
+/// One turn of a rollout; the answer with its ids.
+async fn turn(base_url: &str, messages: &[Value], retries: u32) -> Value {
+    let body =
+        json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
+    let request = common::client()
+        .post(format!("{base_url}/chat/completions"))
+        .header("x-stainless-retry-count", retries)
+        .json(&body);
+    let answer = request.send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    answer.json().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_in_mid_rollout_goes_on_after_a_restart() {
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&process, &engine).await;
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    trainer::publish(&process.url, &place.output(), 0).await;
+    let lease = worker.one().await;
+    let mut messages = vec![user("first")];
+    let first = turn(&lease.base_url, &messages, 0).await;
+    process.kill_and_restart();
+    let again = turn(&lease.base_url, &messages, 1).await;
+    assert_eq!(again["choices"], first["choices"], "the recorded answer");
+    messages.extend([first["choices"][0]["message"].clone(), user("second")]);
+    let second = turn(&lease.base_url, &messages, 0).await;
+    let ids = |answer: &Value, pointer: &str| -> Vec<u64> {
+        serde_json::from_value(answer.pointer(pointer).unwrap().clone()).unwrap()
+    };
+    let mut prefix = ids(&first, "/prompt_token_ids");
+    prefix.extend(ids(&first, "/choices/0/token_ids"));
+    assert!(ids(&second, "/prompt_token_ids").starts_with(&prefix));
+    assert!(worker.result(lease.rollout, worker::outcome("", 1.0)).await);
+    let turns = events(&place.output());
+    let turns = turns
+        .iter()
+        .filter(|it| matches!(it, Event::TurnFinished { .. }));
+    assert_eq!(turns.count(), 2, "no turn is sampled twice");
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_orchestrator_and_another_config_are_refused() {
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let second = Process::spawn_and_wait(&place);
+    assert!(
+        second.contains("another orchestrator that still runs"),
+        "{second}"
+    );
+    process.kill();
+    let config = place.toml("seed = 7", "");
+    std::fs::write(&process.config, config).unwrap();
+    let other = Process::spawn_and_wait(&place);
+    assert!(other.contains("seed = 0, and now seed = 7"), "{other}");
+    let log = place.output().join("journal/000000000000.log");
+    let mut bytes = std::fs::read(&log).unwrap();
+    bytes[0] ^= 1;
+    std::fs::write(&log, bytes).unwrap();
+    std::fs::write(&process.config, place.toml("", "")).unwrap();
+    let damaged = Process::spawn_and_wait(&place);
+    assert!(
+        damaged.contains("was not written by this version"),
+        "{damaged}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_over_says_so_and_goes_on_when_given_more_steps() {
+    let place = Place::new();
+    let mut process = Process::start(&place, "max_steps = 2");
+    let engine = Engine::start(MockConfig::default()).await;
+    let mut batches = Vec::new();
+    for steps in [2, 5] {
+        join(&process, &engine).await;
+        let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+        let worker = tokio::spawn(worker.work(1));
+        let from = batches.len() as u64;
+        let training = trainer::train_after(from, process.url.clone(), place.output());
+        batches.extend(training.await);
+        worker.await.unwrap();
+        assert!(process.child.wait().unwrap().success());
+        check(&batches, &place.output(), steps);
+        if steps == 2 {
+            let again = Process::spawn_and_wait(&place);
+            assert!(again.contains("all 2 steps are trained"), "{again}");
+            std::fs::write(&process.config, place.toml("max_steps = 5", "")).unwrap();
+            process.restart();
+        }
+    }
+    engine.stop().await;
+}
