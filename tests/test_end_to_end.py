@@ -18,7 +18,16 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
 # Long enough that the test, not the run, decides when it ends.
-ENDLESS = ("--max-steps", "100000", "--orchestrator.eval.env", "[]", "--orchestrator.timeouts.no-engine-s", "10")
+ENDLESS = (
+    "--max-steps",
+    "100000",
+    "--restarts",
+    "0",
+    "--orchestrator.eval.env",
+    "[]",
+    "--orchestrator.timeouts.no-engine-s",
+    "10",
+)
 NAMED_WITHIN_S = 30
 PROCESSES = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
 

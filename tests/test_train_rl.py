@@ -120,7 +120,7 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
     assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
     assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
     order = [path for path, _ in double.calls if path != "/trainer/heartbeat"]
-    assert order == ["/trainer/weights"] + ["/trainer/batch", "/trainer/weights"] * 3
+    assert order == ["/trainer/resume", "/trainer/weights"] + ["/trainer/batch", "/trainer/weights"] * 3
 
     initial = load_file(folder / "model.safetensors")
     assert all(torch.equal(published(tmp_path, 0)[name], initial[name]) for name in initial)
@@ -134,6 +134,46 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
 
     saved = load_file(tmp_path / "weights" / "step_3" / "model.safetensors")
     assert all(torch.equal(saved[name], final[name]) for name in final)
+
+
+def test_a_checkpoint_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
+    """Stopped after step 3, gone on from step 2: the same weights, bit for bit, and the same lines of metrics."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, whole, max_steps=4)) == 0
+    saves = {"interval": 2}
+    with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 4 else gone()) as double:
+        assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert double.called("/trainer/checkpoint") == [{"step": 2}]
+    assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step_2"]
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert double.called("/trainer/resume") == [{"step": 2}]
+        assert [fields["version"] for fields in double.called("/trainer/weights")] == [2, 3, 4]
+        assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
+        assert double.called("/trainer/checkpoint") == [{"step": 4}]
+    for version in (3, 4):
+        one, other = published(whole, version), published(halves, version)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert timeless(whole) == timeless(halves)
+    assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step_4"]
+
+
+def timeless(output: Path) -> list[dict[str, Any]]:
+    """Metrics that do not depend on the clock."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if "time" not in key and key != "perf/throughput"} for line in lines]
+
+
+def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "checkpoints" / "step_7" / "state.pt"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"no checkpoint")
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert f"{state} cannot be read" in said
+    assert "to go on from the checkpoint before it" in said
 
 
 def test_metrics(folder: Path, tmp_path: Path) -> None:
@@ -194,7 +234,7 @@ def test_unreachable_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
-    assert f"orchestrator at {url} did not answer /trainer/weights for 0.4 s: ConnectionRefusedError" in output
+    assert f"orchestrator at {url} did not answer /trainer/resume for 0.4 s: ConnectionRefusedError" in output
 
 
 def test_silent_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@
             run.publish(model)           # policy v(k-1) has become v(k); engines load it
 
 A script that saves checkpoints says so with `run.checkpoint_saved()`. Started again in the same output_dir, it loads
-its newest one, calls `run.resume_after(step)`, and publishes its weights: it gets the batches after that step, in order.
+its newest one, calls `run.resume_after(step)`, and publishes its weights: it gets the batches after that step.
 
 The file is the one of `primerl rl`; its `[trainer]` section is not used, but for `weights`. Inference engines and env
 workers are processes of their own, watched and never left behind. A process that fails ends the run: `batches()` raises

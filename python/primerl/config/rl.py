@@ -54,6 +54,9 @@ class RLConfig(Section):
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing."""
+    restarts: NonNegativeInt = 5
+    """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
+    the trainer only where it saves checkpoints (`trainer.ckpt.interval`)."""
     keep_broadcasts: bool = False
     """Keep the weights of every step, which `primerl verify` needs."""
     model: Model

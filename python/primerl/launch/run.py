@@ -5,9 +5,9 @@
          └── GET /status: progress, waits ──> launcher <── exits ─────┘  (through the guard)
 
 Who ends the run: the trainer exits 0 after its last step, the orchestrator exits 0 after the last evaluation, and the
-launcher then stops engines and env workers. An orchestrator that was killed is started again: it goes on from its
-journal, and the others wait for it. Anything else that ends is named, with the last lines of its log; the same command
-goes on from there.
+launcher stops engines and env workers. What was killed is started again: the orchestrator goes on from its journal,
+the trainer from its checkpoint. Anything else that ends is named, with the last lines of its log, and ends the run; the
+same command goes on from there.
 Exit codes: 0 finished, 1 a process failed or nothing moved, 2 bad input (nothing started), 130 interrupted.
 """
 
@@ -37,8 +37,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 # The orchestrator lives but does not answer: as bad as dead.
 ORCHESTRATOR_ANSWER_S = 20.0
-# Killed more often than this within the span, the orchestrator is not started again.
-ORCHESTRATOR_RESTARTS, RESTARTS_WITHIN_S = 5, 600.0
+# The span that `restarts` counts in.
+RESTARTS_WITHIN_S = 600.0
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
 WORKER_ABSENT_S = 10.0
 # The orchestrator tells trainer and env workers that the run is over before it exits itself.
@@ -164,6 +164,8 @@ class Launcher:
         self.began = time.monotonic()
         self.interrupts = 0
         self.kinds: dict[str, str] = {}
+        self.described: dict[str, ProcessConfig] = {}
+        self.killed: dict[str, list[float]] = {}  # when
         self.url = ""
         self.status: dict[str, Any] = {}
         self.heard = 0.0  # when the orchestrator last answered
@@ -172,7 +174,6 @@ class Launcher:
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
         self.workers_seen: dict[str, float] = {}  # when the orchestrator last knew each env worker
-        self.orchestrator_killed: list[float] = []  # when
         # Ended without error, but too early unless the run ends within LAST_WORDS_S.
         self.early: dict[str, float] = {}
 
@@ -228,6 +229,7 @@ class Launcher:
         orchestrator = resolve.orchestrator(self.config)
         resolve.write(orchestrator)
         self.kinds[orchestrator.name] = orchestrator.kind
+        self.described[orchestrator.name] = orchestrator
         started = start(processes, orchestrator)
         url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
         if url is None:
@@ -236,6 +238,7 @@ class Launcher:
         self.url = url
         for process in write_configs(self.config, self.url):
             self.kinds[process.name] = process.kind
+            self.described[process.name] = process
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.kinds)} processes, logs in {self.folder / 'logs'}")
@@ -246,10 +249,7 @@ class Launcher:
         asked = 0.0
         while True:
             for process in processes.poll(TICK_S):
-                if process.name == "orchestrator" and (process.code or 0) < 0 and processes.guard_end is None:
-                    self._restart_orchestrator(processes, process)
-                else:
-                    self._ended(process)
+                self._ended(processes, process)
             check_guard(processes)
             self._check_interrupt()
             now = time.monotonic()
@@ -264,17 +264,39 @@ class Launcher:
                 if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
                     raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
 
-    def _restart_orchestrator(self, processes: Processes, killed: Process) -> None:
-        """The same command: it goes on from its journal, at the same address."""
+    def _ended(self, processes: Processes, process: Process) -> None:
+        kind = self.kinds[process.name]
+        if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
+            self.early[process.name] = time.monotonic()
+            return None
+        if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
+            return None
+        if processes.guard_end is None and self._may_restart(process):
+            return self._restart(processes, process)
+        raise RunFailedError(describe_end(process))
+
+    def _may_restart(self, process: Process) -> bool:
+        if (process.code or 0) >= 0:
+            return False  # it gave up, and would again
+        if process.name == "trainer" and self.config.trainer.ckpt.interval is None:
+            return False
         now = time.monotonic()
-        self.orchestrator_killed = [at for at in self.orchestrator_killed if now - at < RESTARTS_WITHIN_S] + [now]
-        if len(self.orchestrator_killed) > ORCHESTRATOR_RESTARTS:
-            raise RunFailedError(
-                f"{describe_end(killed)}\nit was started again {ORCHESTRATOR_RESTARTS} times before, in vain"
-            )
-        self.console.say(f"orchestrator {killed.describe_end()}; it is started again and goes on from its journal")
-        process = start(processes, resolve.orchestrator(self.config))
-        url = wait_for_orchestrator(processes, process, self.folder, self._check_interrupt, self._ended)
+        lately = [at for at in self.killed.get(process.name, []) if now - at < RESTARTS_WITHIN_S]
+        self.killed[process.name] = [*lately, now]
+        return len(lately) < self.config.restarts
+
+    def _restart(self, processes: Processes, killed: Process) -> None:
+        """The same command."""
+        self.console.say(f"{killed.name} {killed.describe_end()}; it is started again")
+        process = start(processes, self.described[killed.name])
+        self.workers_seen.pop(killed.name, None)
+        if killed.name != "orchestrator":
+            return
+
+        def others(ended: Process) -> None:
+            self._ended(processes, ended)
+
+        url = wait_for_orchestrator(processes, process, self.folder, self._check_interrupt, others)
         if url is None:
             self.early[process.name] = time.monotonic()
         elif url != self.url:
@@ -290,15 +312,6 @@ class Launcher:
         while time.monotonic() < deadline and not all(process.ended for process in workers):
             self._check_interrupt()
             processes.poll(TICK_S)
-
-    def _ended(self, process: Process) -> None:
-        kind = self.kinds[process.name]
-        if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
-            self.early[process.name] = time.monotonic()
-            return
-        if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
-            return
-        raise RunFailedError(describe_end(process))
 
     def _look(self, now: float) -> None:
         status = orchestrator_status.fetch(self.url)

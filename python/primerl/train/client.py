@@ -89,8 +89,12 @@ class OrchestratorClient:
         self._accepted("/trainer/resume", {"step": step})
 
     def checkpoint(self, step: int) -> None:
-        """Tell that batches up to `step` will not be asked for again. Raises OrchestratorError."""
-        self._accepted("/trainer/checkpoint", {"step": step})
+        """Tell that batches up to `step` will not be asked for again. Nothing depends on it: the next one says more, and
+        after the last one the orchestrator may have ended."""
+        try:
+            self._accepted("/trainer/checkpoint", {"step": step}, repeat_for_s=0.0)
+        except OrchestratorError as error:
+            log.info("checkpoint of step %d: %s", step, error)
 
     def heartbeat(self, step: int, doing: str, *, leaving: bool = False) -> None:
         """Tell that this process is alive, and what it does; `leaving`: that silence will follow, and why is known.
@@ -99,16 +103,17 @@ class OrchestratorClient:
         """
         self._accepted("/trainer/heartbeat", {"step": step, "doing": doing, "leaving": leaving})
 
-    def _accepted(self, path: str, fields: dict[str, object]) -> None:
-        status, body = self._post(path, fields)
+    def _accepted(self, path: str, fields: dict[str, object], repeat_for_s: float | None = None) -> None:
+        status, body = self._post(path, fields, repeat_for_s)
         if status != 200:
             raise OrchestratorError(f"{self.url}{path} refused ({status}): {_message(body)}")
 
-    def _post(self, path: str, fields: dict[str, object]) -> tuple[int, bytes]:
+    def _post(self, path: str, fields: dict[str, object], repeat_for_s: float | None = None) -> tuple[int, bytes]:
         """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
         until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
         request = msgpack.packb(fields)
-        deadline = time.monotonic() + self.unreachable_after_s
+        patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
+        deadline = time.monotonic() + patience
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -124,7 +129,7 @@ class OrchestratorClient:
             self._connection.close()
             if time.monotonic() + pause > deadline:
                 raise OrchestratorError(
-                    f"orchestrator at {self.url} did not answer {path} for {self.unreachable_after_s:g} s: {failure}"
+                    f"orchestrator at {self.url} did not answer {path} for {patience:g} s: {failure}"
                 )
             log.warning("orchestrator did not answer %s (%s); trying again in %.1f s", path, failure, pause)
             time.sleep(pause)
