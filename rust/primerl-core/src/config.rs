@@ -23,6 +23,7 @@ pub struct Config {
     /// The in-flight target is this many times `batch_size`; at least 1.
     pub oversampling_factor: f64,
     pub algorithm: Algorithm,
+    pub buffer: Buffer,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     pub timeouts: Timeouts,
@@ -70,6 +71,23 @@ pub enum Algorithm {
         /// Negative control: permute advantages over the whole batch, so that nothing can be learnt.
         shuffle_advantages: bool,
     },
+}
+
+/// How hard examples are, and what follows from it; the rules are those of [`crate::curriculum`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained.
+    pub online_difficulty_filtering: bool,
+    /// An example is easy when the mean reward of its last group is at least this.
+    pub easy_threshold: f64,
+    /// An example is hard when the mean reward of its last group is at most this.
+    pub hard_threshold: f64,
+    /// Weight of an easy example in the draw, where a normal one has 1; 0 is never.
+    pub easy_fraction: f64,
+    /// Weight of a hard example in the draw, likewise.
+    pub hard_fraction: f64,
+    /// Seed of the order of examples; `None` is the run's.
+    pub seed: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -126,6 +144,15 @@ pub enum ConfigError {
     },
     #[error("oversampling_factor = {value} must be a finite number of at least 1")]
     Oversampling { value: f64 },
+    #[error("buffer.{field} = {value} must be a finite number")]
+    Threshold { field: &'static str, value: f64 },
+    #[error(
+        "buffer.hard_threshold = {hard} is not below buffer.easy_threshold = {easy}: \
+         an example would be both; lower the first or raise the second"
+    )]
+    Thresholds { hard: f64, easy: f64 },
+    #[error("buffer.{field} = {value} must be from 0 (never drawn) to 1 (drawn like a normal one)")]
+    Fraction { field: &'static str, value: f64 },
     #[error("environments: there is no training environment; add at least one")]
     NoTrainingEnvironment,
     #[error(
@@ -157,6 +184,7 @@ impl Config {
     /// The first field found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_sizes()?;
+        self.buffer.validate()?;
         self.validate_environments()?;
         self.validate_timeouts()?;
         for (field, value) in [
@@ -295,6 +323,34 @@ impl Config {
         ];
         match timeouts.into_iter().find(|(_, span)| span.0 == 0) {
             Some((field, _)) => Err(ConfigError::Zero { field }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Buffer {
+    fn validate(&self) -> Result<(), ConfigError> {
+        for (field, value) in [
+            ("easy_threshold", self.easy_threshold),
+            ("hard_threshold", self.hard_threshold),
+        ] {
+            if !value.is_finite() {
+                return Err(ConfigError::Threshold { field, value });
+            }
+        }
+        let (hard, easy) = (self.hard_threshold, self.easy_threshold);
+        if hard >= easy {
+            return Err(ConfigError::Thresholds { hard, easy });
+        }
+        let fractions = [
+            ("easy_fraction", self.easy_fraction),
+            ("hard_fraction", self.hard_fraction),
+        ];
+        match fractions
+            .into_iter()
+            .find(|(_, value)| !(0.0..=1.0).contains(value))
+        {
+            Some((field, value)) => Err(ConfigError::Fraction { field, value }),
             None => Ok(()),
         }
     }
