@@ -47,7 +47,6 @@ impl Bench {
     fn update(&mut self, example: ExampleIndex) -> bool {
         self.groups += 1;
         let filing = Filing {
-            group: GroupId(self.groups),
             step: Step(1),
             mean_reward: [0.1, 0.5, 0.9][(self.groups % 3) as usize],
             rollouts: 8,

@@ -29,7 +29,6 @@ impl Core {
         let group = &self.groups[&id];
         let rewards: Vec<f64> = rewards(group).collect();
         let filing = Filing {
-            group: id,
             step: self.next_step,
             mean_reward: crate::algorithm::mean(rewards.iter().copied()),
             rollouts: group.finished_count(),

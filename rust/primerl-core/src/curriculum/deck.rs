@@ -6,10 +6,10 @@
 //! ```
 //! Each pool is a deck with epochs of its own: a draw takes one of its undrawn examples at random, and when none is left
 //! all of the pool are undrawn again. All pools together are one permutation, cut by six ends: an example is always in
-//! exactly one of them, and which one shows in its position. Moving it costs one swap for each end it crosses, and a
-//! new epoch costs nothing, so neither depends on the number of examples.
+//! exactly one of them, and which one shows in its position. Moving it moves one other for each end it crosses, and
+//! a new epoch moves none, so neither depends on the number of examples.
 
-use super::permutation::Permutation;
+use super::sparse::Permutation;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -93,16 +93,15 @@ impl Deck {
         }
         let position = rng.random_range(self.start(segment)..self.ends[segment]);
         let example = self.order.example_at(position);
-        self.shift(position, segment, drawn(pool));
+        self.shift(example, segment, drawn(pool));
         Some(example)
     }
 
     /// Files an example in a pool. If it comes from another one it counts as drawn in the present epoch.
     pub fn file(&mut self, example: u32, pool: Pool) {
-        let position = self.order.position_of(example);
-        let segment = self.segment_of(position);
+        let segment = self.segment_of(self.order.position_of(example));
         if Pool::ALL[segment / 2] != pool {
-            self.shift(position, segment, drawn(pool));
+            self.shift(example, segment, drawn(pool));
         }
     }
 
@@ -142,21 +141,27 @@ impl Deck {
             .expect("an example's position is within the last segment's end")
     }
 
-    /// Moves what is at `position` from one segment to another: it trades places with its segment's outermost example,
-    /// and the end between the two segments moves over it; so from segment to segment.
-    fn shift(&mut self, mut position: u32, mut from: usize, to: usize) {
-        while from < to {
-            self.ends[from] -= 1;
-            let last = self.ends[from];
-            self.order.swap(position, last);
-            (position, from) = (last, from + 1);
+    /// Moves an example from one segment to another. At each end it crosses, the example next to that end goes where
+    /// there is a hole, and the end moves over the hole it leaves; the last hole is the moved example's.
+    fn shift(&mut self, example: u32, mut from: usize, to: usize) {
+        let mut hole = self.order.position_of(example);
+        while from != to {
+            let next_to_end = if from < to {
+                self.ends[from] -= 1;
+                from += 1;
+                self.ends[from - 1]
+            } else {
+                self.ends[from - 1] += 1;
+                from -= 1;
+                self.ends[from] - 1
+            };
+            if hole != next_to_end {
+                let other = self.order.example_at(next_to_end);
+                self.order.put(hole, other);
+                hole = next_to_end;
+            }
         }
-        while from > to {
-            let first = self.ends[from - 1];
-            self.ends[from - 1] += 1;
-            self.order.swap(position, first);
-            (position, from) = (first, from - 1);
-        }
+        self.order.put(hole, example);
     }
 }
 

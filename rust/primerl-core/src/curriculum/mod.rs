@@ -14,8 +14,8 @@
 
 pub mod deck;
 mod examples;
-mod permutation;
 pub mod report;
+mod sparse;
 
 pub use deck::{Deck, Pool};
 pub use examples::Filing;

@@ -106,9 +106,8 @@ pub struct BufferReport {
 }
 
 /// One complete group of an example.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Seen {
-    pub group: GroupId,
     /// The step that was to be cut next when the group was complete.
     pub step: Step,
     /// Over the traces of the group.
@@ -129,6 +128,6 @@ pub struct ExampleHistory {
     /// How often it changed its pool by its rewards.
     pub moves: u32,
     pub last_mean_reward: Option<f32>,
-    /// The last 8 groups, oldest first.
+    /// The last 4 groups, oldest first.
     pub recent: Vec<Seen>,
 }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::ids::GroupId;
 use crate::testing::{config, environment};
 
 fn filtering() -> Config {
@@ -59,10 +58,9 @@ fn a_written_curriculum_goes_on_as_before() {
     let config = filtering();
     let mut curriculum = Curriculum::new(&config);
     curriculum.set_examples(EnvironmentId(0), 50);
-    let step = |curriculum: &mut Curriculum, group: u64| {
+    let step = |curriculum: &mut Curriculum| {
         let (environment, example) = drawn(curriculum, &config);
         let filing = Filing {
-            group: GroupId(group),
             step: Step(1),
             mean_reward: f64::from(example.0 % 2),
             rollouts: 2,
@@ -71,14 +69,14 @@ fn a_written_curriculum_goes_on_as_before() {
         let trains = curriculum.file(environment, example, &filing, &config);
         (example, trains)
     };
-    for group in 0..200 {
-        step(&mut curriculum, group);
+    for _ in 0..200 {
+        step(&mut curriculum);
     }
     curriculum.end_step(Step(1));
     let bytes = rmp_serde::to_vec(&curriculum).expect("it can be written");
     let mut read: Curriculum = rmp_serde::from_slice(&bytes).expect("and read");
-    for group in 0..200 {
-        assert_eq!(step(&mut curriculum, group), step(&mut read, group));
+    for _ in 0..200 {
+        assert_eq!(step(&mut curriculum), step(&mut read));
     }
     assert_eq!(curriculum.report(&config), read.report(&config));
     assert!(curriculum.report(&config).environments[0].returned > 0);

@@ -51,7 +51,7 @@ fn huge_environments_cost_nothing_to_draw_from() {
         deck.file(example, Pool::Hard);
     }
     assert_eq!(deck.len(Pool::Hard), 100);
-    assert!(deck.order.stored() <= 100 * 4 * 32);
+    assert!(deck.order.stored() <= 100 * 8 * 128);
 }
 
 #[test]

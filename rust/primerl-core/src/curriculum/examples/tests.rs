@@ -17,7 +17,6 @@ fn off() -> Buffer {
 
 fn filing(mean_reward: f64) -> Filing {
     Filing {
-        group: GroupId(1),
         step: Step(2),
         mean_reward,
         rollouts: 4,
@@ -190,10 +189,10 @@ fn groups_without_signal_are_counted_until_one_has_some() {
 #[test]
 fn an_examples_history_keeps_the_last_groups() {
     let (mut drawing, rules) = (Drawing::new(10), rules(0.0, 0.0));
-    for group in 0..11 {
+    for step in 1..=11 {
         let filing = Filing {
-            group: GroupId(group),
-            ..filing([0.5, 1.0][usize::from(group >= 9)])
+            step: Step(step),
+            ..filing([0.5, 1.0][usize::from(step > 9)])
         };
         drawing.examples.file(3, &filing, &rules);
     }
@@ -212,8 +211,8 @@ fn an_examples_history_keeps_the_last_groups() {
         ),
         (11, 1, Pool::Easy, Some(1.0))
     );
-    let groups: Vec<u64> = known.recent.iter().map(|seen| seen.group.0).collect();
-    assert_eq!(groups, (3..11).collect::<Vec<_>>());
+    let steps: Vec<u64> = known.recent.iter().map(|seen| seen.step.0).collect();
+    assert_eq!(steps, [8, 9, 10, 11]);
     let untouched = history(4).expect("it exists");
     assert_eq!(
         (untouched.groups, untouched.pool, untouched.last_mean_reward),
