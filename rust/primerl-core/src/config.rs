@@ -166,7 +166,8 @@ pub enum ConfigError {
     )]
     EnvironmentOrder { index: usize, name: String },
     #[error(
-        "environment {name:?}: ratio = {ratio} must be a finite number above 0; leave the environment out to not use it"
+        "environment {name:?}: ratio = {ratio} (its own, or of buffer.env_ratios) must be a finite number above 0; \
+         leave the environment out to not use it"
     )]
     Ratio { name: String, ratio: f64 },
     #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
