@@ -3,6 +3,7 @@
 //! Everything here costs memory for examples that were drawn, not for those that exist.
 
 use super::deck::{Deck, Pool};
+use super::record::Record;
 use super::report::{DeckReport, EnvironmentBuffer, ExampleHistory, Movement, Pools, Seen};
 use super::sparse::{IndexMap, by_key};
 use crate::config::Buffer;
@@ -10,33 +11,8 @@ use crate::ids::*;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-/// Groups an example's history keeps.
-const RECENT: usize = 4;
-
 /// Up to this many examples, [`Examples::check`] looks at each: it runs after every event in debug builds.
 const CHECKED_ONE_BY_ONE: u32 = 1000;
-
-/// One complete group, in a form that millions of examples can have. Steps beyond 2^32 are not told apart.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Visit {
-    /// 0 for none.
-    step: u32,
-    mean_reward: f32,
-    pool: Pool,
-}
-
-/// The last groups of an example, newest last; before them, there may be some that are none.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "Vec<Visit>", into = "Vec<Visit>")]
-struct Recent([Visit; RECENT]);
-
-/// What is remembered of an example of which a group was completed.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Record {
-    groups: u32,
-    moves: u32,
-    recent: Recent,
-}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Examples {
@@ -99,7 +75,8 @@ impl Examples {
             *self.pools.of_mut(pool) += 1;
             *self.since_cut.into.of_mut(pool) += 1;
         }
-        self.record(example, filing, pool, before != pool);
+        let record = self.records.entry(example).or_default();
+        record.add(filing.step, filing.mean_reward, pool, before != pool);
         let trains = filing.has_signal || !rules.online_difficulty_filtering;
         if trains {
             self.filtered_in_a_row = 0;
@@ -157,7 +134,7 @@ impl Examples {
             return None;
         }
         let record = self.records.get(&example.0);
-        let recent: Vec<Seen> = record.map_or_else(Vec::new, |record| record.recent.seen());
+        let recent: Vec<Seen> = record.map_or_else(Vec::new, Record::seen);
         Some(ExampleHistory {
             environment,
             example,
@@ -202,18 +179,7 @@ impl Examples {
             return self.deck.pool_of(example);
         }
         let record = self.records.get(&example);
-        record.map_or(Pool::Normal, |record| record.recent.newest().pool)
-    }
-
-    fn record(&mut self, example: u32, filing: &Filing, pool: Pool, moved: bool) {
-        let record = self.records.entry(example).or_default();
-        record.groups = record.groups.saturating_add(1);
-        record.moves = record.moves.saturating_add(u32::from(moved));
-        record.recent.push(Visit {
-            step: u32::try_from(filing.step.0).unwrap_or(u32::MAX),
-            mean_reward: filing.mean_reward as f32,
-            pool,
-        });
+        record.map_or(Pool::Normal, Record::pool)
     }
 
     fn total_weight(&self, rules: &Buffer) -> f64 {
@@ -254,55 +220,6 @@ impl Examples {
             ..Pools::default()
         };
         self.returned
-    }
-}
-
-impl Recent {
-    fn push(&mut self, visit: Visit) {
-        self.0.rotate_left(1);
-        self.0[RECENT - 1] = visit;
-    }
-
-    fn newest(&self) -> Visit {
-        self.0[RECENT - 1]
-    }
-
-    fn visits(&self) -> impl Iterator<Item = Visit> {
-        self.0.into_iter().filter(|visit| visit.step > 0)
-    }
-
-    fn seen(&self) -> Vec<Seen> {
-        let seen = self.visits().map(|visit| Seen {
-            step: Step(u64::from(visit.step)),
-            mean_reward: visit.mean_reward,
-            pool: visit.pool,
-        });
-        seen.collect()
-    }
-}
-
-impl Default for Recent {
-    fn default() -> Self {
-        let none = Visit {
-            step: 0,
-            mean_reward: 0.0,
-            pool: Pool::Normal,
-        };
-        Recent([none; RECENT])
-    }
-}
-
-impl From<Recent> for Vec<Visit> {
-    fn from(recent: Recent) -> Self {
-        recent.visits().collect()
-    }
-}
-
-impl From<Vec<Visit>> for Recent {
-    fn from(visits: Vec<Visit>) -> Self {
-        let mut recent = Recent::default();
-        visits.into_iter().for_each(|visit| recent.push(visit));
-        recent
     }
 }
 

@@ -14,6 +14,7 @@
 
 pub mod deck;
 mod examples;
+mod record;
 pub mod report;
 mod sparse;
 

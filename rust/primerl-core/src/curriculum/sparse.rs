@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Only looked up, never walked, so its order decides nothing. Its hash is a few times cheaper than the standard one,
+/// Its order decides nothing: it is looked up, and walked only where any order gives the same. Its hash is a few times cheaper than the standard one,
 /// which guards against keys that an enemy chooses; these are our own.
 pub(super) type IndexMap<T> = HashMap<u32, T, BuildHasherDefault<IndexHasher>>;
 
@@ -73,9 +73,35 @@ impl Sparse {
 
 /// Examples in an order that can be changed, with the way back from an example to its position.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "Written")]
 pub(super) struct Permutation {
     examples: Sparse,
+    /// The inverse of `examples`.
+    #[serde(skip_serializing)]
     positions: Sparse,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    examples: Sparse,
+}
+
+impl From<Written> for Permutation {
+    fn from(Written { examples }: Written) -> Self {
+        let mut positions = Sparse::default();
+        for (page, entries) in &examples.pages {
+            for (offset, example) in entries.iter().enumerate() {
+                let position = page * PAGE + offset as u32;
+                if *example != position {
+                    positions.set(*example, position);
+                }
+            }
+        }
+        Permutation {
+            examples,
+            positions,
+        }
+    }
 }
 
 impl Permutation {
