@@ -43,8 +43,8 @@ class Workers(Section):
 class TrainSource(Environment):
     """An environment whose rollouts are trained on."""
 
-    ratio: float = Field(default=1.0, gt=0)
-    """Relative share of the groups that come from this environment."""
+    ratio: float | None = Field(default=None, gt=0)
+    """Relative share of the groups that come from this environment; 1 where it is left out."""
     max_retries: NonNegativeInt = 2
     """How often a failed rollout is tried again before its group is dropped."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Log, Name, Port, Seconds, Section
+from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
     EvaluationSources,
     TrainEnvironments,
+    TrainSource,
     TrainSources,
 )
 
@@ -51,6 +52,34 @@ class Algorithm(Section):
     """Also divide by the standard deviation of the group."""
     shuffle_advantages: bool = False
     """Negative control: permute the advantages over the whole batch, so that nothing can be learnt."""
+
+
+class Buffer(Section):
+    """Which example comes next, by how hard it was. Names and defaults are those of Prime Intellect's hosted form."""
+
+    online_difficulty_filtering: bool = False
+    """Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained."""
+    easy_threshold: float = 0.8
+    """An example is easy when the mean reward of its last group is at least this."""
+    hard_threshold: float = 0.2
+    """An example is hard when the mean reward of its last group is at most this."""
+    easy_fraction: Fraction = 0.0
+    """Weight of an easy example in the draw, where a normal one has 1; 0 is never, as long as there are others."""
+    hard_fraction: Fraction = 0.0
+    """Weight of a hard example in the draw, where a normal one has 1; 0 is never, as long as there are others."""
+    env_ratios: list[Annotated[float, Field(gt=0)]] | None = None
+    """One number for each training environment, in order, in place of their `ratio`."""
+    seed: NonNegativeInt | None = None
+    """Seed of the order of examples; the run's where it is left out."""
+
+    @model_validator(mode="after")
+    def _hard_below_easy(self) -> Self:
+        if self.hard_threshold >= self.easy_threshold:
+            raise ValueError(
+                f"hard_threshold ({self.hard_threshold}) must be below easy_threshold ({self.easy_threshold}): an "
+                "example would be both; lower the first or raise the second"
+            )
+        return self
 
 
 class OrchestratorTimeouts(Section):
@@ -106,6 +135,7 @@ class Orchestration(Section):
     """URLs of inference engines that already run."""
     sampling: Sampling = Sampling()
     algorithm: Algorithm = Algorithm()
+    buffer: Buffer = Buffer()
     timeouts: OrchestratorTimeouts = OrchestratorTimeouts()
     retention: Retention = Retention()
     log: Log = Log()
@@ -138,6 +168,22 @@ def check_distinct(environments: Sequence[Environment]) -> None:
         seen.add(environment.label)
 
 
+def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]) -> None:
+    if ratios is None:
+        return
+    if len(ratios) != len(environments):
+        raise ValueError(
+            f"buffer.env_ratios has {len(ratios)} numbers for the {len(environments)} environments of train.env; "
+            "give one for each, in the order of train.env"
+        )
+    for environment in environments:
+        if environment.ratio is not None:
+            raise ValueError(
+                f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
+                "leave one of the two out"
+            )
+
+
 class OrchestratorSettings(Orchestration):
     """Rollouts, batches and their order."""
 
@@ -147,6 +193,11 @@ class OrchestratorSettings(Orchestration):
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
+        return self
+
+    @model_validator(mode="after")
+    def _ratios(self) -> Self:
+        check_ratios(self.buffer.env_ratios, self.train.env)
         return self
 
 
@@ -179,4 +230,9 @@ class OrchestratorConfig(Orchestration):
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
+        return self
+
+    @model_validator(mode="after")
+    def _ratios(self) -> Self:
+        check_ratios(self.buffer.env_ratios, self.train.env)
         return self

@@ -89,8 +89,10 @@ class OrchestratorClient:
         self._accepted("/trainer/resume", {"step": step})
 
     def checkpoint(self, step: int) -> None:
-        """Tell that batches up to `step` will not be asked for again. Nothing depends on it: the next one says more, and
-        after the last one the orchestrator may have ended."""
+        """Tell that batches up to `step` will not be asked for again.
+
+        Nothing depends on it: the next one says more, and after the last one the orchestrator may have ended.
+        """
         try:
             self._accepted("/trainer/checkpoint", {"step": step}, repeat_for_s=0.0)
         except OrchestratorError as error:

@@ -1,5 +1,9 @@
 //! What a run is told. Checked once, by [`Config::validate`], before a [`crate::Core`] is made.
 
+mod buffer;
+
+pub use buffer::Buffer;
+
 use crate::ids::{EnvironmentId, PolicyVersion};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -25,6 +29,7 @@ pub struct Config {
     /// Batches kept for a trainer that has saved no checkpoint.
     pub spool_steps: u64,
     pub algorithm: Algorithm,
+    pub buffer: Buffer,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     pub timeouts: Timeouts,
@@ -128,6 +133,15 @@ pub enum ConfigError {
     },
     #[error("oversampling_factor = {value} must be a finite number of at least 1")]
     Oversampling { value: f64 },
+    #[error("buffer.{field} = {value} must be a finite number")]
+    Threshold { field: &'static str, value: f64 },
+    #[error(
+        "buffer.hard_threshold = {hard} is not below buffer.easy_threshold = {easy}: \
+         an example would be both; lower the first or raise the second"
+    )]
+    Thresholds { hard: f64, easy: f64 },
+    #[error("buffer.{field} = {value} must be from 0 (never drawn) to 1 (drawn like a normal one)")]
+    Fraction { field: &'static str, value: f64 },
     #[error("environments: there is no training environment; add at least one")]
     NoTrainingEnvironment,
     #[error(
@@ -141,7 +155,8 @@ pub enum ConfigError {
     )]
     EnvironmentOrder { index: usize, name: String },
     #[error(
-        "environment {name:?}: ratio = {ratio} must be a finite number above 0; leave the environment out to not use it"
+        "environment {name:?}: ratio = {ratio} (its own, or of buffer.env_ratios) must be a finite number above 0; \
+         leave the environment out to not use it"
     )]
     Ratio { name: String, ratio: f64 },
     #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
@@ -159,6 +174,7 @@ impl Config {
     /// The first field found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_sizes()?;
+        self.buffer.validate()?;
         self.validate_environments()?;
         self.validate_timeouts()?;
         for (field, value) in [

@@ -3,6 +3,7 @@
 use crate::algorithm::{mean, standard_deviation};
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::curriculum::{BufferStep, Pool};
 use crate::group::Group;
 use crate::ids::Step;
 use crate::pack::{MicroBatch, Weighted};
@@ -165,4 +166,27 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
     if let Some(oldest) = samples.iter().map(|weighted| weighted.sample.oldest).min() {
         metrics.set("version/min", oldest.0 as f64);
     }
+}
+
+/// Of each training environment, at the cut: `buffer/<pool>/<environment>`, the examples in the pool; since the cut
+/// before: `buffer/into_<pool>/<environment>`, the examples that came into it, `buffer/filtered/<environment>`, the
+/// groups that were not trained because all of their rewards were equal (their rollouts are in `rollouts/filtered`),
+/// and `buffer/returned/<environment>`, how often all examples were made normal because none with weight was left.
+pub fn buffer_metrics(config: &Config, moved: &BufferStep) -> BTreeMap<String, f64> {
+    let mut metrics = Metrics::default();
+    for of in &moved.environments {
+        let name = &config.environment(of.environment).name;
+        for pool in Pool::ALL {
+            let (word, into) = (pool.name(), of.movement.into.of(pool));
+            metrics.set(
+                format!("buffer/{word}/{name}"),
+                f64::from(of.pools.of(pool)),
+            );
+            metrics.set(format!("buffer/into_{word}/{name}"), f64::from(into));
+        }
+        let (filtered, returned) = (of.movement.filtered, of.movement.returned);
+        metrics.set(format!("buffer/filtered/{name}"), f64::from(filtered));
+        metrics.set(format!("buffer/returned/{name}"), f64::from(returned));
+    }
+    metrics.0
 }

@@ -1,6 +1,7 @@
 //! What a run is doing and waiting for, as the core knows it. The shell adds addresses, process ids and rates.
 
 use crate::counters::Counters;
+use crate::curriculum::EnvironmentBuffer;
 use crate::ids::*;
 use crate::time::Time;
 use serde::Serialize;
@@ -13,6 +14,8 @@ pub struct Status {
     pub groups: GroupStatus,
     pub trainer: TrainerStatus,
     pub environments: Vec<EnvironmentStatus>,
+    /// The difficulty buffer of each training environment whose examples are known.
+    pub buffer: Vec<EnvironmentBuffer>,
     pub engines: Vec<EngineStatus>,
     pub workers: Vec<WorkerStatus>,
     pub waits: Vec<Wait>,

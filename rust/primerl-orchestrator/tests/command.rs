@@ -119,6 +119,31 @@ fn bad_configs_are_refused_before_anything_starts() {
     );
     refused(
         &place,
+        &place.toml("", "[buffer]\nhard_threshold = 0.9"),
+        &[
+            "buffer.hard_threshold = 0.9",
+            "buffer.easy_threshold = 0.8",
+            "lower the first",
+        ],
+    );
+    refused(
+        &place,
+        &place.toml("", "[buffer]\nenv_ratios = [1.0, 2.0]"),
+        &["buffer.env_ratios", "2 numbers for the 1", "in the order"],
+    );
+    let ratio = "[[train.env]]\nid = \"other\"\nratio = 2.0\n[buffer]\nenv_ratios = [1.0, 2.0]";
+    refused(
+        &place,
+        &place.toml("", ratio),
+        &["buffer.env_ratios", "\"other\"", "leave one"],
+    );
+    refused(
+        &place,
+        &place.toml("", "[buffer]\nenv_ratios = [0.0]"),
+        &["\"task\"", "ratio = 0", "buffer.env_ratios", "above 0"],
+    );
+    refused(
+        &place,
         &place.toml("", "[log]\nlevel = \"=,=\""),
         &["log.level"],
     );

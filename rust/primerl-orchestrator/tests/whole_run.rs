@@ -177,3 +177,36 @@ async fn a_synchronous_run_is_on_policy() {
     worker.await.unwrap();
     engine.stop().await;
 }
+
+/// Every answer is longer than one character, so every example is easy: all come back when none is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_filters_files_its_examples() {
+    let place = Place::new();
+    let buffer = "[buffer]\nonline_difficulty_filtering = true\nenv_ratios = [1.0]";
+    let orchestrator = Orchestrator::start(place.config("", buffer)).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &engine).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+    let status = orchestrator.status().await;
+    let examples = status["buffer"][0]["pools"]["normal"].as_u64().unwrap();
+    let worker = tokio::spawn(worker.work(1));
+    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
+    check_tokens(&batches);
+    orchestrator.end().await.unwrap();
+    worker.await.unwrap();
+    engine.stop().await;
+    let steps = read_lines(&place.output().join("steps.jsonl"));
+    let of = |step: usize, name: &str| {
+        let metric = &steps[step]["metrics"][format!("buffer/{name}/task")];
+        metric.as_f64().unwrap()
+    };
+    for step in 0..4 {
+        let pools: f64 = ["easy", "normal", "hard"]
+            .map(|pool| of(step, pool))
+            .iter()
+            .sum();
+        assert_eq!(pools as u64, examples);
+    }
+    let moved: f64 = (0..4).map(|step| of(step, "into_easy")).sum();
+    assert!(moved >= 4.0, "{moved} examples were filed as easy");
+}

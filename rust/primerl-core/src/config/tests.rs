@@ -14,7 +14,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_mend() {
-    let cases: [(String, &[&str]); 16] = [
+    let cases: [(String, &[&str]); 20] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
@@ -48,6 +48,26 @@ fn each_message_names_the_field_and_the_mend() {
         (
             message(|c| c.oversampling_factor = f64::NAN),
             &["oversampling_factor = NaN"],
+        ),
+        (
+            message(|c| c.buffer.easy_threshold = f64::NAN),
+            &["buffer.easy_threshold = NaN", "finite"],
+        ),
+        (
+            message(|c| c.buffer.hard_threshold = 0.8),
+            &[
+                "buffer.hard_threshold = 0.8",
+                "buffer.easy_threshold = 0.8",
+                "lower the first",
+            ],
+        ),
+        (
+            message(|c| c.buffer.easy_fraction = 1.5),
+            &["buffer.easy_fraction = 1.5", "from 0"],
+        ),
+        (
+            message(|c| c.buffer.hard_fraction = f64::NAN),
+            &["buffer.hard_fraction = NaN"],
         ),
         (
             message(|c| c.environments.retain(|e| e.role != Role::Train)),

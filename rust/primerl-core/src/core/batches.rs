@@ -8,7 +8,7 @@ use crate::deadlines::Due;
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
-use crate::metrics::Interval;
+use crate::metrics::{Interval, buffer_metrics};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -58,13 +58,15 @@ impl Core {
         };
         let interval = Interval::between(&self.last_cut, &counted);
         self.last_cut = counted;
-        let batch = build(
+        let mut batch = build(
             &self.config,
             self.next_step,
             &mut groups,
             &interval,
             &mut self.rng,
         );
+        let moved = self.curriculum.end_step(self.next_step);
+        batch.metrics.extend(buffer_metrics(&self.config, moved));
         let batch = Arc::new(batch);
         let micro_batches = batch.ranks.iter().flatten();
         let trained: BTreeSet<RolloutId> = micro_batches

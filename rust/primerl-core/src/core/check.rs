@@ -24,6 +24,7 @@ impl Core {
             self.check_group(*id, group)?;
         }
         self.check_rollouts()?;
+        self.curriculum.check(&self.config)?;
         ensure!(
             self.finished.is_none() || (self.rollouts.is_empty() && self.groups.is_empty()),
             "the run is over, but work is left"

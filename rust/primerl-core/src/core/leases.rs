@@ -6,6 +6,7 @@
 
 use super::{Core, LeaseRequest};
 use crate::admission;
+use crate::curriculum::Draw;
 use crate::deadlines::Due;
 use crate::effect::{Effect, LeasedRollout};
 use crate::evaluation::Attempt;
@@ -194,9 +195,17 @@ impl Core {
         if !self.may_begin_group() {
             return false;
         }
-        let Some((environment, example)) = self.curriculum.draw(&mut self.rng) else {
+        let Some(Draw {
+            environment,
+            example,
+            returned,
+        }) = self.curriculum.draw(&self.config)
+        else {
             return false;
         };
+        if let Some(times) = returned {
+            self.warn_of_returned_pools(environment, times);
+        }
         let id = self.new_groups(1);
         let size = self.config.group_size as usize;
         self.groups

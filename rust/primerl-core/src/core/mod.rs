@@ -6,6 +6,7 @@
 //! [`crate::evaluation`], [`crate::group`], [`crate::rollout`].
 
 mod batches;
+mod buffer;
 mod check;
 mod events;
 mod leases;

@@ -76,6 +76,7 @@ impl Core {
             if self.sites[id.0 as usize].workers == 0 {
                 words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
             }
+            words.push_str(&self.filtered_in_words(id));
         }
         if !self.ledger.has_live_engine() {
             words.push_str(&format!(

@@ -43,6 +43,7 @@ impl Core {
                 .environment_ids()
                 .map(|(id, _)| self.environment_status(id))
                 .collect(),
+            buffer: self.curriculum.environments(&self.config),
             engines: self.engine_status(),
             workers: self.worker_status(),
             waits: self.all_waits(),

@@ -100,9 +100,9 @@ impl Core {
     #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> String {
         let mut core = self.clone();
-        // Its maps are hashed: their order says nothing.
+        // How it is stored depends on how it came to be; what it draws does not.
         let drawn: Vec<_> = (0..50)
-            .map(|_| core.curriculum.draw(&mut core.rng))
+            .map(|_| core.curriculum.draw(&core.config))
             .collect();
         core.curriculum = crate::curriculum::Curriculum::new(&core.config);
         // Where the generator is in its block depends on how it was read; where it is in its stream does not.

@@ -208,9 +208,13 @@ impl Core {
         let fits = group
             .finished()
             .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit));
+        let is_trained = self.file_example(id);
         if fits {
             self.sites[environment.0 as usize].failed_groups = 0;
-            self.ready.push_back(id);
+            match is_trained {
+                true => self.ready.push_back(id),
+                false => self.filter_group(id),
+            }
         } else {
             let why = format!(
                 "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"

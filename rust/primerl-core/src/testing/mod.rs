@@ -3,7 +3,9 @@
 pub mod observer;
 pub mod simulator;
 
-use crate::config::{Algorithm, Config, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use crate::config::{
+    Algorithm, Buffer, Config, Environment, Evaluation, FlopsModel, Role, Timeouts,
+};
 use crate::event::{Outcome, Trace};
 use crate::ids::*;
 use crate::time::Duration;
@@ -25,6 +27,14 @@ pub fn config() -> Config {
         algorithm: Algorithm::Grpo {
             normalize_std: false,
             shuffle_advantages: false,
+        },
+        buffer: Buffer {
+            online_difficulty_filtering: false,
+            easy_threshold: 0.8,
+            hard_threshold: 0.2,
+            easy_fraction: 0.0,
+            hard_fraction: 0.0,
+            seed: None,
         },
         environments: vec![environment("train")],
         timeouts: Timeouts {

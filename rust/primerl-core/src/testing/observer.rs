@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Role};
 use crate::effect::{Effect, EvaluationReport, LeasedRollout};
-use crate::event::Event;
+use crate::event::{Event, Outcome};
 use crate::ids::*;
 use crate::pack::{MicroBatch, PackedBatch};
 use crate::time::Time;
@@ -33,6 +33,8 @@ pub struct Observer {
     trained_tokens: BTreeSet<u32>,
     trained_rollouts: BTreeMap<RolloutId, Step>,
     leased: BTreeMap<RolloutId, LeasedAt>,
+    /// Rewards of the rollouts that went well, by group.
+    rewards: BTreeMap<GroupId, Vec<f64>>,
     proved: Option<PolicyVersion>,
     waiting: BTreeMap<RequestId, Time>,
     pub batches: BTreeMap<Step, PackedBatch>,
@@ -50,6 +52,7 @@ impl Observer {
             trained_tokens: BTreeSet::new(),
             trained_rollouts: BTreeMap::new(),
             leased: BTreeMap::new(),
+            rewards: BTreeMap::new(),
             proved: None,
             waiting: BTreeMap::new(),
             batches: BTreeMap::new(),
@@ -68,8 +71,24 @@ impl Observer {
             Event::RequestDropped { request } => {
                 self.waiting.remove(request);
             }
+            Event::RolloutFinished {
+                rollout, outcome, ..
+            } => self.saw_report(*rollout, outcome),
             Event::EngineProved { version, .. } => self.proved = self.proved.max(Some(*version)),
             _ => {}
+        }
+    }
+
+    /// A report counts while its rollout is open. Of the simulated seats only the player is trained.
+    fn saw_report(&mut self, rollout: RolloutId, outcome: &Outcome) {
+        let open = self.leased.get(&rollout).filter(|leased| !leased.closed);
+        let player = outcome
+            .traces
+            .iter()
+            .find(|trace| trace.session == "player");
+        if let (Some(leased), Some(player), true) = (open, player, outcome.ok) {
+            let group = self.rewards.entry(leased.rollout.group).or_default();
+            group.push(player.reward);
         }
     }
 
@@ -236,8 +255,27 @@ impl Observer {
             self.saw_micro_batch(batch.step, micro_batch);
         }
         assert!(loss_tokens > 0, "a batch without anything to train");
+        self.saw_groups(batch);
         assert_eq!(batch.loss_tokens, loss_tokens);
         self.batches.insert(batch.step, batch.clone());
+    }
+
+    /// With filtering on, every group that is trained has something to compare.
+    fn saw_groups(&self, batch: &PackedBatch) {
+        let micro_batches = batch.ranks.iter().flatten();
+        let rollouts = micro_batches.flat_map(|micro_batch| &micro_batch.rollouts);
+        let groups: BTreeSet<GroupId> = rollouts
+            .map(|rollout| self.leased[rollout].rollout.group)
+            .collect();
+        for group in groups {
+            let rewards = &self.rewards[&group];
+            assert_eq!(rewards.len(), self.config.group_size as usize);
+            assert!(
+                !self.config.buffer.online_difficulty_filtering
+                    || rewards.iter().any(|reward| *reward != rewards[0]),
+                "group {group} has no signal and is trained: {rewards:?}"
+            );
+        }
     }
 
     fn saw_micro_batch(&mut self, step: Step, micro_batch: &MicroBatch) {

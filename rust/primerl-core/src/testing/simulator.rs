@@ -50,6 +50,17 @@ pub enum Kill {
     Trainer,
 }
 
+/// What rollouts are rewarded with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rewards {
+    /// Any number from 0 to 1, so that no two are equal.
+    Numbers,
+    /// 0 or 1. Of three examples one mostly gets 1, one mostly 0, and one either.
+    Verdicts,
+    /// Always 1: no group has a signal.
+    Ones,
+}
+
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub seed: u64,
@@ -58,6 +69,7 @@ pub struct Scenario {
     pub workers_per_environment: u32,
     pub rollouts_per_worker: u32,
     pub examples: u32,
+    pub rewards: Rewards,
     pub faults: Faults,
     pub kill: Option<(Time, Kill)>,
     /// The simulation is stopped then, if the run has not ended.

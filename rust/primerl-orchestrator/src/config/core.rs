@@ -1,7 +1,9 @@
 //! The config as the core wants it.
 
-use super::{AlgorithmConfig, Config, Sampling};
-use primerl_core::config::{Algorithm, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use super::{AlgorithmConfig, BufferConfig, Config, Sampling};
+use primerl_core::config::{
+    Algorithm, Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts,
+};
 use primerl_core::time::Duration;
 use serde::Deserialize;
 use std::path::Path;
@@ -9,10 +11,11 @@ use std::path::Path;
 impl Config {
     /// What the core is told. Training environments come first: an environment's id is its index.
     pub fn to_core(&self, flops: FlopsModel) -> primerl_core::Config {
-        let training = self.train.env.iter().map(|environment| Environment {
+        let training = self.train.env.iter().zip(self.ratios());
+        let training = training.map(|(environment, ratio)| Environment {
             name: environment.name(),
             role: Role::Train,
-            ratio: environment.ratio,
+            ratio,
             max_retries: environment.max_retries,
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
@@ -46,6 +49,7 @@ impl Config {
                 normalize_std,
                 shuffle_advantages,
             },
+            buffer: self.buffer.to_core(),
             environments: training.chain(evaluation).collect(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),
@@ -56,6 +60,15 @@ impl Config {
             },
             flops,
         }
+    }
+
+    /// Relative share of each training environment, from `buffer.env_ratios` or its own `ratio`; 1 where neither says.
+    fn ratios(&self) -> Vec<f64> {
+        let own = self.train.env.iter().map(|own| own.ratio.unwrap_or(1.0));
+        self.buffer
+            .env_ratios
+            .clone()
+            .unwrap_or_else(|| own.collect())
     }
 
     /// Sampling of each environment, in the order of `to_core`'s environments.
@@ -70,6 +83,19 @@ impl Config {
             max_tokens: environment.sampling.max_tokens.unwrap_or(own.max_tokens),
         });
         training.chain(evaluation).collect()
+    }
+}
+
+impl BufferConfig {
+    fn to_core(&self) -> Buffer {
+        Buffer {
+            online_difficulty_filtering: self.online_difficulty_filtering,
+            easy_threshold: self.easy_threshold,
+            hard_threshold: self.hard_threshold,
+            easy_fraction: self.easy_fraction,
+            hard_fraction: self.hard_fraction,
+            seed: self.seed,
+        }
     }
 }
 

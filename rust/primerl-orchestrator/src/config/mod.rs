@@ -75,6 +75,8 @@ pub struct Config {
     #[serde(default)]
     pub algorithm: AlgorithmConfig,
     #[serde(default)]
+    pub buffer: BufferConfig,
+    #[serde(default)]
     pub train: TrainConfig,
     #[serde(default)]
     pub eval: EvalConfig,
@@ -179,6 +181,40 @@ impl Default for AlgorithmConfig {
     }
 }
 
+/// The difficulty buffer. Names and defaults are those of Prime Intellect's hosted form.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BufferConfig {
+    /// Draw by difficulty, and do not train groups whose rewards are all equal.
+    pub online_difficulty_filtering: bool,
+    /// An example is easy when the mean reward of its last group is at least this.
+    pub easy_threshold: f64,
+    /// An example is hard when the mean reward of its last group is at most this.
+    pub hard_threshold: f64,
+    /// Weight of an easy example in the draw, where a normal one has 1; 0 is never.
+    pub easy_fraction: f64,
+    /// Weight of a hard example in the draw, likewise.
+    pub hard_fraction: f64,
+    /// One number for each training environment, in order, in place of their `ratio`.
+    pub env_ratios: Option<Vec<f64>>,
+    /// Seed of the order of examples; `None`: the run's.
+    pub seed: Option<u64>,
+}
+
+impl Default for BufferConfig {
+    fn default() -> Self {
+        BufferConfig {
+            online_difficulty_filtering: false,
+            easy_threshold: 0.8,
+            hard_threshold: 0.2,
+            easy_fraction: 0.0,
+            hard_fraction: 0.0,
+            env_ratios: None,
+            seed: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
@@ -197,8 +233,8 @@ pub struct TrainEnvironment {
     pub id: String,
     /// `None`: the id.
     pub name: Option<String>,
-    #[serde(default = "one_f64")]
-    pub ratio: f64,
+    /// Relative share of the groups; `None`: 1.
+    pub ratio: Option<f64>,
     #[serde(default = "default_retries")]
     pub max_retries: u32,
 }

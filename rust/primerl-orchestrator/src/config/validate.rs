@@ -30,6 +30,7 @@ impl Config {
         self.validate_evaluation_sampling()?;
         self.validate_timeouts()?;
         self.validate_engines()?;
+        self.validate_ratios()?;
         if self
             .log
             .level
@@ -140,6 +141,32 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    fn validate_ratios(&self) -> Result<(), ConfigError> {
+        let Some(ratios) = &self.buffer.env_ratios else {
+            return Ok(());
+        };
+        let environments = &self.train.env;
+        if ratios.len() != environments.len() {
+            let (given, wanted) = (ratios.len(), environments.len());
+            return Err(field(
+                "buffer.env_ratios",
+                format!("has {given} numbers for the {wanted} environments of train.env"),
+                "give one for each, in the order of train.env",
+            ));
+        }
+        match environments.iter().find(|own| own.ratio.is_some()) {
+            Some(environment) => Err(field(
+                "buffer.env_ratios",
+                format!(
+                    "is set, and so is the ratio of train.env {:?}",
+                    environment.name()
+                ),
+                "leave one of the two out",
+            )),
+            None => Ok(()),
+        }
     }
 
     fn validate_engines(&self) -> Result<(), ConfigError> {

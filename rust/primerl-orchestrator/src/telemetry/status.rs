@@ -51,6 +51,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         "rollouts": rollouts,
         "groups": core.groups,
         "environments": core.environments,
+        "buffer": core.buffer,
         "trainer": {
             "waiting": telemetry.trainer.is_waiting(),
             "last_seen_s": telemetry.trainer.last_seen().map(|seen| seen.as_secs_f64()),

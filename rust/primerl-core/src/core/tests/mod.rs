@@ -1,5 +1,6 @@
 //! Rules of the whole, one by one. `Run` plays the shell.
 
+mod buffer;
 mod evaluations;
 mod leases;
 mod restart;

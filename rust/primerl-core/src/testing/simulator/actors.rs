@@ -52,6 +52,7 @@ pub struct Worker {
 /// A rollout as its environment knows it.
 #[derive(Clone, Debug)]
 pub struct Running {
+    pub example: ExampleIndex,
     pub turns_left: u32,
     pub slow: bool,
     /// Two seats, of which the second is not trained.
@@ -222,6 +223,7 @@ impl Simulator {
         let capacity = self.scenario.rollouts_per_worker as usize;
         for leased in rollouts {
             let running = Running {
+                example: leased.example,
                 turns_left: self.rng.random_range(1..=4),
                 slow: self.chance(self.scenario.faults.rollout_slow),
                 two_seats: self.chance(0.2),

@@ -1,5 +1,6 @@
 use super::*;
-use crate::config::{Algorithm, Environment};
+use crate::config::{Algorithm, Buffer, Environment};
+use crate::curriculum::report::Pools;
 use crate::testing::{config, environment, evaluation};
 
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
@@ -37,17 +38,31 @@ fn scenario(seed: u64) -> Scenario {
         environments,
         ..config()
     };
-    Scenario {
+    let mut scenario = Scenario {
         seed,
         config,
         engines: rng.random_range(1..=3),
         workers_per_environment: rng.random_range(1..=3),
         rollouts_per_worker: rng.random_range(1..=8),
         examples: rng.random_range(1..=20),
+        rewards: Rewards::Numbers,
         faults: Faults::default(),
         kill: None,
         give_up: Time::default() + Duration::from_secs(24 * 3600),
+    };
+    if rng.random_bool(0.6) {
+        scenario.rewards = Rewards::Verdicts;
+        // Few examples are soon all easy or hard.
+        scenario.examples = scenario.examples.min(rng.random_range(1..=20));
+        scenario.config.buffer = Buffer {
+            online_difficulty_filtering: rng.random_bool(0.7),
+            easy_fraction: [0.0, 0.0, 0.3][rng.random_range(0..3)],
+            hard_fraction: [0.0, 0.0, 1.0][rng.random_range(0..3)],
+            seed: rng.random_bool(0.3).then_some(seed + 1),
+            ..scenario.config.buffer
+        };
     }
+    scenario
 }
 
 fn faults() -> Faults {
@@ -133,6 +148,70 @@ fn runs_go_on_after_restarts_as_if_there_had_been_none() {
 }
 
 #[test]
+fn runs_filter_and_move_examples_and_return_them() {
+    let (mut moved, mut filtered, mut returned) = (Pools::default(), 0, 0);
+    for seed in 2000..2060 {
+        let simulator = play(scenario(seed));
+        let filtering = simulator.core.config().buffer.online_difficulty_filtering;
+        let report = simulator.core.buffer_report();
+        assert_eq!(report.steps.len(), simulator.observer.batches.len());
+        for step in report.steps.iter().flat_map(|step| &step.environments) {
+            moved.easy += step.movement.into.easy;
+            moved.normal += step.movement.into.normal;
+            moved.hard += step.movement.into.hard;
+            assert!(filtering || step.movement.filtered + step.movement.returned == 0);
+        }
+        for environment in &report.environments {
+            filtered += environment.filtered_groups;
+            returned += environment.returned;
+            assert_eq!(environment.pools.sum(), u64::from(environment.examples));
+        }
+    }
+    assert!(
+        moved.easy > 50 && moved.normal > 50 && moved.hard > 50 && filtered > 100 && returned > 10,
+        "{moved:?} {filtered} {returned}"
+    );
+}
+
+#[test]
+fn a_run_in_which_no_group_has_a_signal_says_so_and_does_not_stop() {
+    let base = scenario(3);
+    let mut config = Config {
+        max_steps: 5,
+        environments: vec![environment("train")],
+        ..base.config
+    };
+    config.buffer.online_difficulty_filtering = true;
+    let mut simulator = Simulator::new(Scenario {
+        config,
+        rewards: Rewards::Ones,
+        give_up: Time::default() + Duration::from_secs(3600),
+        ..base
+    });
+    assert_eq!(simulator.run(), None);
+    let warnings = simulator.observer.warnings.join("\n");
+    assert!(warnings.contains("groups had no signal"), "{warnings}");
+    assert!(
+        warnings.contains("no example that may be drawn was left"),
+        "{warnings}"
+    );
+    assert!(warnings.lines().count() < 30, "{warnings}");
+    let status = simulator.core.status();
+    let words = &status
+        .waits
+        .iter()
+        .find(|wait| wait.who.starts_with("trainer"))
+        .expect("the trainer waits")
+        .waiting_for;
+    assert!(words.contains("groups had no signal"), "{words}");
+    assert!(
+        status.buffer[0].filtered_in_a_row > 100,
+        "{:?}",
+        status.buffer
+    );
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     let run = || {
         let simulator = play(Scenario {
@@ -179,10 +258,14 @@ fn more_asynchrony_takes_less_time_for_the_same_work() {
 fn killed(kill: Kill, expected: &str) {
     for seed in 0..10 {
         let base = scenario(seed);
-        let config = Config {
+        let mut config = Config {
             max_steps: 1000,
             ..base.config
         };
+        // Eight groups that all fail for want of engines rightly end a run: not within the bound.
+        for environment in &mut config.environments {
+            environment.max_retries = 100;
+        }
         let at = Time::default() + Duration::from_secs(60);
         let bound = [
             config.timeouts.weights,

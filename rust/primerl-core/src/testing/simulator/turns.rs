@@ -1,7 +1,7 @@
 //! The turns of a simulated rollout, and its report.
 
-use super::Simulator;
 use super::actors::{Action, Running, RunningTurn, Sampling};
+use super::{Rewards, Simulator};
 use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
@@ -88,7 +88,7 @@ impl Simulator {
                 let after = self.spread(0.01, 0.5);
                 self.plan(after, Action::BeginTurn(id, rollout));
             }
-            true => self.report(id, rollout, running.two_seats),
+            true => self.report(id, rollout, &running),
         }
     }
 
@@ -185,7 +185,18 @@ impl Simulator {
         logprobs
     }
 
-    fn report(&mut self, id: WorkerId, rollout: RolloutId, two_seats: bool) {
+    fn reward(&mut self, example: ExampleIndex) -> f64 {
+        match self.scenario.rewards {
+            Rewards::Numbers => self.rng.random_range(0.0..1.0),
+            Rewards::Verdicts => {
+                let probability = [0.1, 0.9, 0.5][example.0 as usize % 3];
+                f64::from(u8::from(self.chance(probability)))
+            }
+            Rewards::Ones => 1.0,
+        }
+    }
+
+    fn report(&mut self, id: WorkerId, rollout: RolloutId, running: &Running) {
         if self.chance(self.scenario.faults.rollout_hangs) {
             return;
         }
@@ -197,8 +208,8 @@ impl Simulator {
             metrics: BTreeMap::from([("length".to_owned(), 3.0)]),
             ..Trace::default()
         };
-        let mut traces = vec![trace("player", true, self.rng.random_range(0.0..1.0))];
-        if two_seats {
+        let mut traces = vec![trace("player", true, self.reward(running.example))];
+        if running.two_seats {
             traces.insert(0, trace("judge", false, 0.0));
         }
         let mut outcome = Outcome {

@@ -1,0 +1,89 @@
+//! The difficulty buffer: complete groups file their examples, and those without signal make room for others.
+
+use super::Core;
+use crate::counters::Ended;
+use crate::curriculum::{BufferReport, ExampleHistory, Filing};
+use crate::group::Group;
+use crate::ids::*;
+
+/// So many groups in a row without signal are worth a warning, or four batches of them where that is more.
+const FILTERED_AT_LEAST: u64 = 32;
+
+impl Core {
+    /// The pools of each environment, and what moved in them, step by step.
+    pub fn buffer_report(&self) -> BufferReport {
+        self.curriculum.report(&self.config)
+    }
+
+    /// What became of one training example; `None` if there is no such one, or its environment has no worker yet.
+    pub fn example_history(
+        &self,
+        environment: EnvironmentId,
+        example: ExampleIndex,
+    ) -> Option<ExampleHistory> {
+        self.curriculum.history(environment, example, &self.config)
+    }
+
+    /// Files the example of a complete group. Returns whether the group is to be trained.
+    pub(super) fn file_example(&mut self, id: GroupId) -> bool {
+        let group = &self.groups[&id];
+        let rewards: Vec<f64> = rewards(group).collect();
+        let filing = Filing {
+            step: self.next_step,
+            mean_reward: crate::algorithm::mean(rewards.iter().copied()),
+            rollouts: group.finished_count(),
+            has_signal: rewards.iter().any(|reward| *reward != rewards[0]),
+        };
+        self.curriculum
+            .file(group.environment, group.example, &filing, &self.config)
+    }
+
+    /// Drops a complete group without signal: no failure, and one word a long stretch of them. Its place is free.
+    pub(super) fn filter_group(&mut self, id: GroupId) {
+        let Some(group) = self.groups.remove(&id) else {
+            return;
+        };
+        let environment = group.environment;
+        for rollout in group.into_finished() {
+            rollout.end(Ended::Filtered, &mut self.counters);
+        }
+        let in_a_row = self.curriculum.filtered_in_a_row(environment);
+        let first = FILTERED_AT_LEAST.max(4 * self.config.groups_per_batch() as u64);
+        if in_a_row.is_multiple_of(first) && (in_a_row / first).is_power_of_two() {
+            let name = self.name(environment).to_owned();
+            self.warn(format!(
+                "environment {name:?}: the last {in_a_row} groups had no signal (all rewards of a group were equal), so \
+                 none was trained (buffer.online_difficulty_filtering)"
+            ));
+        }
+    }
+
+    /// Said at powers of two: a small environment that is learnt comes here again and again.
+    pub(super) fn warn_of_returned_pools(&mut self, environment: EnvironmentId, times: u64) {
+        if times.is_power_of_two() {
+            let name = self.name(environment).to_owned();
+            self.warn(format!(
+                "environment {name:?}: no example that may be drawn was left, so all are normal again (so far {times} \
+                 times); raise buffer.easy_fraction or buffer.hard_fraction to draw easy or hard ones before that"
+            ));
+        }
+    }
+
+    /// For a batch that waits: an addition to a list of reasons, or nothing.
+    pub(super) fn filtered_in_words(&self, environment: EnvironmentId) -> String {
+        match self.curriculum.filtered_in_a_row(environment) {
+            0 | 1 => String::new(),
+            in_a_row => format!(
+                "; environment {:?}: the last {in_a_row} groups had no signal",
+                self.name(environment)
+            ),
+        }
+    }
+}
+
+/// Of all traces of the group's rollouts: what [`crate::algorithm`] compares.
+fn rewards(group: &Group) -> impl Iterator<Item = f64> {
+    group
+        .finished()
+        .flat_map(|rollout| rollout.traces.iter().map(|trace| trace.reward))
+}

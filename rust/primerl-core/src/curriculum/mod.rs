@@ -1,0 +1,230 @@
+//! Which example comes next.
+//!
+//! Environments take turns by their ratio (smooth weighted round robin: over any stretch of n draws an environment of
+//! share s gets n * s of them, give or take one). Within an environment the difficulty buffer decides ([`deck`],
+//! `examples`): each complete group files its example as easy, normal or hard by its mean reward.
+//!
+//! With `online_difficulty_filtering` a draw chooses a pool with probability proportional to the number of its examples
+//! times their weight (normal 1, easy `easy_fraction`, hard `hard_fraction`; 0 is never) and takes one of it; a group
+//! whose rewards are all equal is not trained. When no example with weight is left, all are made normal again. Without
+//! it, examples come in plain epochs: each once, in random order, then all again in another order; how hard they are
+//! is only recorded.
+//!
+//! The order has a generator of its own, so that it depends on nothing but the seed and the rewards.
+
+pub mod deck;
+mod examples;
+mod record;
+pub mod report;
+mod sparse;
+
+pub use deck::{Deck, Pool};
+pub use examples::Filing;
+pub use report::{BufferReport, BufferStep, EnvironmentBuffer, ExampleHistory};
+
+use crate::config::{Config, Role};
+use crate::ids::{EnvironmentId, ExampleIndex, Step};
+use examples::Examples;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use report::EnvironmentStep;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// The run's other random choices are stream 0 of the same seed.
+const STREAM: u64 = 1;
+
+/// Steps whose movement is remembered.
+const STEPS: usize = 1000;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Source {
+    environment: EnvironmentId,
+    ratio: f64,
+    credit: f64,
+    /// `None` until a worker has listed them.
+    examples: Option<Examples>,
+}
+
+/// The order of training examples.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Curriculum {
+    sources: Vec<Source>,
+    total_ratio: f64,
+    rng: ChaCha8Rng,
+    steps: VecDeque<BufferStep>,
+}
+
+/// What a group is begun with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    /// No example with weight was left, so all of the environment were made normal, so many times by now.
+    pub returned: Option<u64>,
+}
+
+impl Curriculum {
+    pub fn new(config: &Config) -> Self {
+        let sources: Vec<Source> = config
+            .environment_ids()
+            .filter(|(_, environment)| environment.role == Role::Train)
+            .map(|(id, environment)| Source {
+                environment: id,
+                ratio: environment.ratio,
+                credit: 0.0,
+                examples: None,
+            })
+            .collect();
+        let total_ratio = sources.iter().map(|source| source.ratio).sum();
+        let mut rng = ChaCha8Rng::seed_from_u64(config.buffer.seed.unwrap_or(config.seed));
+        rng.set_stream(STREAM);
+        Curriculum {
+            sources,
+            total_ratio,
+            rng,
+            steps: VecDeque::new(),
+        }
+    }
+
+    /// Sets the number of examples (at least 1) of a training environment; others are ignored.
+    pub fn set_examples(&mut self, environment: EnvironmentId, examples: u32) {
+        assert!(
+            examples > 0,
+            "an environment without examples is never ready"
+        );
+        for source in self
+            .sources
+            .iter_mut()
+            .filter(|source| source.environment == environment)
+        {
+            source.examples = Some(Examples::new(examples));
+        }
+    }
+
+    /// A training environment whose examples are not known yet. Nothing is drawn while there is one, or its ratio
+    /// would not hold at the start.
+    pub fn missing(&self) -> Option<EnvironmentId> {
+        self.sources
+            .iter()
+            .find(|source| source.examples.is_none())
+            .map(|source| source.environment)
+    }
+
+    /// The next example, or `None` while an environment is [`Curriculum::missing`].
+    pub fn draw(&mut self, config: &Config) -> Option<Draw> {
+        if self.missing().is_some() {
+            return None;
+        }
+        self.sources
+            .iter_mut()
+            .for_each(|source| source.credit += source.ratio);
+        let mut richest = 0;
+        for index in 1..self.sources.len() {
+            if self.sources[index].credit > self.sources[richest].credit {
+                richest = index;
+            }
+        }
+        let source = &mut self.sources[richest];
+        source.credit -= self.total_ratio;
+        let examples = source.examples.as_mut()?;
+        let (example, returned) = examples.draw(&config.buffer, &mut self.rng)?;
+        Some(Draw {
+            environment: source.environment,
+            example: ExampleIndex(example),
+            returned,
+        })
+    }
+
+    /// Files the example of a complete group. Returns whether the group is to be trained.
+    pub fn file(
+        &mut self,
+        environment: EnvironmentId,
+        example: ExampleIndex,
+        filing: &Filing,
+        config: &Config,
+    ) -> bool {
+        let examples = self
+            .sources
+            .iter_mut()
+            .find(|source| source.environment == environment)
+            .and_then(|source| source.examples.as_mut());
+        examples.is_none_or(|examples| examples.file(example.0, filing, &config.buffer))
+    }
+
+    /// Groups of the environment in a row, up to now, that were not trained for want of signal.
+    pub fn filtered_in_a_row(&self, environment: EnvironmentId) -> u64 {
+        self.examples(environment)
+            .map_or(0, |examples| examples.filtered_in_a_row)
+    }
+
+    /// Closes the span of a cut step, and says what moved in it.
+    pub fn end_step(&mut self, step: Step) -> &BufferStep {
+        let environments = self.sources.iter_mut().filter_map(|source| {
+            let (pools, movement) = source.examples.as_mut()?.end_step();
+            Some(EnvironmentStep {
+                environment: source.environment,
+                pools,
+                movement,
+            })
+        });
+        let environments = environments.collect();
+        if self.steps.len() == STEPS {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(BufferStep { step, environments });
+        &self.steps[self.steps.len() - 1]
+    }
+
+    /// Of each training environment whose examples are known.
+    pub fn environments(&self, config: &Config) -> Vec<EnvironmentBuffer> {
+        let known = self.sources.iter().filter_map(|source| {
+            let name = &config.environment(source.environment).name;
+            let examples = source.examples.as_ref()?;
+            Some(examples.report(source.environment, name, &config.buffer))
+        });
+        known.collect()
+    }
+
+    pub fn report(&self, config: &Config) -> BufferReport {
+        BufferReport {
+            online_difficulty_filtering: config.buffer.online_difficulty_filtering,
+            environments: self.environments(config),
+            steps: self.steps.iter().cloned().collect(),
+        }
+    }
+
+    /// What became of one example; `None` if there is no such one.
+    pub fn history(
+        &self,
+        environment: EnvironmentId,
+        example: ExampleIndex,
+        config: &Config,
+    ) -> Option<ExampleHistory> {
+        self.examples(environment)?
+            .history(environment, example, &config.buffer)
+    }
+
+    /// # Errors
+    /// The first environment whose pools do not hold each of its examples once, in words.
+    pub fn check(&self, config: &Config) -> Result<(), String> {
+        self.sources.iter().try_for_each(|source| {
+            let Some(examples) = &source.examples else {
+                return Ok(());
+            };
+            let named = |what| format!("buffer of environment {}: {what}", source.environment);
+            examples.check(&config.buffer).map_err(named)
+        })
+    }
+
+    fn examples(&self, environment: EnvironmentId) -> Option<&Examples> {
+        self.sources
+            .iter()
+            .find(|source| source.environment == environment)?
+            .examples
+            .as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;
