@@ -21,6 +21,34 @@ pub enum Ended {
     Evaluated,
 }
 
+/// Why a finished rollout is not trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VoidReason {
+    /// Staler than `max_off_policy_steps` at the next step to be cut.
+    TooOld,
+    /// Its group was dropped for another rollout's sake.
+    GroupDropped,
+    /// All of its samples are longer than `seq_len`.
+    TooLong,
+    /// All rewards of its group are equal, and such groups are filtered.
+    NoSignal,
+    /// The run ended before its group was cut.
+    RunFinished,
+}
+
+impl VoidReason {
+    pub fn ended(self) -> Ended {
+        match self {
+            VoidReason::TooOld => Ended::Stale,
+            VoidReason::GroupDropped | VoidReason::TooLong | VoidReason::NoSignal => {
+                Ended::Filtered
+            }
+            VoidReason::RunFinished => Ended::Cancelled,
+        }
+    }
+}
+
 /// Numbers of rollouts since the run began. With those in flight and those finished and not yet cut,
 /// the endings always add up to `dispatched`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use super::Core;
 use crate::admission::last_step;
 use crate::batch::{build, is_stale};
-use crate::counters::Ended;
+use crate::counters::{Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::Effect;
 use crate::group::Group;
@@ -43,7 +43,7 @@ impl Core {
                 "a sample of version {oldest} would be trained at step {step}, more than max_off_policy_steps = {bound} \
                  steps late"
             );
-            self.drop_group(id, Ended::Stale, &why);
+            self.drop_group(id, VoidReason::TooOld, &why);
         }
     }
 
@@ -73,12 +73,11 @@ impl Core {
             .flat_map(|micro_batch| micro_batch.rollouts.iter().copied())
             .collect();
         for rollout in groups.into_iter().flat_map(Group::into_finished) {
-            let ended = if trained.contains(&rollout.id) {
-                Ended::Trained
+            if trained.contains(&rollout.id) {
+                rollout.end(Ended::Trained, &mut self.counters);
             } else {
-                Ended::Filtered
-            };
-            rollout.end(ended, &mut self.counters);
+                self.void(rollout, VoidReason::TooLong);
+            }
         }
         self.next_step = self.next_step.next();
         self.batches.add(&batch);

@@ -9,6 +9,7 @@ mod batches;
 mod buffer;
 mod check;
 mod events;
+mod inspect;
 mod leases;
 mod policies;
 mod reasons;
@@ -17,6 +18,7 @@ mod restart;
 mod rollouts;
 mod workers;
 
+pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
 pub use restart::{OpenRollout, OpenWorker};
 
 use crate::batch::Batches;

@@ -1,7 +1,7 @@
 //! Rollouts in flight: turns, reports, deadlines; what becomes of their groups.
 
 use super::Core;
-use crate::counters::Ended;
+use crate::counters::{Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::event::{Outcome, RolloutError};
@@ -89,6 +89,10 @@ impl Core {
     pub(super) fn fail(&mut self, rollout: Rollout, ended: Ended, error: &RolloutError) {
         if ended == Ended::Failed {
             *self.failures.entry(error.kind.clone()).or_default() += 1;
+            self.effects.push(Effect::RolloutFailed {
+                rollout: rollout.id,
+                error: error.clone(),
+            });
         }
         let (id, group_id, slot, environment) =
             (rollout.id, rollout.group, rollout.slot, rollout.environment);
@@ -110,7 +114,7 @@ impl Core {
                 "a rollout failed {} times, last with {kind}: {message}",
                 max_retries + 1
             );
-            self.drop_failed_group(group_id, environment, &why);
+            self.drop_failed_group(group_id, environment, VoidReason::GroupDropped, &why);
         }
     }
 
@@ -133,6 +137,7 @@ impl Core {
             self.drop_failed_group(
                 group_id,
                 environment,
+                VoidReason::GroupDropped,
                 "one of its rollouts was lost with its worker too often",
             );
         }
@@ -140,8 +145,14 @@ impl Core {
 
     /// Drops a group that came to nothing. An environment of which nothing else comes ends the run: replacing its
     /// groups for ever would be a hang with a busy machine.
-    fn drop_failed_group(&mut self, id: GroupId, environment: EnvironmentId, why: &str) {
-        self.drop_group(id, Ended::Filtered, why);
+    fn drop_failed_group(
+        &mut self,
+        id: GroupId,
+        environment: EnvironmentId,
+        finished_as: VoidReason,
+        why: &str,
+    ) {
+        self.drop_group(id, finished_as, why);
         let site = &mut self.sites[environment.0 as usize];
         site.failed_groups += 1;
         let failed = site.failed_groups;
@@ -155,11 +166,16 @@ impl Core {
     }
 
     /// Drops a group: what is in flight is cancelled, what had finished ends as `finished_as`. Its place is free.
-    pub(super) fn drop_group(&mut self, id: GroupId, finished_as: Ended, why: &str) {
+    pub(super) fn drop_group(&mut self, id: GroupId, finished_as: VoidReason, why: &str) {
         let Some(group) = self.groups.remove(&id) else {
             return;
         };
         self.groups_dropped += 1;
+        self.effects.push(Effect::GroupDropped {
+            group: id,
+            reason: finished_as,
+            why: why.to_owned(),
+        });
         self.ready.retain(|ready| *ready != id);
         let (name, example) = (self.name(group.environment).to_owned(), group.example);
         self.warn(format!(
@@ -175,7 +191,7 @@ impl Core {
                     let rollout = self.cancel(rollout, CancelReason::GroupDropped);
                     rollout.end(Ended::Cancelled, &mut self.counters);
                 }
-                Slot::Finished(rollout) => rollout.end(finished_as, &mut self.counters),
+                Slot::Finished(rollout) => self.void(*rollout, finished_as),
             }
         }
     }
@@ -189,9 +205,19 @@ impl Core {
             .flat_map(|group| group.slots)
         {
             if let Slot::Finished(rollout) = slot {
-                rollout.end(Ended::Cancelled, &mut self.counters);
+                self.void(*rollout, VoidReason::RunFinished);
             }
         }
+    }
+
+    /// Ends a finished rollout that is not trained.
+    pub(super) fn void(&mut self, rollout: Rollout, reason: VoidReason) {
+        let id = rollout.id;
+        rollout.end(reason.ended(), &mut self.counters);
+        self.effects.push(Effect::RolloutVoided {
+            rollout: id,
+            reason,
+        });
     }
 
     fn complete(&mut self, rollout: Rollout) {
@@ -219,7 +245,7 @@ impl Core {
             let why = format!(
                 "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
             );
-            self.drop_failed_group(id, environment, &why);
+            self.drop_failed_group(id, environment, VoidReason::TooLong, &why);
         }
     }
 

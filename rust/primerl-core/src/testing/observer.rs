@@ -143,7 +143,11 @@ impl Observer {
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
-            Effect::UpdateEngine { .. } | Effect::WorkerLost { .. } => {}
+            Effect::UpdateEngine { .. }
+            | Effect::WorkerLost { .. }
+            | Effect::RolloutFailed { .. }
+            | Effect::RolloutVoided { .. }
+            | Effect::GroupDropped { .. } => {}
         }
     }
 

@@ -97,6 +97,8 @@ pub struct Simulator {
     /// What a journal would hold: the core as it was at some time, and every event since.
     snapshot: Core,
     journal: Vec<(Time, Event)>,
+    /// Every event, if it is set before the run.
+    pub recorded: Option<Vec<(Time, Event)>>,
 }
 
 impl Simulator {
@@ -120,6 +122,7 @@ impl Simulator {
             events: 0,
             snapshot: core.clone(),
             journal: Vec::new(),
+            recorded: None,
             core,
             scenario,
         };
@@ -173,6 +176,9 @@ impl Simulator {
         self.events += 1;
         if self.scenario.faults.orchestrator_dies > 0.0 {
             self.journal.push((self.now, event.clone()));
+        }
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push((self.now, event.clone()));
         }
         self.observer.saw_event(&event, self.now);
         let effects = self.core.handle(event, self.now);
