@@ -2,6 +2,7 @@
 mod engine;
 mod envs;
 mod errors;
+mod inspect;
 mod orchestrator;
 mod render;
 
@@ -22,6 +23,9 @@ mod _core {
     use envs::{
         Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered,
     };
+
+    #[pymodule_export]
+    use inspect::{inspect_buffer, inspect_run};
 
     #[pymodule_export]
     use orchestrator::{Orchestrator, orchestrate};
