@@ -54,12 +54,11 @@ struct Source {
 #[derive(Clone, Debug)]
 pub struct Curriculum {
     sources: Vec<Source>,
-    total_ratio: f64,
 }
 
 impl Curriculum {
     pub fn new(config: &Config) -> Self {
-        let sources: Vec<Source> = config
+        let sources = config
             .environment_ids()
             .filter(|(_, environment)| environment.role == Role::Train)
             .map(|(id, environment)| Source {
@@ -69,11 +68,7 @@ impl Curriculum {
                 epochs: None,
             })
             .collect();
-        let total_ratio = sources.iter().map(|source| source.ratio).sum();
-        Curriculum {
-            sources,
-            total_ratio,
-        }
+        Curriculum { sources }
     }
 
     /// Sets the number of examples (at least 1) of a training environment; others are ignored.
@@ -100,24 +95,36 @@ impl Curriculum {
             .map(|source| source.environment)
     }
 
-    /// The next example, or `None` while an environment is [`Curriculum::missing`].
-    pub fn draw(&mut self, rng: &mut impl Rng) -> Option<(EnvironmentId, ExampleIndex)> {
+    /// Whose turn it is among the environments that `may` have one, or `None` while an environment is
+    /// [`Curriculum::missing`] or none may. One that may not gives its turn up: it has nothing to catch up with later.
+    pub fn turn(&mut self, may: impl Fn(EnvironmentId) -> bool) -> Option<EnvironmentId> {
         if self.missing().is_some() {
             return None;
         }
-        self.sources
-            .iter_mut()
-            .for_each(|source| source.credit += source.ratio);
-        let mut richest = 0;
-        for index in 1..self.sources.len() {
-            if self.sources[index].credit > self.sources[richest].credit {
-                richest = index;
+        let mut total = 0.0;
+        let mut richest: Option<usize> = None;
+        for index in 0..self.sources.len() {
+            let source = &mut self.sources[index];
+            if !may(source.environment) {
+                continue;
+            }
+            source.credit += source.ratio;
+            total += source.ratio;
+            let credit = source.credit;
+            if richest.is_none_or(|richest| credit > self.sources[richest].credit) {
+                richest = Some(index);
             }
         }
-        let source = &mut self.sources[richest];
-        source.credit -= self.total_ratio;
-        let example = source.epochs.as_mut()?.next(rng);
-        Some((source.environment, ExampleIndex(example)))
+        let source = &mut self.sources[richest?];
+        source.credit -= total;
+        Some(source.environment)
+    }
+
+    /// The environment's next example; `None` for one that does not train or has listed none.
+    pub fn draw(&mut self, environment: EnvironmentId, rng: &mut impl Rng) -> Option<ExampleIndex> {
+        let mut sources = self.sources.iter_mut();
+        let source = sources.find(|source| source.environment == environment)?;
+        Some(ExampleIndex(source.epochs.as_mut()?.next(rng)))
     }
 }
 
@@ -166,18 +173,39 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         for index in 0..3 {
             assert_eq!(curriculum.missing(), Some(EnvironmentId(index)));
-            assert_eq!(curriculum.draw(&mut rng), None);
+            assert_eq!(curriculum.turn(|_| true), None);
             curriculum.set_examples(EnvironmentId(index), 10);
         }
         for _ in 0..5 {
             let mut counts = [0; 3];
             for _ in 0..8 {
-                let (environment, example) = curriculum.draw(&mut rng).expect("all are ready");
+                let environment = curriculum.turn(|_| true).expect("all are ready");
+                let example = curriculum.draw(environment, &mut rng).expect("it trains");
                 assert!(example.0 < 10);
                 counts[environment.0 as usize] += 1;
             }
             assert_eq!(counts, [5, 1, 2]);
         }
+    }
+
+    #[test]
+    fn an_environment_that_gives_its_turns_up_has_nothing_to_catch_up_with() {
+        let mut config = config();
+        config.environments = vec![environment("a"), environment("b"), environment("c")];
+        config.environments[2].ratio = 2.0;
+        let mut curriculum = Curriculum::new(&config);
+        (0..3).for_each(|index| curriculum.set_examples(EnvironmentId(index), 10));
+        let mut counts = |turns, without: Option<u32>| {
+            let mut counts = [0; 3];
+            for _ in 0..turns {
+                let environment = curriculum.turn(|environment| Some(environment.0) != without);
+                counts[environment.expect("some may").0 as usize] += 1;
+            }
+            counts
+        };
+        assert_eq!(counts(30, Some(1)), [10, 0, 20]);
+        assert_eq!(counts(40, None), [10, 10, 20]);
+        assert_eq!(curriculum.turn(|_| false), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
+use crate::admission::EngineLoad;
 use crate::ids::*;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,12 @@ pub enum Event {
     EngineLost {
         engine: EngineId,
         reason: String,
+    },
+
+    /// What a serving engine reports of its load. Sent when it changed enough to matter, not at every look.
+    EngineLoad {
+        engine: EngineId,
+        load: EngineLoad,
     },
 
     /// Data rank `rank` asks for its part of step `step`.

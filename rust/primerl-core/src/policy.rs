@@ -14,6 +14,11 @@ pub fn staleness(step: Step, oldest: PolicyVersion) -> u64 {
     step.trains().0.saturating_sub(oldest.0)
 }
 
+/// The oldest version that step `step` may still train.
+pub fn oldest_trainable(step: Step, max_off_policy_steps: u64) -> PolicyVersion {
+    PolicyVersion(step.trains().0.saturating_sub(max_off_policy_steps))
+}
+
 /// Whether a rollout in flight to which this many policies contributed is given up: it spans so many versions that it
 /// would be voided at the cut. A single policy is never too many.
 pub fn too_many_policies(policies: usize, max_off_policy_steps: u64) -> bool {

@@ -54,7 +54,10 @@ pub struct Rollout {
     pub deadline: Time,
     state: State,
     turns: Vec<Turn>,
-    versions: BTreeSet<PolicyVersion>,
+    /// Versions that sampled anything, ascending.
+    versions: Vec<PolicyVersion>,
+    /// The oldest of them in each session that sampled anything.
+    oldest_in: Vec<(Arc<str>, PolicyVersion)>,
     /// Set if a turn was recorded that cannot be trusted: the rollout fails when it ends.
     invalid: Option<String>,
     /// Filled by [`Rollout::finish`].
@@ -99,7 +102,8 @@ impl Rollout {
             deadline,
             state: State::Leased,
             turns: Vec::new(),
-            versions: BTreeSet::new(),
+            versions: Vec::new(),
+            oldest_in: Vec::new(),
             invalid: None,
             traces: Vec::new(),
             samples: Vec::new(),
@@ -122,8 +126,21 @@ impl Rollout {
         if self.invalid.is_none() {
             self.invalid = self.problem_with(&turn);
         }
-        let sampled_by = turn.versions.iter().filter(|run| run.n_tokens > 0);
-        self.versions.extend(sampled_by.map(|run| run.version));
+        for run in turn.versions.iter().filter(|run| run.n_tokens > 0) {
+            if let Err(place) = self.versions.binary_search(&run.version) {
+                self.versions.insert(place, run.version);
+            }
+            let known = self
+                .oldest_in
+                .iter_mut()
+                .find(|(session, _)| *session == turn.session);
+            match known {
+                Some((_, oldest)) => *oldest = (*oldest).min(run.version),
+                None => self
+                    .oldest_in
+                    .push((Arc::clone(&turn.session), run.version)),
+            }
+        }
         self.turns.push(turn);
         self.versions.len()
     }
@@ -211,9 +228,13 @@ impl Rollout {
         })
     }
 
-    /// Oldest version in its trained tokens. Only for a finished rollout.
+    /// Oldest version in its trained tokens; `None` while nothing was sampled. In flight nobody knows yet which sessions
+    /// are trained: then the session that began at the newest version counts, for none of the others can save it.
     pub fn oldest(&self) -> Option<PolicyVersion> {
-        self.samples.iter().map(|sample| sample.oldest).min()
+        match self.state {
+            State::Finished => self.samples.iter().map(|sample| sample.oldest).min(),
+            _ => self.oldest_in.iter().map(|(_, oldest)| *oldest).max(),
+        }
     }
 
     /// The end: counts it.

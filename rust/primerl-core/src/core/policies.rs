@@ -150,7 +150,7 @@ impl Core {
     pub(super) fn evaluation_rollout_finished(&mut self, rollout: Rollout, outcome: &Outcome) {
         let score = match rollout.score(outcome) {
             Ok(score) => score,
-            Err(error) => return self.fail(rollout, Ended::Failed, &error),
+            Err(error) => return self.fail(rollout, &error),
         };
         if let Some(progress) = self
             .round

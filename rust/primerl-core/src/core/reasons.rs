@@ -15,6 +15,7 @@ impl Core {
     pub(super) fn why_no_lease(&self, environment: EnvironmentId) -> String {
         if !self.is_training(environment) {
             return match &self.round {
+                Some(_) if !self.evaluation_has_room() => self.why_no_room(),
                 Some(round) => format!(
                     "every rollout of the evaluation of version {} is handed out",
                     round.version
@@ -28,22 +29,36 @@ impl Core {
         if let Some(why) = self.why_no_training() {
             return why;
         }
-        if self.rollouts.len() >= self.config.max_in_flight() {
-            return format!(
-                "{} rollouts are in flight, the most allowed",
-                self.rollouts.len()
-            );
+        if !self.training_has_room() {
+            return self.why_no_room();
         }
         if !self.may_begin_group() {
             let last =
                 admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
             return format!(
                 "{} groups are under way, as many as may be trained before {} is proved (up to step {last})",
-                self.groups.len(),
+                self.groups_under_way(),
                 self.next_version(),
             );
         }
         "what there is to do is for other environments".to_owned()
+    }
+
+    fn why_no_room(&self) -> String {
+        let (in_flight, limit) = (self.rollouts.len(), self.in_flight_limit());
+        let bound = match (self.limits.allowed(), self.config.max_in_flight()) {
+            (0, _) => return format!("no engine serves: {}", self.engines_in_words()),
+            (engines, batch) if engines < batch => "by the limits of the engines that serve",
+            _ => "by oversampling_factor * batch_size",
+        };
+        if in_flight >= limit {
+            return format!("{in_flight} rollouts are in flight, the most allowed {bound}");
+        }
+        format!(
+            "{in_flight} rollouts are in flight, {} of them of evaluations; the rest of the {limit} allowed {bound} is \
+             kept for the other class by admission.evaluation_share",
+            self.in_flight_evaluation
+        )
     }
 
     /// What the batch of `step` waits for.
@@ -75,6 +90,15 @@ impl Core {
         {
             if self.sites[id.0 as usize].workers == 0 {
                 words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
+            }
+            let site = &self.sites[id.0 as usize];
+            if !site.set_aside.is_empty() {
+                let seconds = self.now.since(site.unasked_since).as_secs_f64();
+                words.push_str(&format!(
+                    "; {} groups of environment {:?} are set aside, its workers have not asked for rollouts for {seconds:.0} s",
+                    site.set_aside.len(),
+                    self.name(id)
+                ));
             }
         }
         if !self.ledger.has_live_engine() {
@@ -168,7 +192,10 @@ impl Core {
         }
         let site = &self.sites[environment.0 as usize];
         self.next_step.0 <= self.config.max_steps
-            && (site.examples.is_none() || !site.queue.is_empty() || self.may_begin_group())
+            && (site.examples.is_none()
+                || !site.queue.is_empty()
+                || !site.set_aside.is_empty()
+                || self.may_begin_group())
     }
 
     fn trainer_owes(&self) -> Option<Key> {

@@ -1,7 +1,7 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
-use crate::config::{Config, Role};
-use crate::effect::{Effect, EvaluationReport, LeasedRollout};
+use crate::config::{Config, LimitRule, Role};
+use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
 use crate::event::Event;
 use crate::ids::*;
 use crate::pack::{MicroBatch, PackedBatch};
@@ -34,6 +34,13 @@ pub struct Observer {
     trained_rollouts: BTreeMap<RolloutId, Step>,
     leased: BTreeMap<RolloutId, LeasedAt>,
     proved: Option<PolicyVersion>,
+    /// Engines that proved something since they joined last.
+    serving: BTreeSet<EngineId>,
+    limits: BTreeMap<EngineId, u32>,
+    in_flight: usize,
+    in_flight_evaluation: usize,
+    pub most_in_flight: usize,
+    pub cancelled: BTreeMap<CancelReason, u64>,
     waiting: BTreeMap<RequestId, Time>,
     pub batches: BTreeMap<Step, PackedBatch>,
     pub evaluations: Vec<EvaluationReport>,
@@ -50,6 +57,12 @@ impl Observer {
             trained_rollouts: BTreeMap::new(),
             leased: BTreeMap::new(),
             proved: None,
+            serving: BTreeSet::new(),
+            limits: BTreeMap::new(),
+            in_flight: 0,
+            in_flight_evaluation: 0,
+            most_in_flight: 0,
+            cancelled: BTreeMap::new(),
             waiting: BTreeMap::new(),
             batches: BTreeMap::new(),
             evaluations: Vec::new(),
@@ -66,7 +79,13 @@ impl Observer {
             Event::RequestDropped { request } => {
                 self.waiting.remove(request);
             }
-            Event::EngineProved { version, .. } => self.proved = self.proved.max(Some(*version)),
+            Event::EngineProved { engine, version } => {
+                self.proved = self.proved.max(Some(*version));
+                self.serving.insert(*engine);
+            }
+            Event::EngineJoined { engine } | Event::EngineLost { engine, .. } => {
+                self.serving.remove(engine);
+            }
             _ => {}
         }
     }
@@ -117,14 +136,20 @@ impl Observer {
             Effect::NoMoreBatches { request } => self.answered(*request),
             Effect::BatchCut { batch } => self.saw_batch(batch),
             Effect::RolloutClosed { rollout } => self.saw_close(*rollout),
-            Effect::CancelRollout { rollout, .. } => assert!(
-                !self.leased[rollout].closed,
-                "{rollout} is cancelled after its end"
-            ),
+            Effect::CancelRollout {
+                rollout, reason, ..
+            } => {
+                assert!(
+                    !self.leased[rollout].closed,
+                    "{rollout} is cancelled after its end"
+                );
+                *self.cancelled.entry(*reason).or_default() += 1;
+            }
             Effect::Evaluated(report) => self.evaluations.push(report.clone()),
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
+            Effect::LimitEngine { engine, limit } => self.saw_limit(*engine, *limit),
             Effect::UpdateEngine { .. } | Effect::WorkerLost { .. } => {}
         }
     }
@@ -194,11 +219,36 @@ impl Observer {
             rollout.evaluation || ahead <= self.config.max_async_level,
             "a rollout is leased {ahead} steps ahead of version {proved}"
         );
+        self.check_room(rollout.evaluation);
         let previous = self.leased.insert(rollout.rollout, leased);
         assert!(
             previous.is_none(),
             "rollout {} is leased twice",
             rollout.rollout
+        );
+    }
+
+    fn saw_limit(&mut self, engine: EngineId, limit: u32) {
+        let admission = &self.config.admission;
+        assert!((admission.min_per_engine..=admission.max_per_engine).contains(&limit));
+        if admission.limit == LimitRule::Fixed {
+            assert_eq!(limit, admission.start_per_engine);
+        }
+        self.limits.insert(engine, limit);
+    }
+
+    /// A lease keeps the limit that holds at its moment; a limit that is lowered later cancels nothing.
+    fn check_room(&mut self, evaluation: bool) {
+        self.in_flight += 1;
+        self.in_flight_evaluation += usize::from(evaluation);
+        self.most_in_flight = self.most_in_flight.max(self.in_flight);
+        let engines: u32 = self.serving.iter().map(|engine| self.limits[engine]).sum();
+        let batch = self.config.oversampling_factor * f64::from(self.config.batch_size);
+        let limit = f64::from(engines).min(batch);
+        assert!(
+            self.in_flight as f64 <= limit,
+            "{} rollouts are in flight where {limit} are allowed",
+            self.in_flight
         );
     }
 
@@ -211,6 +261,8 @@ impl Observer {
             !std::mem::replace(&mut leased.closed, true),
             "rollout {rollout} is closed twice"
         );
+        self.in_flight -= 1;
+        self.in_flight_evaluation -= usize::from(leased.rollout.evaluation);
     }
 
     fn saw_batch(&mut self, batch: &PackedBatch) {
@@ -233,7 +285,34 @@ impl Observer {
         }
         assert!(loss_tokens > 0, "a batch without anything to train");
         assert_eq!(batch.loss_tokens, loss_tokens);
+        self.check_groups(batch);
         self.batches.insert(batch.step, batch.clone());
+    }
+
+    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be too long).
+    fn check_groups(&self, batch: &PackedBatch) {
+        let mut groups: BTreeMap<GroupId, BTreeSet<RolloutId>> = BTreeMap::new();
+        for micro_batch in batch.ranks.iter().flatten() {
+            for rollout in &micro_batch.rollouts {
+                let group = self.leased[rollout].rollout.group;
+                groups.entry(group).or_default().insert(*rollout);
+            }
+        }
+        let wanted = (self.config.batch_size / self.config.group_size) as usize;
+        assert!(groups.len() <= wanted, "more groups than a batch has");
+        if batch.metrics["samples/too_long"] > 0.0 {
+            return;
+        }
+        assert_eq!(groups.len(), wanted, "a batch is so many groups");
+        let smallest = self.config.min_group_size.unwrap_or(self.config.group_size) as usize;
+        let largest = self.config.group_size as usize;
+        for (group, rollouts) in groups {
+            assert!(
+                (smallest..=largest).contains(&rollouts.len()),
+                "group {group} is trained with {} rollouts",
+                rollouts.len()
+            );
+        }
     }
 
     fn saw_micro_batch(&mut self, step: Step, micro_batch: &MicroBatch) {
