@@ -88,6 +88,7 @@ impl Effects {
             } => {
                 self.engines.update(engine, version, &manifest, digest);
             }
+            Effect::LimitEngine { engine, limit } => self.engines.limit(engine, limit),
             Effect::Batch { rank, batch, .. } => {
                 if let Some(waiter) = waiter {
                     self.recorder.answer(batch, rank, waiter);

@@ -4,13 +4,13 @@ use super::answer::{Answer, answer_id, unix_time};
 use super::dialect::ChatRequest;
 use super::rollouts::{Rollout, Session};
 use crate::app::App;
-use crate::engines::{GenerateError, SampleRequest, Sampled};
+use crate::engines::{GenerateError, Resident, SampleRequest, Sampled};
 use crate::http::ApiError;
 use primerl_core::conversation::{
     History, Plan, digest_messages, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
-use primerl_core::{EngineId, Event, Turn, TurnIndex};
+use primerl_core::{Event, Turn, TurnIndex};
 use primerl_render::{ExtensionContext, RenderError, Renderer, canonical, canonical_json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,14 +26,14 @@ pub(super) struct Prompt {
     /// The whole prompt; its last `suffix` ids are this turn's own.
     pub ids: Vec<u32>,
     suffix: usize,
-    engine: Option<EngineId>,
+    resident: Option<Resident>,
 }
 
 /// What the conversation says about a request's messages; taken under the lock.
 struct Planned {
     plan: Plan,
     history: History,
-    engine: Option<EngineId>,
+    resident: Option<Resident>,
 }
 
 /// Digests of a request: the start, one hash a message, the whole.
@@ -85,7 +85,7 @@ pub(super) fn prepare(
         fork: None,
         ids: Vec::new(),
         suffix: 0,
-        engine: planned.engine,
+        resident: planned.resident,
     };
     let fork = match planned.plan {
         Plan::Fork { reason } => reason,
@@ -135,7 +135,7 @@ fn plan(
     let state = rollout.state.lock();
     let Some(Session {
         conversation,
-        engine,
+        resident,
     }) = state.sessions.get(session)
     else {
         let plan = Plan::Fork {
@@ -144,7 +144,7 @@ fn plan(
         return Planned {
             plan,
             history: History::default(),
-            engine: None,
+            resident: None,
         };
     };
     let plan = conversation.plan(digests.start, &digests.messages, is_assistant);
@@ -155,7 +155,7 @@ fn plan(
     Planned {
         plan,
         history,
-        engine: *engine,
+        resident: *resident,
     }
 }
 
@@ -210,7 +210,7 @@ pub(super) async fn take(
         prompt: &prompt.ids,
         temperature: request.temperature,
         max_tokens,
-        sticky: prompt.engine,
+        resident: prompt.resident,
         deadline: rollout.deadline,
     };
     app.telemetry.prompt_tokens.inc_by(prompt.ids.len() as u64);
@@ -248,7 +248,10 @@ fn record(
     rollout: &Rollout,
     request: &ChatRequest,
     prompt: Prompt,
-    Sampled { generated, engine }: Sampled,
+    Sampled {
+        generated,
+        resident,
+    }: Sampled,
 ) -> Result<Arc<Answer>, ApiError> {
     let message = app
         .gateway
@@ -294,7 +297,7 @@ fn record(
     session
         .conversation
         .record(prompt.start, TurnIndex(index), &turn);
-    session.engine = Some(engine);
+    session.resident = Some(resident);
     // Under the lock: the core numbers a rollout's turns by the order of these events.
     app.driver.send(Event::TurnFinished {
         rollout: rollout.id,
