@@ -107,9 +107,9 @@ impl Group {
         })
     }
 
-    pub fn into_finished(self) -> impl Iterator<Item = Rollout> {
+    pub fn into_finished(self) -> impl Iterator<Item = Box<Rollout>> {
         self.slots.into_iter().filter_map(|slot| match slot {
-            Slot::Finished(rollout) => Some(*rollout),
+            Slot::Finished(rollout) => Some(rollout),
             _ => None,
         })
     }
@@ -149,10 +149,10 @@ impl Group {
         self.in_flight += 1;
     }
 
-    pub fn finish(&mut self, rollout: Rollout) {
+    pub fn finish(&mut self, rollout: Box<Rollout>) {
         let slot = rollout.slot;
         self.take_back(slot, rollout.id);
-        self.slots[slot] = Slot::Finished(Box::new(rollout));
+        self.slots[slot] = Slot::Finished(rollout);
         self.finished += 1;
     }
 
@@ -177,7 +177,7 @@ impl Group {
     }
 
     /// Takes out a finished rollout that became stale. `None` if the slot does not hold it.
-    pub fn void(&mut self, slot: usize, rollout: RolloutId) -> Option<Rollout> {
+    pub fn void(&mut self, slot: usize, rollout: RolloutId) -> Option<Box<Rollout>> {
         let held = self.slots.get_mut(slot)?;
         if !matches!(held, Slot::Finished(held) if held.id == rollout) {
             return None;
@@ -186,7 +186,7 @@ impl Group {
             return None;
         };
         self.finished -= 1;
-        Some(*rollout)
+        Some(rollout)
     }
 
     /// Whether the slot of a stale rollout may be filled again; counts it.

@@ -148,7 +148,11 @@ impl Ledger {
             .keys()
             .find(|version| Some(**version) > self.wanted && is_due(**version))
             .copied();
-        self.wanted = next.or(self.newest_published);
+        let next = next.or(self.newest_published);
+        if next == self.wanted {
+            return;
+        }
+        self.wanted = next;
         if let Some(wanted) = self.wanted {
             self.published = self.published.split_off(&wanted);
         }

@@ -238,7 +238,7 @@ impl Rollout {
     }
 
     /// The end: counts it.
-    pub fn end(self, ended: Ended, counters: &mut Counters) {
+    pub fn end(self: Box<Self>, ended: Ended, counters: &mut Counters) -> Remains {
         let legal = match ended {
             Ended::Trained | Ended::Filtered => self.state == State::Finished,
             Ended::Failed | Ended::Evaluated => self.state != State::Finished,
@@ -256,6 +256,7 @@ impl Rollout {
             self.id
         );
         counters.count(ended);
+        Remains { _rollout: self }
     }
 
     fn check(&self, outcome: &Outcome) -> Result<(), RolloutError> {
@@ -354,6 +355,12 @@ impl Rollout {
             _ => None,
         }
     }
+}
+
+/// A rollout that has ended. Nothing can be done with it but to free it.
+#[derive(Clone, Debug)]
+pub struct Remains {
+    _rollout: Box<Rollout>,
 }
 
 /// What one rollout adds to an evaluation.

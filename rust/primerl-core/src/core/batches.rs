@@ -70,6 +70,9 @@ impl Core {
     }
 
     pub(super) fn answer_batch_requests(&mut self) {
+        if self.batches.requests.is_empty() {
+            return;
+        }
         let waiting: Vec<RequestId> = self.batches.requests.keys().copied().collect();
         for request in waiting {
             let asked = self.batches.requests[&request];

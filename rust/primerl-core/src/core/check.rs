@@ -120,7 +120,9 @@ impl Core {
 
     /// The index by age has every training rollout that has sampled, and none is too old for the next step.
     fn check_ages(&self) -> Result<(), String> {
-        let in_flight = self.rollouts.values().filter(|r| r.evaluates.is_none());
+        let in_flight = (self.rollouts.values())
+            .map(|rollout| &**rollout)
+            .filter(|rollout| rollout.evaluates.is_none());
         let finished = self.groups.values().flat_map(Group::finished);
         let ages: BTreeMap<(PolicyVersion, RolloutId), (GroupId, usize)> = in_flight
             .chain(finished)

@@ -297,7 +297,7 @@ impl Core {
             deadline,
         };
         self.rollouts
-            .insert(id, Rollout::leased(lease, &mut self.counters));
+            .insert(id, Box::new(Rollout::leased(lease, &mut self.counters)));
         self.deadlines.set(deadline, Due::Rollout(id));
         self.sites[environment.0 as usize].in_flight += 1;
         self.workers

@@ -27,7 +27,7 @@ enum Blame {
 
 impl Core {
     /// Takes a rollout out of flight, and tells the gateway and the worker. The caller ends it.
-    pub(super) fn cancel(&mut self, id: RolloutId, reason: CancelReason) -> Rollout {
+    pub(super) fn cancel(&mut self, id: RolloutId, reason: CancelReason) -> Box<Rollout> {
         let rollout = self.take(id);
         self.losses.cancelled(reason);
         let worker = (reason != CancelReason::WorkerLost).then_some(rollout.worker);
@@ -41,7 +41,7 @@ impl Core {
     }
 
     /// Ends a rollout that failed; its slot is tried again, or given up.
-    pub(super) fn fail(&mut self, rollout: Rollout, error: &RolloutError) {
+    pub(super) fn fail(&mut self, rollout: Box<Rollout>, error: &RolloutError) {
         self.losses.failed(&error.kind);
         if rollout.evaluates.is_some() {
             return self.evaluation_rollout_failed(rollout, error);
@@ -61,7 +61,7 @@ impl Core {
     }
 
     /// Ends a rollout whose worker is gone, and queues its slot again.
-    pub(super) fn give_back(&mut self, rollout: Rollout) {
+    pub(super) fn give_back(&mut self, rollout: Box<Rollout>) {
         if rollout.evaluates.is_some() {
             return self.give_back_evaluation(rollout);
         }
@@ -80,12 +80,13 @@ impl Core {
     pub(super) fn cancel_stale(&mut self, id: RolloutId, reason: CancelReason) {
         let rollout = self.cancel(id, reason);
         let (group, slot) = (rollout.group, rollout.slot);
-        rollout.end(Ended::Stale, &mut self.counters);
+        self.remains
+            .push(rollout.end(Ended::Stale, &mut self.counters));
         self.slot_went_stale(group, slot, id, reason.name());
     }
 
     /// Voids a rollout that ends well, but too old.
-    pub(super) fn void_at_its_end(&mut self, rollout: Rollout) {
+    pub(super) fn void_at_its_end(&mut self, rollout: Box<Rollout>) {
         let (id, group, slot) = (rollout.id, rollout.group, rollout.slot);
         let ended = self.losses.voided(VoidReason::TooOld);
         rollout.end(ended, &mut self.counters);
@@ -116,6 +117,8 @@ impl Core {
         }
         let kept = self.by_age.split_off(&first_kept);
         let stale = std::mem::replace(&mut self.by_age, kept);
+        // A cancelled rollout has two effects.
+        self.effects.reserve(2 * stale.len());
         for ((_, id), (group, slot)) in stale {
             // A group that was dropped on the way took its other rollouts along.
             if self.rollouts.contains_key(&id) {
@@ -231,7 +234,8 @@ impl Core {
                 }
                 Slot::InFlight(rollout) => {
                     let rollout = self.cancel(rollout, CancelReason::GroupDropped);
-                    rollout.end(Ended::Cancelled, &mut self.counters);
+                    self.remains
+                        .push(rollout.end(Ended::Cancelled, &mut self.counters));
                 }
                 Slot::Finished(rollout) => {
                     self.forget_age(&rollout);

@@ -30,12 +30,15 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::Interval;
 use crate::policy::Ledger;
-use crate::rollout::Rollout;
+use crate::rollout::{Remains, Rollout};
 use crate::time::Time;
 use crate::waits::Waits;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Ended rollouts that an event frees on its way.
+const FREED_PER_EVENT: usize = 32;
 
 /// What the core knows of one environment.
 #[derive(Debug, Default)]
@@ -93,12 +96,15 @@ pub struct Core {
     /// Complete groups, in the order in which they became so.
     ready: BTreeSet<(u64, GroupId)>,
     next_ready: u64,
-    /// In flight.
-    rollouts: BTreeMap<RolloutId, Rollout>,
+    /// In flight. Boxed: a tree moves its entries about.
+    rollouts: BTreeMap<RolloutId, Box<Rollout>>,
     /// Training rollouts that have sampled something, in flight or finished and not cut, by their oldest version; and
     /// where they belong.
     by_age: BTreeMap<(PolicyVersion, RolloutId), (GroupId, usize)>,
     in_flight_evaluation: usize,
+    /// Cancelled together with many others; freed a few at a time, for that takes longer than all the rest. No part of
+    /// the state: a snapshot leaves it out.
+    remains: Vec<Remains>,
     workers: BTreeMap<WorkerId, Worker>,
     lease_requests: BTreeMap<RequestId, LeaseRequest>,
     next_place: u64,
@@ -144,6 +150,7 @@ impl Core {
             rollouts: BTreeMap::new(),
             by_age: BTreeMap::new(),
             in_flight_evaluation: 0,
+            remains: Vec::new(),
             workers: BTreeMap::new(),
             lease_requests: BTreeMap::new(),
             next_place: 0,
@@ -183,6 +190,8 @@ impl Core {
         if let Err(broken) = self.check() {
             panic!("an invariant of the core is broken: {broken}");
         }
+        let kept = self.remains.len().saturating_sub(FREED_PER_EVENT);
+        self.remains.truncate(kept);
         std::mem::take(&mut self.effects)
     }
 

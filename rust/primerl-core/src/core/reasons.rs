@@ -8,7 +8,6 @@ use crate::ids::*;
 use crate::status::Wait;
 use crate::time::Duration;
 use crate::waits::{Armed, Key};
-use std::collections::BTreeMap;
 
 impl Core {
     /// Why no rollout can be leased to a worker of this environment.
@@ -155,28 +154,28 @@ impl Core {
     }
 
     /// Who waits for what at this moment, and after which span that is worth a warning.
-    fn current_waits(&self) -> BTreeMap<Key, Duration> {
-        let mut waits = BTreeMap::new();
+    fn current_waits(&self) -> Vec<(Key, Duration)> {
+        let mut waits = Vec::new();
         if self.finished.is_some() {
             return waits;
         }
         let timeouts = &self.config.timeouts;
         if !self.ledger.has_live_engine() {
-            waits.insert(Key::NoEngine, timeouts.worker);
+            waits.push((Key::NoEngine, timeouts.worker));
         }
         for (id, engine) in self.ledger.engines() {
             if let Some(version) = engine.updating {
-                waits.insert(Key::EngineUpdate(*id, version), timeouts.weights);
+                waits.push((Key::EngineUpdate(*id, version), timeouts.weights));
             }
         }
         for (id, _) in self.config.environment_ids() {
             let site = &self.sites[id.0 as usize];
             if site.in_flight == 0 && site.requests.is_empty() && self.has_work(id) {
-                waits.insert(Key::NoWorker(id), timeouts.worker);
+                waits.push((Key::NoWorker(id), timeouts.worker));
             }
         }
         if let Some(key) = self.trainer_owes() {
-            waits.insert(key, timeouts.weights);
+            waits.push((key, timeouts.weights));
         }
         waits
     }
@@ -220,7 +219,8 @@ impl Core {
 
     pub(super) fn warn_of_wait(&mut self, key: Key) {
         // It may have ended with the event that let its deadline pass.
-        let Some(span) = self.current_waits().get(&key).copied() else {
+        let mut current = self.current_waits().into_iter();
+        let Some((_, span)) = current.find(|(other, _)| *other == key) else {
             return;
         };
         let Some(since) = self.waits.rearm(key, span, self.now, &mut self.deadlines) else {

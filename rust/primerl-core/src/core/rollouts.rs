@@ -80,7 +80,7 @@ impl Core {
         oldest.is_some_and(|oldest| oldest < trainable)
     }
 
-    fn finish(&mut self, rollout: Rollout) {
+    fn finish(&mut self, rollout: Box<Rollout>) {
         let id = rollout.group;
         if let Some(oldest) = rollout.oldest() {
             self.note_age(rollout.id, id, rollout.slot, oldest);
@@ -117,7 +117,7 @@ impl Core {
     }
 
     /// Takes a rollout out of flight.
-    pub(super) fn take(&mut self, id: RolloutId) -> Rollout {
+    pub(super) fn take(&mut self, id: RolloutId) -> Box<Rollout> {
         let rollout = self
             .rollouts
             .remove(&id)
