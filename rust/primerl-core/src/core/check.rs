@@ -5,7 +5,7 @@ use crate::admission::groups_allowed;
 use crate::group::{Group, Slot};
 use crate::ids::*;
 use crate::policy::oldest_trainable;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 macro_rules! ensure {
     ($condition:expr, $($message:tt)*) => {
@@ -124,17 +124,26 @@ impl Core {
             .map(|rollout| &**rollout)
             .filter(|rollout| rollout.evaluates.is_none());
         let finished = self.groups.values().flat_map(Group::finished);
-        let ages: BTreeMap<(PolicyVersion, RolloutId), (GroupId, usize)> = in_flight
-            .chain(finished)
-            .filter_map(|r| Some(((r.oldest()?, r.id), (r.group, r.slot))))
-            .collect();
+        let mut aged = 0;
+        for rollout in in_flight.chain(finished) {
+            let Some(oldest) = rollout.oldest() else {
+                continue;
+            };
+            aged += 1;
+            ensure!(
+                self.by_age.get(&(oldest, rollout.id)) == Some(&(rollout.group, rollout.slot)),
+                "rollout {} is not in the index by age",
+                rollout.id
+            );
+        }
         ensure!(
-            ages == self.by_age,
-            "the index of rollouts by their oldest version is wrong"
+            aged == self.by_age.len(),
+            "the index by age has rollouts that are over"
         );
         let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
         ensure!(
-            ages.first_key_value()
+            self.by_age
+                .first_key_value()
                 .is_none_or(|((oldest, _), _)| *oldest >= trainable),
             "a rollout is too old for the next step, and goes on"
         );

@@ -1,6 +1,8 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
-use crate::config::{Config, LimitRule, Role};
+mod limits;
+
+use crate::config::{Config, Role};
 use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
 use crate::event::Event;
 use crate::ids::*;
@@ -43,6 +45,10 @@ pub struct Observer {
     pub cancelled: BTreeMap<CancelReason, u64>,
     waiting: BTreeMap<RequestId, Time>,
     pub batches: BTreeMap<Step, PackedBatch>,
+    /// When each step was cut, and when each evaluation ended.
+    pub cut_at: Vec<Time>,
+    pub evaluated_at: Vec<Time>,
+    now: Time,
     pub evaluations: Vec<EvaluationReport>,
     pub warnings: Vec<String>,
     pub finished: Option<String>,
@@ -65,6 +71,9 @@ impl Observer {
             cancelled: BTreeMap::new(),
             waiting: BTreeMap::new(),
             batches: BTreeMap::new(),
+            cut_at: Vec::new(),
+            evaluated_at: Vec::new(),
+            now: Time::default(),
             evaluations: Vec::new(),
             warnings: Vec::new(),
             finished: None,
@@ -72,6 +81,7 @@ impl Observer {
     }
 
     pub fn saw_event(&mut self, event: &Event, now: Time) {
+        self.now = now;
         match event {
             Event::LeaseRequested { request, .. } | Event::BatchRequested { request, .. } => {
                 self.waiting.insert(*request, now);
@@ -145,7 +155,10 @@ impl Observer {
                 );
                 *self.cancelled.entry(*reason).or_default() += 1;
             }
-            Effect::Evaluated(report) => self.evaluations.push(report.clone()),
+            Effect::Evaluated(report) => {
+                self.evaluated_at.push(self.now);
+                self.evaluations.push(report.clone());
+            }
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
@@ -228,30 +241,6 @@ impl Observer {
         );
     }
 
-    fn saw_limit(&mut self, engine: EngineId, limit: u32) {
-        let admission = &self.config.admission;
-        assert!((admission.min_per_engine..=admission.max_per_engine).contains(&limit));
-        if admission.limit == LimitRule::Fixed {
-            assert_eq!(limit, admission.start_per_engine);
-        }
-        self.limits.insert(engine, limit);
-    }
-
-    /// A lease keeps the limit that holds at its moment; a limit that is lowered later cancels nothing.
-    fn check_room(&mut self, evaluation: bool) {
-        self.in_flight += 1;
-        self.in_flight_evaluation += usize::from(evaluation);
-        self.most_in_flight = self.most_in_flight.max(self.in_flight);
-        let engines: u32 = self.serving.iter().map(|engine| self.limits[engine]).sum();
-        let batch = self.config.oversampling_factor * f64::from(self.config.batch_size);
-        let limit = f64::from(engines).min(batch);
-        assert!(
-            self.in_flight as f64 <= limit,
-            "{} rollouts are in flight where {limit} are allowed",
-            self.in_flight
-        );
-    }
-
     fn saw_close(&mut self, rollout: RolloutId) {
         let leased = self
             .leased
@@ -285,34 +274,9 @@ impl Observer {
         }
         assert!(loss_tokens > 0, "a batch without anything to train");
         assert_eq!(batch.loss_tokens, loss_tokens);
+        self.cut_at.push(self.now);
         self.check_groups(batch);
         self.batches.insert(batch.step, batch.clone());
-    }
-
-    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be too long).
-    fn check_groups(&self, batch: &PackedBatch) {
-        let mut groups: BTreeMap<GroupId, BTreeSet<RolloutId>> = BTreeMap::new();
-        for micro_batch in batch.ranks.iter().flatten() {
-            for rollout in &micro_batch.rollouts {
-                let group = self.leased[rollout].rollout.group;
-                groups.entry(group).or_default().insert(*rollout);
-            }
-        }
-        let wanted = (self.config.batch_size / self.config.group_size) as usize;
-        assert!(groups.len() <= wanted, "more groups than a batch has");
-        if batch.metrics["samples/too_long"] > 0.0 {
-            return;
-        }
-        assert_eq!(groups.len(), wanted, "a batch is so many groups");
-        let smallest = self.config.min_group_size.unwrap_or(self.config.group_size) as usize;
-        let largest = self.config.group_size as usize;
-        for (group, rollouts) in groups {
-            assert!(
-                (smallest..=largest).contains(&rollouts.len()),
-                "group {group} is trained with {} rollouts",
-                rollouts.len()
-            );
-        }
     }
 
     fn saw_micro_batch(&mut self, step: Step, micro_batch: &MicroBatch) {

@@ -53,6 +53,9 @@ pub struct Scenario {
     pub workers_per_environment: u32,
     pub rollouts_per_worker: u32,
     pub examples: u32,
+    /// Requests an engine works on without getting slower; with more of them, all take proportionally longer. Engines
+    /// report their load by it; `None`: they report nothing and never get slower.
+    pub engine_capacity: Option<u32>,
     pub faults: Faults,
     pub kill: Option<(Time, Kill)>,
     /// The simulation is stopped then, if the run has not ended.

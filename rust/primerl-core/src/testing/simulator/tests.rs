@@ -1,3 +1,5 @@
+mod admission;
+
 use super::*;
 use crate::config::{Admission, Algorithm, Environment, LimitRule};
 use crate::counters::VoidReason;
@@ -52,6 +54,7 @@ fn scenario(seed: u64) -> Scenario {
         workers_per_environment: rng.random_range(1..=3),
         rollouts_per_worker: rng.random_range(1..=8),
         examples: rng.random_range(1..=20),
+        engine_capacity: rng.random_bool(0.7).then(|| rng.random_range(1..=10)),
         faults: Faults::default(),
         kill: None,
         give_up: Time::default() + Duration::from_secs(24 * 3600),
