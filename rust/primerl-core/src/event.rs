@@ -38,6 +38,12 @@ pub enum Event {
     RequestDropped {
         request: RequestId,
     },
+    /// An engine that serves `version` begins the rollout's first turn. Until that turn is over (it may be a long one) only
+    /// this says how old the rollout gets. Sent again when another engine has to begin anew.
+    SamplingStarted {
+        rollout: RolloutId,
+        version: PolicyVersion,
+    },
     /// A turn the environment is answered with. A rollout's turns (of all its sessions) are numbered by the order of
     /// these events, and [`Turn::parent`] refers to those numbers.
     TurnFinished {

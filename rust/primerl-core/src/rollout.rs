@@ -58,6 +58,8 @@ pub struct Rollout {
     versions: Vec<PolicyVersion>,
     /// The oldest of them in each session that sampled anything.
     oldest_in: Vec<(Arc<str>, PolicyVersion)>,
+    /// The version at which its first turn began, until one is recorded.
+    began_at: Option<PolicyVersion>,
     /// Set if a turn was recorded that cannot be trusted: the rollout fails when it ends.
     invalid: Option<String>,
     /// Filled by [`Rollout::finish`].
@@ -104,6 +106,7 @@ impl Rollout {
             turns: Vec::new(),
             versions: Vec::new(),
             oldest_in: Vec::new(),
+            began_at: None,
             invalid: None,
             traces: Vec::new(),
             samples: Vec::new(),
@@ -112,6 +115,13 @@ impl Rollout {
 
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// Its first turn begins, on an engine that serves this version.
+    pub fn begin(&mut self, version: PolicyVersion) {
+        if self.state == State::Leased {
+            self.began_at = Some(version);
+        }
     }
 
     /// Records a turn. Returns how many distinct policies have contributed by now.
@@ -123,6 +133,7 @@ impl Rollout {
             self.id
         );
         self.state = State::Running;
+        self.began_at = None;
         if self.invalid.is_none() {
             self.invalid = self.problem_with(&turn);
         }
@@ -228,12 +239,13 @@ impl Rollout {
         })
     }
 
-    /// Oldest version in its trained tokens; `None` while nothing was sampled. In flight nobody knows yet which sessions
+    /// Oldest version in its trained tokens; `None` while nothing was sampled or begun. In flight nobody knows yet which sessions
     /// are trained: then the session that began at the newest version counts, for none of the others can save it.
     pub fn oldest(&self) -> Option<PolicyVersion> {
         match self.state {
             State::Finished => self.samples.iter().map(|sample| sample.oldest).min(),
-            _ => self.oldest_in.iter().map(|(_, oldest)| *oldest).max(),
+            State::Leased => self.began_at,
+            State::Running => self.oldest_in.iter().map(|(_, oldest)| *oldest).max(),
         }
     }
 
@@ -242,7 +254,7 @@ impl Rollout {
         let legal = match ended {
             Ended::Trained | Ended::Filtered => self.state == State::Finished,
             Ended::Failed | Ended::Evaluated => self.state != State::Finished,
-            Ended::Stale => self.state != State::Leased,
+            Ended::Stale => self.state != State::Leased || self.began_at.is_some(),
             Ended::Cancelled => true,
         };
         assert!(

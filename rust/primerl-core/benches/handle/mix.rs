@@ -45,6 +45,7 @@ struct Mix {
 
 fn kind(event: &Event) -> &'static str {
     match event {
+        Event::SamplingStarted { .. } => "sampling started",
         Event::TurnFinished { .. } => "turn finished",
         Event::RolloutFinished { .. } => "rollout finished",
         Event::LeaseRequested { .. } => "lease requested",
@@ -195,6 +196,7 @@ impl Mix {
         let (rollout, worker) = (running.rollout, running.worker);
         if running.turns_left > 0 {
             running.turns_left -= 1;
+            let is_first = running.turns == 0;
             let mut turn = match running.turns {
                 0 => self.first_turn.clone(),
                 n => Turn {
@@ -203,7 +205,11 @@ impl Mix {
                 },
             };
             running.turns += 1;
-            turn.versions[0].version = PolicyVersion(self.proved);
+            let version = PolicyVersion(self.proved);
+            turn.versions[0].version = version;
+            if is_first {
+                self.send(Event::SamplingStarted { rollout, version });
+            }
             self.send(Event::TurnFinished { rollout, turn });
             return;
         }

@@ -28,6 +28,7 @@ impl Core {
                 max,
             } => self.lease_requested(request, worker, max),
             Event::RequestDropped { request } => self.request_dropped(request),
+            Event::SamplingStarted { rollout, version } => self.sampling_started(rollout, version),
             Event::TurnFinished { rollout, turn } => self.turn_finished(rollout, turn),
             Event::TurnFailed {
                 rollout,

@@ -17,6 +17,23 @@ impl Core {
         };
         let before = rollout.oldest();
         let policies = rollout.record(turn);
+        self.aged(id, before, policies);
+    }
+
+    pub(super) fn sampling_started(&mut self, id: RolloutId, version: PolicyVersion) {
+        let Some(rollout) = self.rollouts.get_mut(&id) else {
+            return self.ignore("start of a turn of a rollout that is over");
+        };
+        let before = rollout.oldest();
+        rollout.begin(version);
+        self.aged(id, before, 1);
+    }
+
+    /// Looks at a rollout in flight that so many policies have contributed to, and that was as old as `before`.
+    fn aged(&mut self, id: RolloutId, before: Option<PolicyVersion>, policies: usize) {
+        let Some(rollout) = self.rollouts.get(&id) else {
+            return;
+        };
         if rollout.evaluates.is_some() {
             return;
         }

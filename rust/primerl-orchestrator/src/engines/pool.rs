@@ -8,7 +8,7 @@ use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
 use parking_lot::{Mutex, RwLock};
-use primerl_core::{EngineId, PolicyVersion};
+use primerl_core::{EngineId, Event, PolicyVersion, RolloutId};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +53,8 @@ pub struct SampleRequest<'a> {
     pub max_tokens: u32,
     /// Where this conversation's prefix is.
     pub resident: Option<Resident>,
+    /// The rollout whose first turn this is: the core is told when and by which version it begins.
+    pub first_of: Option<RolloutId>,
     pub deadline: Instant,
 }
 
@@ -221,6 +223,11 @@ impl Engines {
             let Some(slot) = self.pick(request, &failed).await else {
                 return Err(GenerateError::Deadline { last });
             };
+            if let Some(rollout) = request.first_of {
+                let version = slot.version;
+                self.driver
+                    .send(Event::SamplingStarted { rollout, version });
+            }
             let error = match self.generate_on(&slot, request).await? {
                 Ok(generated) => {
                     return Ok(Sampled {

@@ -199,10 +199,10 @@ pub(super) async fn take(
     prompt: Prompt,
     max_tokens: u32,
 ) -> Result<Arc<Answer>, ApiError> {
-    let number = {
+    let (number, is_first) = {
         let mut state = rollout.state.lock();
         state.requests += 1;
-        state.requests
+        (state.requests, state.turns == 0)
     };
     let request_id = format!("rollout-{}-{number}", rollout.id);
     let sample = SampleRequest {
@@ -211,6 +211,7 @@ pub(super) async fn take(
         temperature: request.temperature,
         max_tokens,
         resident: prompt.resident,
+        first_of: is_first.then_some(rollout.id),
         deadline: rollout.deadline,
     };
     app.telemetry.prompt_tokens.inc_by(prompt.ids.len() as u64);

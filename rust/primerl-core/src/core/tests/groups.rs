@@ -238,3 +238,27 @@ fn a_rollout_that_ends_too_old_is_voided_at_its_end() {
     assert_eq!(run.core.losses().voided[&VoidReason::TooOld], 1);
     assert_eq!(run.lease(0, 1)[0].group, held[0].group, "refilled");
 }
+
+#[test]
+fn a_first_turn_that_takes_too_long_is_cancelled_before_it_ends() {
+    let mut run = Run::started(partial(OnCancel::Refill));
+    let held = run.lease(0, 4);
+    run.send(Event::SamplingStarted {
+        rollout: held[0].rollout,
+        version: PolicyVersion(0),
+    });
+    // Another engine has to begin this one anew, at the next version.
+    for version in [0, 1] {
+        run.send(Event::SamplingStarted {
+            rollout: held[1].rollout,
+            version: PolicyVersion(version),
+        });
+    }
+    train_step(&mut run, 1);
+    let effects = train_step(&mut run, 2);
+    assert_eq!(
+        cancelled(&effects),
+        [(held[0].rollout, CancelReason::TooOld)]
+    );
+    assert_eq!(run.core.counters().stale, 1);
+}

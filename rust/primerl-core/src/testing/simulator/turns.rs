@@ -20,7 +20,7 @@ impl Simulator {
             .get(&id)
             .and_then(|worker| worker.running.get(&rollout));
         let Some(running) = running else { return };
-        let slow = running.slow;
+        let (slow, is_first) = (running.slow, running.turns.is_empty());
         // As the gateway routes: to an engine that serves the newest version any of them does.
         let newest = self
             .engines
@@ -40,6 +40,10 @@ impl Simulator {
             );
         };
         let engine = serving[self.rng.random_range(0..serving.len())];
+        if is_first {
+            let version = began_at;
+            self.send(Event::SamplingStarted { rollout, version });
+        }
         let chosen = self.engines.get_mut(&engine).expect("it serves");
         chosen.requests += 1;
         let (life, requests) = (chosen.life, chosen.requests);
