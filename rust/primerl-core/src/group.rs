@@ -50,7 +50,7 @@ pub struct Group {
 }
 
 /// How often a slot came to nothing, by whose fault.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Tries {
     failed: u32,
     leases_lost: u32,

@@ -156,17 +156,25 @@ fn handle(criterion: &mut Criterion) {
 }
 
 fn main() {
-    let asked: Vec<String> = std::env::args().collect();
-    let asked_for = |part: &str| asked.iter().any(|argument| argument == part);
-    if !asked_for("mix") && !asked_for("versions") {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let filters: Vec<&str> = arguments
+        .iter()
+        .map(String::as_str)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    let own = ["mix", "versions"];
+    if filters.is_empty() || filters.iter().any(|filter| !own.contains(filter)) {
         let mut criterion = Criterion::default().configure_from_args();
         handle(&mut criterion);
         criterion.final_summary();
     }
-    if !asked_for("versions") {
+    // Cargo says so when it measures, and not when it only tries whether benches run.
+    let measures = arguments.iter().any(|argument| argument == "--bench");
+    let wanted = |part| measures && (filters.is_empty() || filters.contains(&part));
+    if wanted("mix") {
         mix::measure();
     }
-    if !asked_for("mix") {
+    if wanted("versions") {
         versions::measure();
     }
 }

@@ -4,7 +4,7 @@ use primerl_core::admission::EngineLoad;
 use std::time::{Duration, Instant};
 
 /// A busy engine whose load does not change is reported this often: its limit may still have to move.
-const AT_LEAST_EVERY: Duration = Duration::from_secs(5);
+const AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 /// Changes that matter: a share of the KV cache, and a share of the running requests.
 const KV_CACHE_STEP: f64 = 0.05;
 const REQUESTS_STEP: f64 = 0.1;
@@ -155,8 +155,9 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
         assert!(look(reading(100.0, 7.0), 1));
         assert!(!look(reading(105.0, 7.0), 2), "about the same");
         assert!(look(reading(110.0, 7.0), 3));
-        assert!(look(reading(110.0, 7.0), 8), "it goes on for long");
-        assert!(look(reading(0.0, 7.0), 9));
+        assert!(!look(reading(110.0, 7.0), 4));
+        assert!(look(reading(110.0, 7.0), 5), "it goes on");
+        assert!(look(reading(0.0, 7.0), 6));
         assert!(!look(reading(0.0, 7.0), 60), "it idles again");
     }
 
