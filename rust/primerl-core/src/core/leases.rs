@@ -199,8 +199,7 @@ impl Core {
             return false;
         };
         if let Some(id) = self.sites[environment.0 as usize].set_aside.pop_first() {
-            let slots: Vec<usize> = self.groups[&id].queued().collect();
-            slots.into_iter().for_each(|slot| self.enqueue(id, slot));
+            self.take_up(id);
             return true;
         }
         let Some(example) = self.curriculum.draw(environment, &mut self.rng) else {
@@ -212,6 +211,15 @@ impl Core {
             .insert(id, Group::new(id, environment, example, size));
         (0..size).for_each(|slot| self.enqueue(id, slot));
         true
+    }
+
+    /// A group that was set aside goes on.
+    fn take_up(&mut self, id: GroupId) {
+        let slots: Vec<usize> = self.groups[&id].queued().collect();
+        slots.into_iter().for_each(|slot| self.enqueue(id, slot));
+        if self.config.max_async_level == 0 {
+            self.void_off_policy(id);
+        }
     }
 
     /// Makes a slot wait for a worker.

@@ -158,6 +158,23 @@ impl Core {
         }
     }
 
+    /// Voids what a group has finished with an older policy than the next step trains. Synchronous runs promise that no
+    /// rollout starts before that policy is proved, and a group that was set aside may have.
+    pub(super) fn void_off_policy(&mut self, id: GroupId) {
+        let trains = self.next_step.trains();
+        let older = self.groups[&id]
+            .finished()
+            .filter(|rollout| rollout.oldest() < Some(trains))
+            .map(|rollout| (rollout.slot, rollout.id, rollout.oldest()));
+        let older: Vec<(usize, RolloutId, Option<PolicyVersion>)> = older.collect();
+        for (slot, rollout, oldest) in older {
+            if let Some(oldest) = oldest {
+                self.by_age.remove(&(oldest, rollout));
+            }
+            self.void_finished(id, slot, rollout);
+        }
+    }
+
     /// What becomes of a slot that was taken back, and of its group.
     fn free_slot(
         &mut self,

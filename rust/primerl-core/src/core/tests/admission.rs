@@ -208,3 +208,38 @@ fn busy_workers_are_waited_for_in_the_same_way() {
         "the group that runs keeps its place"
     );
 }
+
+#[test]
+fn a_synchronous_run_stays_on_policy_when_a_group_was_set_aside() {
+    let mut run = Run::started(two_environments());
+    run.ask(1, 1);
+    let own = run.lease(0, 100);
+    let begun = run.core.status().environments[1].in_flight;
+    assert_eq!((own.len(), begun), (4, 1));
+    for leased in &own {
+        run.succeed(0, leased.rollout, 0);
+    }
+    // The other environment's worker finishes one rollout of a group, and asks for no more.
+    let first = RolloutId(
+        (0..5)
+            .find(|id| own.iter().all(|own| own.rollout.0 != *id))
+            .expect("one is not ours"),
+    );
+    run.succeed(1, first, 0);
+    let effects = wait(&mut run, 17);
+    assert_said(&effects, "2 groups of environment \"b\" are set aside");
+    for leased in leased(&effects) {
+        run.succeed(0, leased.rollout, 0);
+    }
+    assert_eq!(run.core.status().run.next_step, Step(2));
+    run.ask_batch(1, 0);
+    run.publish(1);
+    run.ask(1, 100);
+    run.prove(0, 1);
+    assert_eq!(run.core.losses().voided[&VoidReason::TooOld], 1);
+    assert_eq!(
+        run.core.status().environments[1].in_flight,
+        4,
+        "it is made anew"
+    );
+}
