@@ -1,7 +1,7 @@
 //! The difficulty buffer: complete groups file their examples, and those without signal make room for others.
 
 use super::Core;
-use crate::counters::Ended;
+use crate::counters::VoidReason;
 use crate::curriculum::{BufferReport, ExampleHistory, Filing};
 use crate::group::Group;
 use crate::ids::*;
@@ -38,14 +38,26 @@ impl Core {
             .file(group.environment, group.example, &filing, &self.config)
     }
 
+    /// Whether a complete group may not be trained any more, now that it has lost a rollout.
+    pub(super) fn lost_its_signal(&self, id: GroupId) -> bool {
+        let mut rewards = rewards(&self.groups[&id]);
+        let first = rewards.next();
+        self.config.buffer.online_difficulty_filtering && rewards.all(|it| Some(it) == first)
+    }
+
     /// Drops a complete group without signal: no failure, and one word a long stretch of them. Its place is free.
     pub(super) fn filter_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else {
             return;
         };
         let environment = group.environment;
+        if let Some(since) = group.ready_since {
+            self.ready.remove(&(since, id));
+        }
         for rollout in group.into_finished() {
-            rollout.end(Ended::Filtered, &mut self.counters);
+            self.forget_age(&rollout);
+            let ended = self.losses.voided(VoidReason::NoSignal);
+            rollout.end(ended, &mut self.counters);
         }
         let in_a_row = self.curriculum.filtered_in_a_row(environment);
         let first = FILTERED_AT_LEAST.max(4 * self.config.groups_per_batch() as u64);

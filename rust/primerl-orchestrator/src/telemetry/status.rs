@@ -70,6 +70,8 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         },
         "failovers": app.engines.failovers(),
         "failures": core.failures,
+        "cancelled": core.cancelled,
+        "voided": core.voided,
         "ignored_events": core.ignored,
         "last_step": core.last_step,
         "running_evaluations": core.evaluations,
