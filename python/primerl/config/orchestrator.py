@@ -82,6 +82,37 @@ class Buffer(Section):
         return self
 
 
+class Admission(Section):
+    """How many rollouts may be in flight, as far as the engines are concerned."""
+
+    limit: Literal["adaptive", "fixed"] = "adaptive"
+    """`adaptive`: an engine's limit follows the load it reports; `fixed`: it stays at `start_per_engine`."""
+    start_per_engine: PositiveInt = 256
+    """Rollouts in flight an engine is trusted with before it has reported its load."""
+    min_per_engine: PositiveInt = 8
+    """The adaptive limit never goes below."""
+    max_per_engine: PositiveInt = 4096
+    """The adaptive limit never goes above."""
+    kv_cache_target: float = Field(default=0.9, gt=0, le=1)
+    """Share of an engine's KV cache above which it counts as full."""
+    increase: PositiveInt = 16
+    """Rollouts added to an engine's limit by a report that finds room while the limit is what holds back."""
+    decrease_factor: float = Field(default=0.8, gt=0, lt=1)
+    """What the limit of a full engine is multiplied by."""
+    evaluation_share: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the rollouts in flight that evaluations may have, and that is kept free for them, while training goes
+    on; where no training may start they may have all."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min_per_engine <= self.start_per_engine <= self.max_per_engine:
+            raise ValueError(
+                f"start_per_engine ({self.start_per_engine}) must lie between min_per_engine ({self.min_per_engine}) "
+                f"and max_per_engine ({self.max_per_engine}); move one of them"
+            )
+        return self
+
+
 class OrchestratorTimeouts(Section):
     """How long the orchestrator waits, in seconds."""
 
@@ -125,12 +156,17 @@ class Orchestration(Section):
     """Rollouts per step, a multiple of `group_size`."""
     group_size: PositiveInt = 8
     """Rollouts of one example, compared with each other."""
+    min_group_size: int | None = Field(default=None, ge=2)
+    """Rollouts with which a group is trained when the others are lost; all of them where it is left out."""
+    group_on_cancel: Literal["refill", "drop"] = "refill"
+    """What becomes of a group that loses a rollout as stale: `refill` starts another in its place, `drop` does not."""
     max_async_level: NonNegativeInt = 2
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
     max_off_policy_steps: NonNegativeInt = 8
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""
+    admission: Admission = Admission()
     engines: list[str] = []
     """URLs of inference engines that already run."""
     sampling: Sampling = Sampling()
@@ -146,6 +182,11 @@ class Orchestration(Section):
             raise ValueError(
                 "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
                 "always 0; set group_size to at least 2"
+            )
+        if self.min_group_size is not None and self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
+                "leave it out to train whole groups only"
             )
         if self.batch_size % self.group_size:
             lower = self.batch_size - self.batch_size % self.group_size

@@ -40,6 +40,7 @@ def rollout(answer: dict[str, Any]) -> str:
         f"slot {answer['slot']} of group {answer['group']}{kind}",
         f"  {seconds(answer['leased_s'])}: leased to worker {answer['worker']}{f' ({name})' if name else ''}",
     ]
+    lines += [f"  {seconds(at)}: an engine begins to sample, at version {version}" for at, version in answer["sampling"]]
     if answer["turns"]:
         header = (
             "turn",
@@ -230,6 +231,8 @@ def dropped(answer: dict[str, Any]) -> str:
             ("", "", ""),
             [(seconds(last["at_s"]), f"group {last['group']}", first_line(last["why"])) for last in one["last"]],
         )
+    if answer["slots_refilled"] or answer["slots_lost"]:
+        lines.append(f"slots of groups: {answer['slots_refilled']} filled again, {answer['slots_lost']} given up")
     for title, counts in (("failures since the run began", answer["failures"]), ("ignored events", answer["ignored"])):
         if counts:
             lines.append(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))

@@ -39,7 +39,7 @@ impl Bench {
 
     fn draw(&mut self) -> ExampleIndex {
         self.curriculum
-            .draw(&self.config)
+            .draw(TRAIN, &self.config)
             .expect("there are examples")
             .example
     }

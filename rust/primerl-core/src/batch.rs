@@ -1,9 +1,10 @@
 //! The batch of one step: complete groups, swept for staleness, with their advantages, packed.
 //!
 //! Groups are taken in the order in which they became complete. A batch is cut as soon as there are enough of them,
-//! whether or not the trainer has asked, so several may wait for it. A group in which any sample is staler than
-//! `max_off_policy_steps` at the step to be cut is voided. A batch is kept until a checkpoint of the trainer covers it: a
-//! trainer that lost an answer, or that goes on from a checkpoint, asks again and gets the same.
+//! whether or not the trainer has asked, so several may wait for it. What is staler than `max_off_policy_steps` at the
+//! next step is voided as soon as a step is cut, so a complete group holds nothing that is too old. A batch is kept until
+//! a checkpoint of the trainer covers it: a trainer that lost an answer, or that goes on from a checkpoint, asks again and
+//! gets the same.
 
 use crate::algorithm::advantages;
 use crate::config::Config;
@@ -11,18 +12,10 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
 use crate::pack::{PackedBatch, Weighted, pack};
-use crate::policy::staleness;
 use crate::time::Time;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// Whether a complete group may not be trained at `step`.
-pub fn is_stale(group: &Group, step: Step, max_off_policy_steps: u64) -> bool {
-    group
-        .oldest()
-        .is_some_and(|oldest| staleness(step, oldest) > max_off_policy_steps)
-}
 
 /// Packs the batch of `step`. Takes the samples out of the groups.
 pub fn build(

@@ -1,9 +1,12 @@
 //! What a run is told. Checked once, by [`Config::validate`], before a [`crate::Core`] is made.
 
+mod admission;
 mod buffer;
 
+pub use admission::{Admission, LimitRule};
 pub use buffer::Buffer;
 
+use crate::group::OnCancel;
 use crate::ids::{EnvironmentId, PolicyVersion};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
@@ -17,6 +20,10 @@ pub struct Config {
     pub batch_size: u32,
     /// Rollouts per example.
     pub group_size: u32,
+    /// Rollouts with which a group may be trained when the others are lost, 2 to `group_size`; `None`: all of them.
+    pub min_group_size: Option<u32>,
+    /// What becomes of a group that loses a rollout as stale.
+    pub group_on_cancel: OnCancel,
     /// Longest micro-batch, tokens. A longer sample is dropped and counted.
     pub seq_len: u32,
     pub data_ranks: u32,
@@ -28,6 +35,7 @@ pub struct Config {
     pub oversampling_factor: f64,
     /// Batches kept for a trainer that has saved no checkpoint.
     pub spool_steps: u64,
+    pub admission: Admission,
     pub algorithm: Algorithm,
     pub buffer: Buffer,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
@@ -131,6 +139,20 @@ pub enum ConfigError {
         max_off_policy_steps: u64,
         max_async_level: u64,
     },
+    #[error(
+        "min_group_size = {min_group_size} must be at least 2 (an advantage compares rollouts) and at most \
+         group_size = {group_size}; leave it out to train whole groups only"
+    )]
+    MinGroupSize {
+        min_group_size: u32,
+        group_size: u32,
+    },
+    #[error("admission.{field} = {value}: {mend}")]
+    Admission {
+        field: &'static str,
+        value: f64,
+        mend: &'static str,
+    },
     #[error("oversampling_factor = {value} must be a finite number of at least 1")]
     Oversampling { value: f64 },
     #[error("buffer.{field} = {value} must be a finite number")]
@@ -175,6 +197,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_sizes()?;
         self.buffer.validate()?;
+        self.admission.validate()?;
         self.validate_environments()?;
         self.validate_timeouts()?;
         for (field, value) in [
@@ -199,7 +222,12 @@ impl Config {
         (self.batch_size / self.group_size) as usize
     }
 
-    /// Most training rollouts in flight at once.
+    /// Rollouts with which a group may be trained.
+    pub fn min_group_size(&self) -> usize {
+        self.min_group_size.unwrap_or(self.group_size) as usize
+    }
+
+    /// Most rollouts in flight at once, whatever the engines could take.
     pub fn max_in_flight(&self) -> usize {
         (self.oversampling_factor * f64::from(self.batch_size)).floor() as usize
     }
@@ -245,6 +273,15 @@ impl Config {
                 group_size,
                 lower,
                 upper,
+            });
+        }
+        if let Some(min_group_size) = self
+            .min_group_size
+            .filter(|size| !(2..=group_size).contains(size))
+        {
+            return Err(ConfigError::MinGroupSize {
+                min_group_size,
+                group_size,
             });
         }
         let (max_off_policy_steps, max_async_level) =

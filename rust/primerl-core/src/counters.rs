@@ -1,6 +1,8 @@
 //! How rollouts ended. Each ends in exactly one way, so the counters add up to what was dispatched.
 
+use crate::effect::CancelReason;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How a rollout ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -8,10 +10,10 @@ use serde::{Deserialize, Serialize};
 pub enum Ended {
     /// In a cut batch, with at least one sample.
     Trained,
-    /// Finished well, but left out for a reason that is not its own staleness: its group was dropped, or all of its
-    /// samples are longer than `seq_len`.
+    /// Finished well, but left out for a reason that is not its own staleness: its group was dropped or had no signal,
+    /// or all of its samples are longer than `seq_len`.
     Filtered,
-    /// Sampled by too many policies, or too old at the cut.
+    /// Sampled by too many policies, or too old for the next step to be cut.
     Stale,
     /// The environment failed, the time was up, or nothing trainable was sampled.
     Failed,
@@ -19,34 +21,6 @@ pub enum Ended {
     Cancelled,
     /// Part of an evaluation's report.
     Evaluated,
-}
-
-/// Why a finished rollout is not trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum VoidReason {
-    /// Staler than `max_off_policy_steps` at the next step to be cut.
-    TooOld,
-    /// Its group was dropped for another rollout's sake.
-    GroupDropped,
-    /// All of its samples are longer than `seq_len`.
-    TooLong,
-    /// All rewards of its group are equal, and such groups are filtered.
-    NoSignal,
-    /// The run ended before its group was cut.
-    RunFinished,
-}
-
-impl VoidReason {
-    pub fn ended(self) -> Ended {
-        match self {
-            VoidReason::TooOld => Ended::Stale,
-            VoidReason::GroupDropped | VoidReason::TooLong | VoidReason::NoSignal => {
-                Ended::Filtered
-            }
-            VoidReason::RunFinished => Ended::Cancelled,
-        }
-    }
 }
 
 /// Numbers of rollouts since the run began. With those in flight and those finished and not yet cut,
@@ -78,5 +52,90 @@ impl Counters {
     /// Rollouts that have ended, in whatever way.
     pub fn ended(&self) -> u64 {
         self.trained + self.filtered + self.stale + self.failed + self.cancelled + self.evaluated
+    }
+}
+
+/// Why a finished rollout is not trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VoidReason {
+    /// Staler than `max_off_policy_steps` at the next step to be cut.
+    TooOld,
+    /// Its group was dropped for another rollout's sake.
+    GroupDropped,
+    /// All of its samples are longer than `seq_len`.
+    TooLong,
+    /// All rewards of its group were equal, and such groups are filtered.
+    NoSignal,
+    /// The run ended before its group was cut.
+    RunFinished,
+}
+
+impl VoidReason {
+    pub const ALL: [VoidReason; 5] = [
+        VoidReason::TooOld,
+        VoidReason::GroupDropped,
+        VoidReason::TooLong,
+        VoidReason::NoSignal,
+        VoidReason::RunFinished,
+    ];
+
+    /// As in metrics: `voided/<name>`.
+    pub fn name(self) -> &'static str {
+        match self {
+            VoidReason::TooOld => "too_old",
+            VoidReason::GroupDropped => "group_dropped",
+            VoidReason::TooLong => "too_long",
+            VoidReason::NoSignal => "no_signal",
+            VoidReason::RunFinished => "run_finished",
+        }
+    }
+
+    /// How such a rollout ends.
+    pub fn ended(self) -> Ended {
+        match self {
+            VoidReason::TooOld => Ended::Stale,
+            VoidReason::GroupDropped | VoidReason::TooLong | VoidReason::NoSignal => {
+                Ended::Filtered
+            }
+            VoidReason::RunFinished => Ended::Cancelled,
+        }
+    }
+}
+
+/// What was lost since the run began, and why. A rollout is cancelled in flight, voided after it had finished, or fails.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Losses {
+    pub cancelled: BTreeMap<CancelReason, u64>,
+    pub voided: BTreeMap<VoidReason, u64>,
+    /// By [`crate::event::RolloutError::kind`]; failed turns, which need not fail their rollout, as `turn`.
+    pub failed: BTreeMap<String, u64>,
+    /// Slots of groups that were filled again.
+    pub slots_refilled: u64,
+    /// Slots of groups that were given up.
+    pub slots_lost: u64,
+    pub groups_dropped: u64,
+    /// Groups set aside because nobody came for their environment's work.
+    pub groups_set_aside: u64,
+}
+
+impl Losses {
+    pub fn cancelled(&mut self, reason: CancelReason) {
+        *self.cancelled.entry(reason).or_default() += 1;
+    }
+
+    /// Counts a finished rollout that is not trained, and says how it ends.
+    pub fn voided(&mut self, reason: VoidReason) -> Ended {
+        *self.voided.entry(reason).or_default() += 1;
+        reason.ended()
+    }
+
+    pub fn failed(&mut self, kind: &str) {
+        match self.failed.get_mut(kind) {
+            Some(count) => *count += 1,
+            None => {
+                self.failed.insert(kind.to_owned(), 1);
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::counters::VoidReason;
 use crate::event::RolloutError;
 use crate::ids::*;
 use crate::pack::PackedBatch;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -61,6 +61,9 @@ pub enum Effect {
         digest: String,
     },
 
+    /// Give the engine at most so many requests at a time while another has room.
+    LimitEngine { engine: EngineId, limit: u32 },
+
     /// Answer to [`crate::Event::BatchRequested`].
     Batch {
         request: RequestId,
@@ -115,16 +118,41 @@ pub struct LeasedRollout {
     pub deadline: crate::Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelReason {
     /// More than `max_off_policy_steps` policies contributed.
-    Stale,
+    TooManyPolicies,
+    /// What it has sampled would be staler than `max_off_policy_steps` at the next step to be cut.
+    TooOld,
     Timeout,
     WorkerLost,
     /// Its group was dropped.
     GroupDropped,
     RunFinished,
+}
+
+impl CancelReason {
+    pub const ALL: [CancelReason; 6] = [
+        CancelReason::TooManyPolicies,
+        CancelReason::TooOld,
+        CancelReason::Timeout,
+        CancelReason::WorkerLost,
+        CancelReason::GroupDropped,
+        CancelReason::RunFinished,
+    ];
+
+    /// As in metrics: `cancelled/<name>`.
+    pub fn name(self) -> &'static str {
+        match self {
+            CancelReason::TooManyPolicies => "too_many_policies",
+            CancelReason::TooOld => "too_old",
+            CancelReason::Timeout => "timeout",
+            CancelReason::WorkerLost => "worker_lost",
+            CancelReason::GroupDropped => "group_dropped",
+            CancelReason::RunFinished => "run_finished",
+        }
+    }
 }
 
 /// Means over the rollouts of one evaluation of one environment at one pinned version.

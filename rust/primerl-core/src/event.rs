@@ -1,5 +1,6 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
+use crate::admission::EngineLoad;
 use crate::config::Timeouts;
 use crate::ids::*;
 use crate::turn::Turn;
@@ -40,6 +41,12 @@ pub enum Event {
     RequestDropped {
         request: RequestId,
     },
+    /// An engine that serves `version` begins the rollout's first turn. Until that turn is over (it may be a long one) only
+    /// this says how old the rollout gets. Sent again when another engine has to begin anew.
+    SamplingStarted {
+        rollout: RolloutId,
+        version: PolicyVersion,
+    },
     /// A turn the environment is answered with. A rollout's turns (of all its sessions) are numbered by the order of
     /// these events, and [`Turn::parent`] refers to those numbers.
     TurnFinished {
@@ -72,6 +79,12 @@ pub enum Event {
     EngineLost {
         engine: EngineId,
         reason: String,
+    },
+
+    /// What a serving engine reports of its load. Sent when it changed enough to matter, not at every look.
+    EngineLoad {
+        engine: EngineId,
+        load: EngineLoad,
     },
 
     /// Data rank `rank` asks for its part of step `step`.

@@ -1,8 +1,15 @@
 //! `group_size` rollouts of one example, whose rewards are compared with each other.
 //!
-//! A group has slots. Each is queued (waiting for a worker), in flight, or finished; a failed attempt puts its slot
-//! back into the queue. The group is complete once every slot is finished. It leaves whole: cut into a batch, or
-//! dropped.
+//! A group has slots:
+//! ```text
+//! Queued ──lease──> InFlight ──finish──> Finished
+//!   ^                  │                    │
+//!   └──── taken back ──┴────────────────────┴──> Lost (given up)
+//! ```
+//! A slot whose rollout came to nothing is queued again, or given up: after `max_retries` failures, after too many
+//! lost workers or stale rollouts, or at its first stale rollout under `group_on_cancel = "drop"`. The group is complete
+//! when every slot is finished or lost and at least `min_group_size` are finished, and hopeless when too many are lost
+//! for that. It leaves whole: cut into a batch with what it has, or dropped.
 
 use crate::ids::*;
 use crate::rollout::Rollout;
@@ -13,6 +20,19 @@ pub enum Slot {
     Queued,
     InFlight(RolloutId),
     Finished(Box<Rollout>),
+    /// Given up: the group goes on without it.
+    Lost,
+}
+
+/// What becomes of the slot of a rollout that is cancelled as stale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnCancel {
+    /// Another rollout takes its place.
+    #[default]
+    Refill,
+    /// The slot is given up.
+    Drop,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,15 +41,27 @@ pub struct Group {
     pub environment: EnvironmentId,
     pub example: ExampleIndex,
     pub slots: Vec<Slot>,
-    /// Failed attempts of each slot.
-    attempts_failed: Vec<u32>,
-    /// Leases each slot lost with their workers.
-    leases_lost: Vec<u32>,
+    /// Its place among the complete groups, once it is.
+    pub ready_since: Option<u64>,
+    tries: Vec<Tries>,
+    finished: usize,
+    lost: usize,
+    in_flight: usize,
+}
+
+/// How often a slot came to nothing, by whose fault.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Tries {
+    failed: u32,
+    leases_lost: u32,
+    stale: u32,
 }
 
 /// A lost lease is no fault of the example, so it is no retry. But an example that kills every worker must not go
-/// round for ever: from this many on, a slot's lost lease counts as a failure.
+/// round for ever: from this many on, the slot is given up.
 const MAX_LEASES_LOST: u32 = 5;
+/// Nor is staleness. But an example whose rollouts are always overtaken by the trainer must not be refilled for ever.
+const MAX_REFILLS: u32 = 4;
 
 impl Group {
     pub fn new(
@@ -43,15 +75,22 @@ impl Group {
             environment,
             example,
             slots: vec![Slot::Queued; size],
-            attempts_failed: vec![0; size],
-            leases_lost: vec![0; size],
+            ready_since: None,
+            tries: vec![Tries::default(); size],
+            finished: 0,
+            lost: 0,
+            in_flight: 0,
         }
     }
 
-    pub fn is_complete(&self) -> bool {
-        self.slots
-            .iter()
-            .all(|slot| matches!(slot, Slot::Finished(_)))
+    /// Every slot has come to its end, and at least `min_size` of them to a good one.
+    pub fn is_complete(&self, min_size: usize) -> bool {
+        self.finished + self.lost == self.slots.len() && self.finished >= min_size
+    }
+
+    /// So many slots are lost that `min_size` rollouts cannot come together any more.
+    pub fn is_hopeless(&self, min_size: usize) -> bool {
+        self.slots.len() - self.lost < min_size
     }
 
     pub fn finished(&self) -> impl Iterator<Item = &Rollout> {
@@ -68,15 +107,36 @@ impl Group {
         })
     }
 
-    pub fn into_finished(self) -> impl Iterator<Item = Rollout> {
+    pub fn into_finished(self) -> impl Iterator<Item = Box<Rollout>> {
         self.slots.into_iter().filter_map(|slot| match slot {
-            Slot::Finished(rollout) => Some(*rollout),
+            Slot::Finished(rollout) => Some(rollout),
             _ => None,
         })
     }
 
+    /// Whether any of its samples can be trained in a sequence of `seq_len` tokens.
+    pub fn fits(&self, seq_len: u32) -> bool {
+        let limit = seq_len as usize;
+        self.finished()
+            .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit))
+    }
+
     pub fn finished_count(&self) -> usize {
-        self.finished().count()
+        self.finished
+    }
+
+    pub fn lost_count(&self) -> usize {
+        self.lost
+    }
+
+    pub fn in_flight_count(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Slots that wait for a worker.
+    pub fn queued(&self) -> impl Iterator<Item = usize> {
+        let queued = |(index, slot)| matches!(slot, &Slot::Queued).then_some(index);
+        self.slots.iter().enumerate().filter_map(queued)
     }
 
     pub fn lease(&mut self, slot: usize, rollout: RolloutId) {
@@ -86,41 +146,116 @@ impl Group {
             self.id
         );
         self.slots[slot] = Slot::InFlight(rollout);
+        self.in_flight += 1;
     }
 
-    pub fn finish(&mut self, rollout: Rollout) {
-        self.assert_in_flight(rollout.slot, rollout.id);
+    pub fn finish(&mut self, rollout: Box<Rollout>) {
         let slot = rollout.slot;
-        self.slots[slot] = Slot::Finished(Box::new(rollout));
+        self.take_back(slot, rollout.id);
+        self.slots[slot] = Slot::Finished(rollout);
+        self.finished += 1;
     }
 
     /// Takes back the slot of a rollout that failed. Returns whether it may be tried again.
     pub fn fail(&mut self, slot: usize, rollout: RolloutId, max_retries: u32) -> bool {
-        self.assert_in_flight(slot, rollout);
-        self.slots[slot] = Slot::Queued;
-        self.attempts_failed[slot] += 1;
-        self.attempts_failed[slot] <= max_retries
+        self.take_back(slot, rollout);
+        self.tries[slot].failed += 1;
+        self.tries[slot].failed <= max_retries
     }
 
     /// Takes back the slot of a rollout whose worker is gone. Returns whether it may be tried again.
     pub fn lose(&mut self, slot: usize, rollout: RolloutId) -> bool {
-        self.assert_in_flight(slot, rollout);
-        self.slots[slot] = Slot::Queued;
-        self.leases_lost[slot] += 1;
-        self.leases_lost[slot] < MAX_LEASES_LOST
+        self.take_back(slot, rollout);
+        self.tries[slot].leases_lost += 1;
+        self.tries[slot].leases_lost < MAX_LEASES_LOST
     }
 
-    /// Oldest version in any trained token of its finished rollouts.
-    pub fn oldest(&self) -> Option<PolicyVersion> {
-        self.finished().filter_map(Rollout::oldest).min()
+    /// Takes back the slot of a rollout that became stale in flight. Returns whether it may be filled again.
+    pub fn stale(&mut self, slot: usize, rollout: RolloutId, rule: OnCancel) -> bool {
+        self.take_back(slot, rollout);
+        self.may_refill(slot, rule)
     }
 
-    fn assert_in_flight(&self, slot: usize, rollout: RolloutId) {
+    /// Takes out a finished rollout that became stale. `None` if the slot does not hold it.
+    pub fn void(&mut self, slot: usize, rollout: RolloutId) -> Option<Box<Rollout>> {
+        let held = self.slots.get_mut(slot)?;
+        if !matches!(held, Slot::Finished(held) if held.id == rollout) {
+            return None;
+        }
+        let Slot::Finished(rollout) = std::mem::replace(held, Slot::Queued) else {
+            return None;
+        };
+        self.finished -= 1;
+        Some(rollout)
+    }
+
+    /// Whether the slot of a stale rollout may be filled again; counts it.
+    pub fn may_refill(&mut self, slot: usize, rule: OnCancel) -> bool {
+        self.tries[slot].stale += 1;
+        rule == OnCancel::Refill && self.tries[slot].stale <= MAX_REFILLS
+    }
+
+    /// A slot that was taken back is not tried again.
+    pub fn give_up(&mut self, slot: usize) {
+        assert!(
+            matches!(self.slots[slot], Slot::Queued),
+            "slot {slot} of group {} was not taken back",
+            self.id
+        );
+        self.slots[slot] = Slot::Lost;
+        self.lost += 1;
+    }
+
+    fn take_back(&mut self, slot: usize, rollout: RolloutId) {
         let in_flight = matches!(self.slots[slot], Slot::InFlight(id) if id == rollout);
         assert!(
             in_flight,
             "rollout {rollout} is not in flight in group {}",
             self.id
         );
+        self.slots[slot] = Slot::Queued;
+        self.in_flight -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(size: usize) -> Group {
+        Group::new(GroupId(0), EnvironmentId(0), ExampleIndex(0), size)
+    }
+
+    fn lose_slot(group: &mut Group, slot: usize) {
+        group.lease(slot, RolloutId(slot as u64));
+        assert!(!group.fail(slot, RolloutId(slot as u64), 0));
+        group.give_up(slot);
+    }
+
+    #[test]
+    fn it_is_hopeless_once_too_few_slots_are_left() {
+        let mut group = group(4);
+        lose_slot(&mut group, 0);
+        assert!(group.is_hopeless(4) && !group.is_hopeless(3));
+        lose_slot(&mut group, 2);
+        assert!(group.is_hopeless(3) && !group.is_hopeless(2));
+        assert_eq!(group.queued().collect::<Vec<_>>(), [1, 3]);
+        assert!(!group.is_complete(2), "two slots are still to be filled");
+    }
+
+    #[test]
+    fn refilling_has_an_end_and_dropping_refills_nothing() {
+        let mut group = group(2);
+        let mut refilled = 0;
+        loop {
+            group.lease(0, RolloutId(7));
+            if !group.stale(0, RolloutId(7), OnCancel::Refill) {
+                break;
+            }
+            refilled += 1;
+        }
+        assert_eq!(refilled, MAX_REFILLS);
+        group.lease(1, RolloutId(8));
+        assert!(!group.stale(1, RolloutId(8), OnCancel::Drop));
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::algorithm::{mean, standard_deviation};
 use crate::config::Config;
-use crate::counters::Counters;
+use crate::counters::{Counters, Losses, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
+use crate::effect::CancelReason;
 use crate::group::Group;
 use crate::ids::Step;
 use crate::pack::{MicroBatch, Weighted};
@@ -13,16 +14,17 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What was counted since the previous cut.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     pub counters: Counters,
-    pub groups_dropped: u64,
+    pub losses: Losses,
 }
 
 impl Interval {
     /// The difference of two readings.
     pub fn between(earlier: &Interval, later: &Interval) -> Interval {
         let (a, b) = (&earlier.counters, &later.counters);
+        let (c, d) = (&earlier.losses, &later.losses);
         Interval {
             counters: Counters {
                 dispatched: b.dispatched - a.dispatched,
@@ -33,9 +35,26 @@ impl Interval {
                 cancelled: b.cancelled - a.cancelled,
                 evaluated: b.evaluated - a.evaluated,
             },
-            groups_dropped: later.groups_dropped - earlier.groups_dropped,
+            losses: Losses {
+                cancelled: grown(&c.cancelled, &d.cancelled),
+                voided: grown(&c.voided, &d.voided),
+                failed: grown(&c.failed, &d.failed),
+                slots_refilled: d.slots_refilled - c.slots_refilled,
+                slots_lost: d.slots_lost - c.slots_lost,
+                groups_dropped: d.groups_dropped - c.groups_dropped,
+                groups_set_aside: d.groups_set_aside - c.groups_set_aside,
+            },
         }
     }
+}
+
+/// By how much each count grew; what did not grow is left out.
+fn grown<K: Ord + Clone>(earlier: &BTreeMap<K, u64>, later: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
+    later
+        .iter()
+        .map(|(key, count)| (key.clone(), count - earlier.get(key).unwrap_or(&0)))
+        .filter(|(_, grown)| *grown > 0)
+        .collect()
 }
 
 #[derive(Default)]
@@ -81,12 +100,36 @@ pub fn batch_metrics(
         "pack/fill",
         tokens as f64 / (micro_batches.len().max(1) * config.seq_len as usize) as f64,
     );
-    metrics.set("rollouts/failed", interval.counters.failed as f64);
-    metrics.set("rollouts/stale", interval.counters.stale as f64);
-    metrics.set("rollouts/cancelled", interval.counters.cancelled as f64);
-    metrics.set("rollouts/filtered", interval.counters.filtered as f64);
-    metrics.set("groups/dropped", interval.groups_dropped as f64);
+    metrics.set(
+        "groups/partial",
+        groups.iter().filter(|group| group.lost_count() > 0).count() as f64,
+    );
+    loss_metrics(&mut metrics, interval);
     metrics.0
+}
+
+/// What was lost since the previous cut. Every reason is named, so that a reader can add up over steps; failures by
+/// kind only where there were any.
+fn loss_metrics(metrics: &mut Metrics, Interval { counters, losses }: &Interval) {
+    metrics.set("rollouts/failed", counters.failed as f64);
+    metrics.set("rollouts/stale", counters.stale as f64);
+    metrics.set("rollouts/cancelled", counters.cancelled as f64);
+    metrics.set("rollouts/filtered", counters.filtered as f64);
+    for reason in CancelReason::ALL {
+        let count = losses.cancelled.get(&reason).copied().unwrap_or(0);
+        metrics.set(format!("cancelled/{}", reason.name()), count as f64);
+    }
+    for reason in VoidReason::ALL {
+        let count = losses.voided.get(&reason).copied().unwrap_or(0);
+        metrics.set(format!("voided/{}", reason.name()), count as f64);
+    }
+    for (kind, count) in &losses.failed {
+        metrics.set(format!("failed/{kind}"), *count as f64);
+    }
+    metrics.set("slots/refilled", losses.slots_refilled as f64);
+    metrics.set("slots/lost", losses.slots_lost as f64);
+    metrics.set("groups/dropped", losses.groups_dropped as f64);
+    metrics.set("groups/set_aside", losses.groups_set_aside as f64);
 }
 
 /// Over traces, which are rollouts where each has one seat.

@@ -15,6 +15,11 @@ pub fn staleness(step: Step, oldest: PolicyVersion) -> u64 {
     step.trains().0.saturating_sub(oldest.0)
 }
 
+/// The oldest version that step `step` may still train.
+pub fn oldest_trainable(step: Step, max_off_policy_steps: u64) -> PolicyVersion {
+    PolicyVersion(step.trains().0.saturating_sub(max_off_policy_steps))
+}
+
 /// Whether a rollout in flight to which this many policies contributed is given up: it spans so many versions that it
 /// would be voided at the cut. A single policy is never too many.
 pub fn too_many_policies(policies: usize, max_off_policy_steps: u64) -> bool {
@@ -186,7 +191,11 @@ impl Ledger {
             .keys()
             .find(|version| Some(**version) > self.wanted && is_due(**version))
             .copied();
-        self.wanted = next.or(self.newest_published);
+        let next = next.or(self.newest_published);
+        if next == self.wanted {
+            return;
+        }
+        self.wanted = next;
         if let Some(wanted) = self.wanted {
             self.published = self.published.split_off(&wanted);
         }

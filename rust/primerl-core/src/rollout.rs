@@ -55,7 +55,12 @@ pub struct Rollout {
     pub deadline: Time,
     state: State,
     turns: Vec<Turn>,
-    versions: BTreeSet<PolicyVersion>,
+    /// Versions that sampled anything, ascending.
+    versions: Vec<PolicyVersion>,
+    /// The oldest of them in each session that sampled anything.
+    oldest_in: Vec<(Arc<str>, PolicyVersion)>,
+    /// The version at which its first turn began, until one is recorded.
+    began_at: Option<PolicyVersion>,
     /// Set if a turn was recorded that cannot be trusted: the rollout fails when it ends.
     invalid: Option<String>,
     /// Filled by [`Rollout::finish`].
@@ -100,7 +105,9 @@ impl Rollout {
             deadline,
             state: State::Leased,
             turns: Vec::new(),
-            versions: BTreeSet::new(),
+            versions: Vec::new(),
+            oldest_in: Vec::new(),
+            began_at: None,
             invalid: None,
             traces: Vec::new(),
             samples: Vec::new(),
@@ -116,6 +123,13 @@ impl Rollout {
         &self.turns
     }
 
+    /// Its first turn begins, on an engine that serves this version.
+    pub fn begin(&mut self, version: PolicyVersion) {
+        if self.state == State::Leased {
+            self.began_at = Some(version);
+        }
+    }
+
     /// Records a turn. Returns how many distinct policies have contributed by now.
     pub fn record(&mut self, turn: Turn) -> usize {
         assert_ne!(
@@ -125,11 +139,25 @@ impl Rollout {
             self.id
         );
         self.state = State::Running;
+        self.began_at = None;
         if self.invalid.is_none() {
             self.invalid = self.problem_with(&turn);
         }
-        let sampled_by = turn.versions.iter().filter(|run| run.n_tokens > 0);
-        self.versions.extend(sampled_by.map(|run| run.version));
+        for run in turn.versions.iter().filter(|run| run.n_tokens > 0) {
+            if let Err(place) = self.versions.binary_search(&run.version) {
+                self.versions.insert(place, run.version);
+            }
+            let known = self
+                .oldest_in
+                .iter_mut()
+                .find(|(session, _)| *session == turn.session);
+            match known {
+                Some((_, oldest)) => *oldest = (*oldest).min(run.version),
+                None => self
+                    .oldest_in
+                    .push((Arc::clone(&turn.session), run.version)),
+            }
+        }
         self.turns.push(turn);
         self.versions.len()
     }
@@ -217,17 +245,22 @@ impl Rollout {
         })
     }
 
-    /// Oldest version in its trained tokens. Only for a finished rollout.
+    /// Oldest version in its trained tokens; `None` while nothing was sampled or begun. In flight nobody knows yet which sessions
+    /// are trained: then the session that began at the newest version counts, for none of the others can save it.
     pub fn oldest(&self) -> Option<PolicyVersion> {
-        self.samples.iter().map(|sample| sample.oldest).min()
+        match self.state {
+            State::Finished => self.samples.iter().map(|sample| sample.oldest).min(),
+            State::Leased => self.began_at,
+            State::Running => self.oldest_in.iter().map(|(_, oldest)| *oldest).max(),
+        }
     }
 
     /// The end: counts it.
-    pub fn end(self, ended: Ended, counters: &mut Counters) {
+    pub fn end(self: Box<Self>, ended: Ended, counters: &mut Counters) -> Remains {
         let legal = match ended {
             Ended::Trained | Ended::Filtered => self.state == State::Finished,
             Ended::Failed | Ended::Evaluated => self.state != State::Finished,
-            Ended::Stale => self.state != State::Leased,
+            Ended::Stale => self.state != State::Leased || self.began_at.is_some(),
             Ended::Cancelled => true,
         };
         assert!(
@@ -241,6 +274,7 @@ impl Rollout {
             self.id
         );
         counters.count(ended);
+        Remains { _rollout: self }
     }
 
     fn check(&self, outcome: &Outcome) -> Result<(), RolloutError> {
@@ -339,6 +373,12 @@ impl Rollout {
             _ => None,
         }
     }
+}
+
+/// A rollout that has ended. Nothing can be done with it but to free it.
+#[derive(Clone, Debug)]
+pub struct Remains {
+    _rollout: Box<Rollout>,
 }
 
 /// What one rollout adds to an evaluation.

@@ -1,7 +1,9 @@
 //! What a run is doing and waiting for, as the core knows it. The shell adds addresses, process ids and rates.
 
-use crate::counters::Counters;
+use crate::admission::EngineLoad;
+use crate::counters::{Counters, VoidReason};
 use crate::curriculum::EnvironmentBuffer;
+use crate::effect::CancelReason;
 use crate::ids::*;
 use crate::time::Time;
 use serde::Serialize;
@@ -25,6 +27,10 @@ pub struct Status {
     pub last_step: Option<BTreeMap<String, f64>>,
     /// Failed rollouts by [`crate::event::RolloutError::kind`].
     pub failures: BTreeMap<String, u64>,
+    /// Rollouts cancelled in flight.
+    pub cancelled: BTreeMap<CancelReason, u64>,
+    /// Rollouts that had finished and were not trained.
+    pub voided: BTreeMap<VoidReason, u64>,
     /// Events that named nothing the core knows (a rollout that is over, an engine that never joined), by kind.
     pub ignored: BTreeMap<String, u64>,
 }
@@ -46,7 +52,9 @@ pub struct RunStatus {
 pub struct RolloutStatus {
     /// Leased and not ended.
     pub in_flight: u64,
-    /// Of those, rollouts of evaluations.
+    /// Most that may be in flight now: by `oversampling_factor`, and by the limits of the engines that serve.
+    pub limit: u64,
+    /// Of those in flight, rollouts of evaluations.
     pub in_flight_evaluation: u64,
     /// Ended well, waiting for their group or for their batch to be cut.
     pub finished: u64,
@@ -66,6 +74,8 @@ pub struct GroupStatus {
     pub live: usize,
     /// Dropped since the run began.
     pub dropped: u64,
+    /// Of the live ones, those set aside because nobody comes for their environment's work.
+    pub set_aside: usize,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -87,6 +97,8 @@ pub struct EnvironmentStatus {
     pub examples: Option<u32>,
     pub workers: usize,
     pub queued: usize,
+    /// Groups set aside because nobody comes for the environment's work.
+    pub set_aside: usize,
     pub in_flight: usize,
 }
 
@@ -99,6 +111,10 @@ pub struct EngineStatus {
     pub updating: Option<PolicyVersion>,
     /// Why it is out of rotation.
     pub lost: Option<String>,
+    /// Rollouts in flight it is trusted with.
+    pub limit: Option<u32>,
+    /// What it last reported.
+    pub load: Option<EngineLoad>,
 }
 
 #[derive(Clone, Debug, Serialize)]

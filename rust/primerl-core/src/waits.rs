@@ -36,14 +36,9 @@ pub struct Waits {
 
 impl Waits {
     /// Makes `current` the waits there are. One that goes on keeps its start and its deadline.
-    pub fn update(
-        &mut self,
-        current: &BTreeMap<Key, Duration>,
-        now: Time,
-        deadlines: &mut Deadlines,
-    ) {
+    pub fn update(&mut self, current: &[(Key, Duration)], now: Time, deadlines: &mut Deadlines) {
         self.armed.retain(|key, armed| {
-            let goes_on = current.contains_key(key);
+            let goes_on = current.iter().any(|(other, _)| other == key);
             if !goes_on {
                 deadlines.clear(armed.deadline, Due::Wait(*key));
             }

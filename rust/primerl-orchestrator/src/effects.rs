@@ -93,6 +93,7 @@ impl Effects {
             } => {
                 self.engines.update(engine, version, &manifest, digest);
             }
+            Effect::LimitEngine { engine, limit } => self.engines.limit(engine, limit),
             Effect::Batch { step, rank, .. } => {
                 if let Some(waiter) = waiter {
                     self.recorder.answer(step, rank, waiter);

@@ -58,6 +58,14 @@ pub enum RunError {
          machine it runs on is gone"
     )]
     TrainerSilent { seconds: f64, doing: String },
+    #[error(
+        "{who} has waited for {waiting_for} for {seconds:.0} s, and nothing goes on without it"
+    )]
+    Stuck {
+        who: String,
+        waiting_for: String,
+        seconds: f64,
+    },
     #[error("{reason}")]
     Core { reason: String },
     #[error("the HTTP server stopped: {0}")]

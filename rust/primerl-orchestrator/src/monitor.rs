@@ -1,16 +1,21 @@
-//! What has to be looked at once a second: rates, whether any engine is left, and whether the trainer lives.
+//! What has to be looked at once a second: rates, whether any engine is left, whether the trainer lives, and whether
+//! anything waits for longer than it may.
 
 use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::failure::RunError;
+use crate::telemetry::{Overdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// All engines gone for this long is an error in the log, repeated as often as `REPEAT`.
 const PATIENCE_S: f64 = 30.0;
 const REPEAT: Duration = Duration::from_secs(10);
+/// A driver that takes no message for this long hangs.
+const STUCK: Duration = Duration::from_secs(20);
 /// Later than this by its own timer, the orchestrator was itself suspended, and has yet to read what came meanwhile.
 const STALL: Duration = Duration::from_secs(5);
 /// An engine that never served may still be starting: large models take minutes.
@@ -21,6 +26,7 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told = None;
+    let mut pulse = Pulse::default();
     let mut previous = tokio::time::Instant::now();
     loop {
         tokio::select! {
@@ -29,10 +35,12 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
         }
         if previous.elapsed() > STALL {
             app.telemetry.trainer.heard();
+            app.telemetry.waits.postpone(previous.elapsed());
         }
         previous = tokio::time::Instant::now();
         app.telemetry.sample_rate();
-        if let Some(error) = trainer_silent(&app) {
+        pulse.feel(&app);
+        if let Some(error) = trainer_silent(&app).or_else(|| stuck(&app)) {
             app.failures.fail(error);
             return;
         }
@@ -63,6 +71,46 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
             );
         }
     }
+}
+
+/// Whether the driver comes to its messages: one ping at a time.
+#[derive(Default)]
+struct Pulse(Option<(oneshot::Receiver<()>, Waiting)>);
+
+impl Pulse {
+    fn feel(&mut self, app: &App) {
+        if let Some((answer, _)) = &mut self.0
+            && matches!(answer.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+        {
+            return;
+        }
+        let waits = &app.telemetry.waits;
+        let waiting = waits.begin("the monitor", "the driver", STUCK, Overdue::FailsTheRun);
+        self.0 = Some((app.driver.ping(), waiting));
+    }
+}
+
+/// Names every wait that is overdue; the error of one that the run cannot do without.
+fn stuck(app: &App) -> Option<RunError> {
+    let mut fatal = None;
+    for wait in app.telemetry.waits.take_overdue(REPEAT) {
+        let Wait {
+            who,
+            waiting_for,
+            since_s,
+            fails_the_run,
+            ..
+        } = wait;
+        tracing::error!(who, waiting_for, since_s, "a wait is overdue");
+        if fails_the_run {
+            fatal.get_or_insert(RunError::Stuck {
+                who,
+                waiting_for,
+                seconds: since_s,
+            });
+        }
+    }
+    fatal
 }
 
 fn trainer_silent(app: &App) -> Option<RunError> {

@@ -9,7 +9,7 @@ use crate::failure::{Failures, RunError};
 use crate::files::{self, WriteError};
 use crate::journal::{self, Identity};
 use crate::spool::Spool;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Overdue, Telemetry};
 use crate::trainer::batch;
 use bytes::Bytes;
 use primerl_core::effect::EvaluationReport;
@@ -19,11 +19,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 /// Encoded steps that are kept for ranks that lag behind or ask again; older ones are read from the spool.
 const CACHED_STEPS: usize = 3;
+
+/// A disk that works on one thing for this long is as good as gone.
+const STUCK: Duration = Duration::from_secs(25);
 
 enum Job {
     Cut(Arc<PackedBatch>),
@@ -38,6 +41,32 @@ enum Job {
     Snapshot(u64, Box<Core>),
     Finished(String),
     Failed(String),
+}
+
+impl Job {
+    /// What the thread waits for while it does this, and what becomes of a wait that is too long.
+    fn described(&self) -> (String, Overdue) {
+        match self {
+            Job::Cut(batch) => (
+                format!("the disk to take the batch of step {}", batch.step),
+                Overdue::FailsTheRun,
+            ),
+            Job::Answer { step, .. } => (
+                format!("the disk to give the batch of step {step}"),
+                Overdue::FailsTheRun,
+            ),
+            Job::Snapshot(number, _) => (
+                format!("the disk to take the core after event {number}"),
+                Overdue::IsNamed,
+            ),
+            Job::Forget(_) => ("the disk to delete batches".into(), Overdue::IsNamed),
+            Job::Evaluated(_) => (
+                "the disk to take an evaluation".into(),
+                Overdue::FailsTheRun,
+            ),
+            Job::Finished(_) | Job::Failed(_) => ("the end".into(), Overdue::IsNamed),
+        }
+    }
 }
 
 /// The way to the thread.
@@ -143,6 +172,9 @@ struct Writer {
 impl Writer {
     fn run(mut self, jobs: &mpsc::Receiver<Job>, failures: &Failures) {
         for job in jobs {
+            let (what, overdue) = job.described();
+            let waits = self.telemetry.waits.clone();
+            let _waiting = waits.begin("the recorder", what, STUCK, overdue);
             if let Err(error) = self.work(job) {
                 failures.fail(error);
                 return;

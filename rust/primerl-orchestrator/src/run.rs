@@ -31,6 +31,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+/// How long a disk may take for what is still to be written at the end.
+const LAST_WRITES: Duration = Duration::from_secs(10);
 /// Where the run's other processes find the orchestrator.
 const ADDRESS_FILE: &str = "run/orchestrator.json";
 /// How long workers have to notice that the run has finished.
@@ -281,7 +283,10 @@ impl Running {
             driver.abort();
         }
         // The driver held the journal and the way to the recorder: both end by themselves, after their last write.
-        let _ = tokio::task::spawn_blocking(move || recorder.join()).await;
+        let recorded = tokio::task::spawn_blocking(move || recorder.join());
+        if tokio::time::timeout(LAST_WRITES, recorded).await.is_err() {
+            tracing::error!("the disk does not take the last records; they are given up");
+        }
         tracing::info!(
             cpu_s = crate::telemetry::process_cpu_seconds(),
             elapsed_s = app.origin.elapsed().as_secs_f64(),

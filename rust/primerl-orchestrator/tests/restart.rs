@@ -339,3 +339,71 @@ async fn a_run_that_is_over_says_so_and_goes_on_when_given_more_steps() {
     }
     engine.stop().await;
 }
+
+/// A run of 4 steps, and what came of it.
+async fn run_to_the_end(process: &Process, place: &Place) {
+    let url = process.url.clone();
+    let worker = Worker::register(&url, "task", WorkerRole::Train, "a").await;
+    let worker = tokio::spawn(worker.work(2));
+    trainer::resume(&url, 0).await;
+    let batches = trainer::train(url, place.output()).await;
+    worker.await.unwrap();
+    check(&batches, &place.output(), 4);
+}
+
+/// `hinder` does something to the folder of a running orchestrator, which ends with `words`; once `mend` has put it
+/// right, the run goes on to its end.
+async fn hindered(hinder: impl Fn(&Path), words: [&str; 2], mend: impl Fn(&Path)) {
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&process, &engine).await;
+    hinder(&place.output());
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    let worker = tokio::spawn(worker.work(2));
+    trainer::publish(&process.url, &place.output(), 0).await;
+    let (mut process, code) = tokio::task::spawn_blocking(move || {
+        let deadline = Instant::now() + 2 * PATIENCE;
+        while process.child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let code = process.child.try_wait().unwrap().and_then(|it| it.code());
+        (process, code)
+    })
+    .await
+    .unwrap();
+    worker.abort();
+    let log = process.log();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(words.iter().all(|word| log.contains(word)), "{log}");
+    mend(&place.output());
+    process.restart();
+    run_to_the_end(&process, &place).await;
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_is_named_and_nothing_is_lost() {
+    let steps = |output: &Path| output.join("steps.jsonl");
+    hindered(
+        |output| std::os::unix::fs::symlink("/dev/full", steps(output)).unwrap(),
+        ["steps.jsonl", "No space left on device"],
+        |output| std::fs::remove_file(steps(output)).unwrap(),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_hangs_is_named() {
+    let steps = |output: &Path| output.join("steps.jsonl");
+    hindered(
+        |output| {
+            // Nobody reads it: whoever opens it to write waits.
+            let made = Command::new("mkfifo").arg(steps(output)).status().unwrap();
+            assert!(made.success());
+        },
+        ["the recorder", "the disk to take the batch of step 1"],
+        |output| std::fs::remove_file(steps(output)).unwrap(),
+    )
+    .await;
+}

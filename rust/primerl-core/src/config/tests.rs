@@ -14,7 +14,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_mend() {
-    let cases: [(String, &[&str]); 20] = [
+    let cases: [(String, &[&str]); 26] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
@@ -68,6 +68,33 @@ fn each_message_names_the_field_and_the_mend() {
         (
             message(|c| c.buffer.hard_fraction = f64::NAN),
             &["buffer.hard_fraction = NaN"],
+        ),
+        (
+            message(|c| c.min_group_size = Some(3)),
+            &["min_group_size = 3", "group_size = 2"],
+        ),
+        (
+            message(|c| c.min_group_size = Some(1)),
+            &["min_group_size = 1", "at least 2"],
+        ),
+        (
+            message(|c| c.admission.min_per_engine = 1000),
+            &[
+                "admission.min_per_engine = 1000",
+                "at most start_per_engine",
+            ],
+        ),
+        (
+            message(|c| c.admission.max_per_engine = 9),
+            &["admission.max_per_engine = 9", "at least start_per_engine"],
+        ),
+        (
+            message(|c| c.admission.decrease_factor = 1.0),
+            &["admission.decrease_factor = 1", "below 1"],
+        ),
+        (
+            message(|c| c.admission.evaluation_share = 0.0),
+            &["admission.evaluation_share = 0", "starves"],
         ),
         (
             message(|c| c.environments.retain(|e| e.role != Role::Train)),

@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::admission::last_step;
-use crate::batch::{build, is_stale};
+use crate::batch::build;
 use crate::counters::{Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::Effect;
@@ -19,31 +19,12 @@ impl Core {
             if last_step(&self.config, self.ledger.newest_proved()) < Some(self.next_step) {
                 return;
             }
-            self.sweep();
-            if self.ready.len() >= needed {
-                let chosen: Vec<GroupId> = self.ready.drain(..needed).collect();
-                self.cut(&chosen);
+            let mut chosen = Vec::with_capacity(needed);
+            for _ in 0..needed {
+                chosen.extend(self.ready.pop_first().map(|(_, id)| id));
             }
-        }
-    }
-
-    /// Drops complete groups that are too old for the step to be cut; they can only get older.
-    fn sweep(&mut self) {
-        let bound = self.config.max_off_policy_steps;
-        let step = self.next_step;
-        let stale = self
-            .ready
-            .iter()
-            .copied()
-            .filter(|id| is_stale(&self.groups[id], step, bound));
-        let stale: Vec<GroupId> = stale.collect();
-        for id in stale {
-            let oldest = self.groups[&id].oldest().unwrap_or(PolicyVersion(0));
-            let why = format!(
-                "a sample of version {oldest} would be trained at step {step}, more than max_off_policy_steps = {bound} \
-                 steps late"
-            );
-            self.drop_group(id, VoidReason::TooOld, &why);
+            self.cut(&chosen);
+            self.sweep();
         }
     }
 
@@ -52,9 +33,14 @@ impl Core {
             .iter()
             .filter_map(|id| self.groups.remove(id))
             .collect();
+        for rollout in groups.iter().flat_map(Group::finished) {
+            if let Some(oldest) = rollout.oldest() {
+                self.by_age.remove(&(oldest, rollout.id));
+            }
+        }
         let counted = Interval {
             counters: self.counters,
-            groups_dropped: self.groups_dropped,
+            losses: self.losses.clone(),
         };
         let interval = Interval::between(&self.last_cut, &counted);
         self.last_cut = counted;
@@ -88,6 +74,9 @@ impl Core {
     }
 
     pub(super) fn answer_batch_requests(&mut self) {
+        if self.batches.requests.is_empty() {
+            return;
+        }
         let waiting: Vec<RequestId> = self.batches.requests.keys().copied().collect();
         for request in waiting {
             let asked = self.batches.requests[&request];

@@ -39,13 +39,24 @@ impl Core {
             .file(group.environment, group.example, &filing, &self.config)
     }
 
+    /// Whether a complete group may not be trained any more, now that it has lost a rollout.
+    pub(super) fn lost_its_signal(&self, id: GroupId) -> bool {
+        let mut rewards = rewards(&self.groups[&id]);
+        let first = rewards.next();
+        self.config.buffer.online_difficulty_filtering && rewards.all(|it| Some(it) == first)
+    }
+
     /// Drops a complete group without signal: no failure, and one word a long stretch of them. Its place is free.
     pub(super) fn filter_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else {
             return;
         };
         let environment = group.environment;
+        if let Some(since) = group.ready_since {
+            self.ready.remove(&(since, id));
+        }
         for rollout in group.into_finished() {
+            self.forget_age(&rollout);
             self.void(rollout, VoidReason::NoSignal);
         }
         self.effects.push(Effect::GroupDropped {

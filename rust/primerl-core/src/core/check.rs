@@ -4,6 +4,7 @@ use super::Core;
 use crate::admission::groups_allowed;
 use crate::group::{Group, Slot};
 use crate::ids::*;
+use crate::policy::oldest_trainable;
 use std::collections::BTreeSet;
 
 macro_rules! ensure {
@@ -25,6 +26,7 @@ impl Core {
         }
         self.check_rollouts()?;
         self.curriculum.check(&self.config)?;
+        self.check_ages()?;
         ensure!(
             self.finished.is_none() || (self.rollouts.is_empty() && self.groups.is_empty()),
             "the run is over, but work is left"
@@ -54,18 +56,13 @@ impl Core {
     }
 
     fn check_limits(&self) -> Result<(), String> {
-        let limit = self.config.max_in_flight();
-        let training = self.rollouts.len() - self.in_flight_evaluation;
+        let (in_flight, limit) = (self.rollouts.len(), self.config.max_in_flight());
         ensure!(
-            training <= limit,
-            "{training} training rollouts are in flight, {limit} are allowed"
-        );
-        ensure!(
-            self.in_flight_evaluation <= limit,
-            "more evaluation rollouts are in flight than {limit}"
+            in_flight <= limit,
+            "{in_flight} rollouts are in flight, {limit} are allowed"
         );
         let allowed = groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step);
-        let live = self.groups.len();
+        let live = self.groups_under_way();
         ensure!(
             live <= allowed,
             "{live} groups are under way, {allowed} are allowed"
@@ -74,14 +71,22 @@ impl Core {
     }
 
     fn check_group(&self, id: GroupId, group: &Group) -> Result<(), String> {
-        let queue = &self.sites[group.environment.0 as usize].queue;
+        let site = &self.sites[group.environment.0 as usize];
+        let waits = !site.set_aside.contains(&id);
+        let (mut finished, mut lost, mut in_flight) = (0, 0, 0);
         for (index, slot) in group.slots.iter().enumerate() {
-            let queued = queue.iter().filter(|entry| **entry == (id, index)).count();
-            let wanted = usize::from(matches!(slot, Slot::Queued));
+            let queued = site.queue.contains(&(id, index));
+            let wanted = waits && matches!(slot, Slot::Queued);
             ensure!(
                 queued == wanted,
-                "slot {index} of group {id} is queued {queued} times instead of {wanted}"
+                "slot {index} of group {id} is queued: {queued}, instead of {wanted}"
             );
+            match slot {
+                Slot::Queued => {}
+                Slot::InFlight(_) => in_flight += 1,
+                Slot::Finished(_) => finished += 1,
+                Slot::Lost => lost += 1,
+            }
             if let Slot::InFlight(rollout) = slot {
                 let known = self
                     .rollouts
@@ -90,10 +95,58 @@ impl Core {
                 ensure!(known, "rollout {rollout} of group {id} is not in flight");
             }
         }
-        let ready = self.ready.iter().filter(|ready| **ready == id).count();
+        let counted = (
+            group.finished_count(),
+            group.lost_count(),
+            group.in_flight_count(),
+        );
         ensure!(
-            ready == usize::from(group.is_complete()),
-            "group {id} is {ready} times among the ready ones"
+            counted == (finished, lost, in_flight) && (waits || in_flight == 0),
+            "group {id} counts {counted:?} finished, lost, in flight"
+        );
+        let min_size = self.config.min_group_size();
+        ensure!(
+            !group.is_hopeless(min_size),
+            "group {id} has lost too many slots and goes on"
+        );
+        let ready = group
+            .ready_since
+            .is_some_and(|since| self.ready.contains(&(since, id)));
+        ensure!(
+            ready == group.is_complete(min_size),
+            "group {id} is among the ready ones: {ready}"
+        );
+        Ok(())
+    }
+
+    /// The index by age has every training rollout that has sampled, and none is too old for the next step.
+    fn check_ages(&self) -> Result<(), String> {
+        let in_flight = (self.rollouts.values())
+            .map(|rollout| &**rollout)
+            .filter(|rollout| rollout.evaluates.is_none());
+        let finished = self.groups.values().flat_map(Group::finished);
+        let mut aged = 0;
+        for rollout in in_flight.chain(finished) {
+            let Some(oldest) = rollout.oldest() else {
+                continue;
+            };
+            aged += 1;
+            ensure!(
+                self.by_age.get(&(oldest, rollout.id)) == Some(&(rollout.group, rollout.slot)),
+                "rollout {} is not in the index by age",
+                rollout.id
+            );
+        }
+        ensure!(
+            aged == self.by_age.len(),
+            "the index by age has rollouts that are over"
+        );
+        let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
+        ensure!(
+            self.by_age
+                .first_key_value()
+                .is_none_or(|((oldest, _), _)| *oldest >= trainable),
+            "a rollout is too old for the next step, and goes on"
         );
         Ok(())
     }

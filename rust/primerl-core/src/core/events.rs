@@ -1,6 +1,7 @@
 //! One function an event: what it changes by itself. What follows from it is decided in `settle`.
 
 use super::Core;
+use crate::admission::EngineLoad;
 use crate::batch::BatchRequest;
 use crate::deadlines::Due;
 use crate::effect::Effect;
@@ -28,6 +29,7 @@ impl Core {
                 max,
             } => self.lease_requested(request, worker, max),
             Event::RequestDropped { request } => self.request_dropped(request),
+            Event::SamplingStarted { rollout, version } => self.sampling_started(rollout, version),
             Event::TurnFinished { rollout, turn } => self.turn_finished(rollout, turn),
             Event::TurnFailed {
                 rollout,
@@ -38,9 +40,10 @@ impl Core {
                 worker,
                 outcome,
             } => self.rollout_finished(rollout, worker, &outcome),
-            Event::EngineJoined { engine, url } => self.ledger.join(engine, url),
+            Event::EngineJoined { engine, url } => self.engine_joined(engine, url),
             Event::EngineProved { engine, version } => self.engine_proved(engine, version),
             Event::EngineLost { engine, reason } => self.engine_lost(engine, reason),
+            Event::EngineLoad { engine, load } => self.engine_reported(engine, load),
             Event::BatchRequested {
                 request,
                 step,
@@ -155,6 +158,24 @@ impl Core {
         }
     }
 
+    fn engine_joined(&mut self, engine: EngineId, url: String) {
+        self.ledger.join(engine, url);
+        let limit = self.limits.join(engine, &self.config.admission);
+        self.limits.add_up(&self.ledger);
+        self.effects.push(Effect::LimitEngine { engine, limit });
+    }
+
+    fn engine_reported(&mut self, engine: EngineId, load: EngineLoad) {
+        if self.limits.get(engine).is_none() {
+            return self.ignore("load of an unknown engine");
+        }
+        let (in_flight, admission) = (self.rollouts.len(), &self.config.admission);
+        if let Some(limit) = self.limits.report(engine, load, in_flight, admission) {
+            self.limits.add_up(&self.ledger);
+            self.effects.push(Effect::LimitEngine { engine, limit });
+        }
+    }
+
     fn engine_proved(&mut self, engine: EngineId, version: PolicyVersion) {
         if !self.ledger.prove(engine, version) {
             self.warn(format!(
@@ -162,6 +183,7 @@ impl Core {
                  published: it is not used"
             ));
         }
+        self.limits.add_up(&self.ledger);
     }
 
     fn engine_lost(&mut self, engine: EngineId, reason: String) {
@@ -170,5 +192,6 @@ impl Core {
         } else {
             self.ignore("engine_lost of an unknown engine");
         }
+        self.limits.add_up(&self.ledger);
     }
 }

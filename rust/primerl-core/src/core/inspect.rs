@@ -98,7 +98,9 @@ impl Core {
 
     /// Whether a group waits for a cut.
     pub fn is_group_complete(&self, id: GroupId) -> bool {
-        self.groups.get(&id).is_some_and(Group::is_complete)
+        self.groups
+            .get(&id)
+            .is_some_and(|group| group.ready_since.is_some())
     }
 
     /// Rollouts in flight: for training, and of evaluations.
@@ -178,7 +180,8 @@ impl Core {
         if !self.rollouts.is_empty() {
             return None;
         }
-        let queued = self.sites.iter().any(|site| !site.queue.is_empty());
+        let has_work = |site: &super::Site| !site.queue.is_empty() || !site.set_aside.is_empty();
+        let queued = self.sites.iter().any(has_work);
         let evaluates = self.round.is_some();
         Some(
             if self.finished.is_some() || self.next_step.0 > self.config.max_steps && !evaluates {

@@ -2,10 +2,13 @@
 //!
 //! Work is handed out one rollout at a time: to the environment whose oldest queued group is the oldest of all, so that
 //! the curriculum's ratios hold whatever the workers' speeds. A group is begun only when a worker waits and no queued
-//! rollout is for it: the policy is then as fresh as it can be. Evaluations go first.
+//! rollout is for it: the policy is then as fresh as it can be. Evaluations go first, up to their share.
+//!
+//! An environment whose turn it is gets a group although another one's worker waits, or ratios would follow the
+//! workers' speeds. But its places must not stay empty for good: groups that nobody came for during `timeouts.worker`
+//! are set aside, so that others may use their places, and go on when their environment's workers ask again.
 
 use super::{Core, LeaseRequest};
-use crate::admission;
 use crate::curriculum::Draw;
 use crate::deadlines::Due;
 use crate::effect::{Effect, LeasedRollout};
@@ -33,6 +36,8 @@ impl Core {
         let (environment, deadline) =
             (known.environment, self.now + self.config.timeouts.long_poll);
         self.deadlines.set(deadline, Due::Lease(request));
+        let place = self.next_place;
+        self.next_place += 1;
         self.lease_requests.insert(
             request,
             LeaseRequest {
@@ -40,19 +45,20 @@ impl Core {
                 environment,
                 max: max.max(1),
                 deadline,
+                place,
             },
         );
-        self.sites[environment.0 as usize]
-            .requests
-            .push_back(request);
+        let site = &mut self.sites[environment.0 as usize];
+        site.requests.insert(place, request);
+        site.absent = false;
     }
 
     pub(super) fn forget_lease_request(&mut self, request: RequestId) -> Option<LeaseRequest> {
         let lease = self.lease_requests.remove(&request)?;
         self.deadlines.clear(lease.deadline, Due::Lease(request));
-        self.sites[lease.environment.0 as usize]
-            .requests
-            .retain(|waiting| *waiting != request);
+        let site = &mut self.sites[lease.environment.0 as usize];
+        site.requests.remove(&lease.place);
+        site.unasked_since = self.now;
         Some(lease)
     }
 
@@ -106,9 +112,8 @@ impl Core {
             round.environments.keys().copied().collect::<Vec<_>>(),
         );
         for environment in environments {
-            while self.in_flight_evaluation < self.config.max_in_flight() {
-                let Some(request) = self.sites[environment.0 as usize].requests.front().copied()
-                else {
+            while self.evaluation_has_room() {
+                let Some(request) = self.sites[environment.0 as usize].first_request() else {
                     break;
                 };
                 let progress = self
@@ -146,7 +151,7 @@ impl Core {
     }
 
     fn lease_training(&mut self, answers: &mut Answers) {
-        while self.rollouts.len() < self.config.max_in_flight() {
+        while self.training_has_room() {
             let Some((environment, request)) = self.next_served() else {
                 match self.someone_waits_to_train() && self.begin_group() {
                     true => continue,
@@ -154,7 +159,7 @@ impl Core {
                 }
             };
             let queue = &mut self.sites[environment.0 as usize].queue;
-            let (group_id, slot) = queue.pop_front().expect("a served environment has a queue");
+            let (group_id, slot) = queue.pop_first().expect("a served environment has a queue");
             let example = self.groups[&group_id].example;
             let id = self.lease(request, environment, group_id, slot, example, None, answers);
             self.groups
@@ -168,9 +173,9 @@ impl Core {
     fn next_served(&self) -> Option<(EnvironmentId, RequestId)> {
         let servable = self.sites.iter().enumerate().filter_map(|(index, site)| {
             Some((
-                site.queue.front()?.0,
+                site.queue.first()?.0,
                 EnvironmentId(index as u32),
-                *site.requests.front()?,
+                site.first_request()?,
             ))
         });
         servable
@@ -184,22 +189,21 @@ impl Core {
             .any(|(id, _)| self.is_training(id) && !self.sites[id.0 as usize].requests.is_empty())
     }
 
-    pub(super) fn may_begin_group(&self) -> bool {
-        let allowed =
-            admission::groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step);
-        self.groups.len() < allowed
-    }
-
-    /// Draws an example and queues its rollouts, if admission allows.
+    /// Queues the rollouts of another group, if admission allows: of one that was set aside, or of a new one.
     fn begin_group(&mut self) -> bool {
-        if !self.may_begin_group() {
+        if !self.may_begin_group() && !self.set_aside_unasked() {
             return false;
         }
-        let Some(Draw {
-            environment,
-            example,
-            returned,
-        }) = self.curriculum.draw(&self.config)
+        let sites = &self.sites;
+        let present = |environment: EnvironmentId| !sites[environment.0 as usize].absent;
+        let Some(environment) = self.curriculum.turn(present) else {
+            return false;
+        };
+        if let Some(id) = self.sites[environment.0 as usize].set_aside.pop_first() {
+            self.take_up(id);
+            return true;
+        }
+        let Some(Draw { example, returned }) = self.curriculum.draw(environment, &self.config)
         else {
             return false;
         };
@@ -210,10 +214,63 @@ impl Core {
         let size = self.config.group_size as usize;
         self.groups
             .insert(id, Group::new(id, environment, example, size));
-        self.sites[environment.0 as usize]
-            .queue
-            .extend((0..size).map(|slot| (id, slot)));
+        (0..size).for_each(|slot| self.enqueue(id, slot));
         true
+    }
+
+    /// A group that was set aside goes on.
+    fn take_up(&mut self, id: GroupId) {
+        let slots: Vec<usize> = self.groups[&id].queued().collect();
+        slots.into_iter().for_each(|slot| self.enqueue(id, slot));
+        if self.config.max_async_level == 0 {
+            self.void_off_policy(id);
+        }
+    }
+
+    /// Makes a slot wait for a worker.
+    pub(super) fn enqueue(&mut self, id: GroupId, slot: usize) {
+        let environment = self.groups[&id].environment;
+        let site = &mut self.sites[environment.0 as usize];
+        if site.set_aside.contains(&id) {
+            return;
+        }
+        if site.queue.is_empty() {
+            site.unasked_since = self.now;
+        }
+        site.queue.insert((id, slot));
+    }
+
+    /// Sets aside what environments have queued that nobody asked for during `timeouts.worker`. A group of which a
+    /// rollout is in flight stays. Returns whether that made room for another group.
+    fn set_aside_unasked(&mut self) -> bool {
+        let patience = self.config.timeouts.worker;
+        for index in 0..self.sites.len() {
+            let site = &self.sites[index];
+            let unasked = self.now.since(site.unasked_since);
+            if site.queue.is_empty() || !site.requests.is_empty() || unasked < patience {
+                continue;
+            }
+            let idle = |id: &GroupId| self.groups[id].in_flight_count() == 0;
+            let mut groups: Vec<GroupId> = site.queue.iter().map(|(id, _)| *id).collect();
+            groups.dedup();
+            groups.retain(idle);
+            if groups.is_empty() {
+                continue;
+            }
+            let site = &mut self.sites[index];
+            site.queue
+                .retain(|(id, _)| groups.binary_search(id).is_err());
+            site.absent = true;
+            site.set_aside.extend(&groups);
+            self.losses.groups_set_aside += groups.len() as u64;
+            let (name, seconds) = (&self.config.environments[index].name, unasked.as_secs_f64());
+            self.warn(format!(
+                "{} groups of environment {name:?} are set aside: its workers have not asked for rollouts for \
+                 {seconds:.0} s, and other environments' wait; they go on when one asks",
+                groups.len()
+            ));
+        }
+        self.may_begin_group()
     }
 
     /// Numbers for that many new groups; returns the first.
@@ -253,7 +310,7 @@ impl Core {
             deadline,
         };
         self.rollouts
-            .insert(id, Rollout::leased(lease, &mut self.counters));
+            .insert(id, Box::new(Rollout::leased(lease, &mut self.counters)));
         self.deadlines.set(deadline, Due::Rollout(id));
         self.sites[environment.0 as usize].in_flight += 1;
         self.workers

@@ -11,19 +11,22 @@ mod check;
 mod events;
 mod inspect;
 mod leases;
+mod losses;
 mod policies;
 mod reasons;
 mod report;
 mod restart;
 mod rollouts;
+mod room;
 mod workers;
 
 pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
 pub use restart::{OpenRollout, OpenWorker};
 
+use crate::admission::Limits;
 use crate::batch::Batches;
 use crate::config::{Config, ConfigError, Role};
-use crate::counters::Counters;
+use crate::counters::{Counters, Losses};
 use crate::curriculum::Curriculum;
 use crate::deadlines::{Deadlines, Due};
 use crate::effect::{CancelReason, Effect};
@@ -33,24 +36,34 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::Interval;
 use crate::policy::Ledger;
-use crate::rollout::Rollout;
+use crate::rollout::{Remains, Rollout};
 use crate::time::Time;
 use crate::waits::Waits;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ended rollouts that an event frees on its way.
+const FREED_PER_EVENT: usize = 32;
 
 /// What the core knows of one environment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Site {
     examples: Option<u32>,
-    /// Slots of training groups that wait for a worker.
-    queue: VecDeque<(GroupId, usize)>,
-    /// Lease requests that wait, oldest first.
-    requests: VecDeque<RequestId>,
+    /// Slots of training groups that wait for a worker. The oldest group is served first, so retries go before what
+    /// was drawn later.
+    queue: BTreeSet<(GroupId, usize)>,
+    /// Lease requests that wait, by their order of arrival.
+    requests: BTreeMap<u64, RequestId>,
     in_flight: usize,
     workers: usize,
+    /// When work last waited for a worker without one asking: since then nobody has asked.
+    unasked_since: Time,
+    /// Nobody came for its work for too long: it gives up its turns until a worker asks.
+    absent: bool,
+    /// Groups taken out of the queue meanwhile. They hold no place; they go on when the environment has its turn.
+    set_aside: BTreeSet<GroupId>,
     /// Training groups dropped since the last one that was completed.
     failed_groups: u32,
 }
@@ -69,6 +82,8 @@ struct LeaseRequest {
     environment: EnvironmentId,
     max: u32,
     deadline: Time,
+    /// Its place in its environment's queue of requests.
+    place: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -88,13 +103,23 @@ pub struct Core {
     /// Training groups begun and not cut.
     groups: BTreeMap<GroupId, Group>,
     /// Complete groups, in the order in which they became so.
-    ready: VecDeque<GroupId>,
-    /// In flight.
-    rollouts: BTreeMap<RolloutId, Rollout>,
+    ready: BTreeSet<(u64, GroupId)>,
+    next_ready: u64,
+    /// In flight. Boxed: a tree moves its entries about.
+    rollouts: BTreeMap<RolloutId, Box<Rollout>>,
+    /// Training rollouts that have sampled something, in flight or finished and not cut, by their oldest version; and
+    /// where they belong.
+    by_age: BTreeMap<(PolicyVersion, RolloutId), (GroupId, usize)>,
     in_flight_evaluation: usize,
+    /// Cancelled together with many others; freed a few at a time, for that takes longer than all the rest. No part of
+    /// the state: a snapshot leaves it out.
+    #[serde(skip)]
+    remains: Vec<Remains>,
     workers: BTreeMap<WorkerId, Worker>,
     lease_requests: BTreeMap<RequestId, LeaseRequest>,
+    next_place: u64,
     ledger: Ledger,
+    limits: Limits,
     round: Option<Round>,
     /// Versions up to this one have had their evaluation.
     evaluated: Option<PolicyVersion>,
@@ -102,14 +127,13 @@ pub struct Core {
     batches: Batches,
     trainer: Trainer,
     counters: Counters,
-    groups_dropped: u64,
+    losses: Losses,
     last_cut: Interval,
     next_group: u64,
     next_rollout: u64,
     next_worker: u64,
     deadlines: Deadlines,
     waits: Waits,
-    failures: BTreeMap<String, u64>,
     ignored: BTreeMap<String, u64>,
     finished: Option<String>,
     /// It is over because it failed.
@@ -136,26 +160,30 @@ impl Core {
                 .map(|_| Site::default())
                 .collect(),
             groups: BTreeMap::new(),
-            ready: VecDeque::new(),
+            ready: BTreeSet::new(),
+            next_ready: 0,
             rollouts: BTreeMap::new(),
+            by_age: BTreeMap::new(),
             in_flight_evaluation: 0,
+            remains: Vec::new(),
             workers: BTreeMap::new(),
             lease_requests: BTreeMap::new(),
+            next_place: 0,
             ledger: Ledger::default(),
+            limits: Limits::default(),
             round: None,
             evaluated: None,
             next_step: Step(1),
             batches: Batches::default(),
             trainer: Trainer::default(),
             counters: Counters::default(),
-            groups_dropped: 0,
+            losses: Losses::default(),
             last_cut: Interval::default(),
             next_group: 0,
             next_rollout: 0,
             next_worker: 0,
             deadlines: Deadlines::default(),
             waits: Waits::default(),
-            failures: BTreeMap::new(),
             ignored: BTreeMap::new(),
             finished: None,
             failed: false,
@@ -179,6 +207,8 @@ impl Core {
         if let Err(broken) = self.check() {
             panic!("an invariant of the core is broken: {broken}");
         }
+        let kept = self.remains.len().saturating_sub(FREED_PER_EVENT);
+        self.remains.truncate(kept);
         std::mem::take(&mut self.effects)
     }
 
@@ -190,6 +220,11 @@ impl Core {
     /// How rollouts ended so far.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// What was lost so far, and why.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     /// Why weights that are published now would not be used.

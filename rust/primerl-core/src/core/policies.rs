@@ -147,10 +147,10 @@ impl Core {
         self.close_round(CancelReason::Timeout);
     }
 
-    pub(super) fn evaluation_rollout_finished(&mut self, rollout: Rollout, outcome: &Outcome) {
+    pub(super) fn evaluation_rollout_finished(&mut self, rollout: Box<Rollout>, outcome: &Outcome) {
         let score = match rollout.score(outcome) {
             Ok(score) => score,
-            Err(error) => return self.fail(rollout, Ended::Failed, &error),
+            Err(error) => return self.fail(rollout, &error),
         };
         if let Some(progress) = self
             .round
@@ -163,7 +163,11 @@ impl Core {
         rollout.end(Ended::Evaluated, &mut self.counters);
     }
 
-    pub(super) fn evaluation_rollout_failed(&mut self, rollout: Rollout, error: &RolloutError) {
+    pub(super) fn evaluation_rollout_failed(
+        &mut self,
+        rollout: Box<Rollout>,
+        error: &RolloutError,
+    ) {
         let (id, environment, example) = (rollout.id, rollout.environment, rollout.example);
         rollout.end(Ended::Failed, &mut self.counters);
         let progress = self
@@ -181,7 +185,7 @@ impl Core {
         }
     }
 
-    pub(super) fn give_back_evaluation(&mut self, rollout: Rollout) {
+    pub(super) fn give_back_evaluation(&mut self, rollout: Box<Rollout>) {
         let progress = self
             .round
             .as_mut()

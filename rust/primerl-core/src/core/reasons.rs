@@ -8,13 +8,13 @@ use crate::ids::*;
 use crate::status::Wait;
 use crate::time::Duration;
 use crate::waits::{Armed, Key};
-use std::collections::BTreeMap;
 
 impl Core {
     /// Why no rollout can be leased to a worker of this environment.
     pub(super) fn why_no_lease(&self, environment: EnvironmentId) -> String {
         if !self.is_training(environment) {
             return match &self.round {
+                Some(_) if !self.evaluation_has_room() => self.why_no_room(),
                 Some(round) => format!(
                     "every rollout of the evaluation of version {} is handed out",
                     round.version
@@ -28,22 +28,36 @@ impl Core {
         if let Some(why) = self.why_no_training() {
             return why;
         }
-        if self.rollouts.len() >= self.config.max_in_flight() {
-            return format!(
-                "{} rollouts are in flight, the most allowed",
-                self.rollouts.len()
-            );
+        if !self.training_has_room() {
+            return self.why_no_room();
         }
         if !self.may_begin_group() {
             let last =
                 admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
             return format!(
                 "{} groups are under way, as many as may be trained before {} is proved (up to step {last})",
-                self.groups.len(),
+                self.groups_under_way(),
                 self.next_version(),
             );
         }
         "what there is to do is for other environments".to_owned()
+    }
+
+    fn why_no_room(&self) -> String {
+        let (in_flight, limit) = (self.rollouts.len(), self.in_flight_limit());
+        let bound = match (self.limits.allowed(), self.config.max_in_flight()) {
+            (0, _) => return format!("no engine serves: {}", self.engines_in_words()),
+            (engines, batch) if engines < batch => "by the limits of the engines that serve",
+            _ => "by oversampling_factor * batch_size",
+        };
+        if in_flight >= limit {
+            return format!("{in_flight} rollouts are in flight, the most allowed {bound}");
+        }
+        format!(
+            "{in_flight} rollouts are in flight, {} of them of evaluations; the rest of the {limit} allowed {bound} is \
+             kept for the other class by admission.evaluation_share",
+            self.in_flight_evaluation
+        )
     }
 
     /// What the batch of `step` waits for.
@@ -77,6 +91,15 @@ impl Core {
                 words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
             }
             words.push_str(&self.filtered_in_words(id));
+            let site = &self.sites[id.0 as usize];
+            if !site.set_aside.is_empty() {
+                let seconds = self.now.since(site.unasked_since).as_secs_f64();
+                words.push_str(&format!(
+                    "; {} groups of environment {:?} are set aside, its workers have not asked for rollouts for {seconds:.0} s",
+                    site.set_aside.len(),
+                    self.name(id)
+                ));
+            }
         }
         if !self.ledger.has_live_engine() {
             words.push_str(&format!(
@@ -132,28 +155,28 @@ impl Core {
     }
 
     /// Who waits for what at this moment, and after which span that is worth a warning.
-    fn current_waits(&self) -> BTreeMap<Key, Duration> {
-        let mut waits = BTreeMap::new();
+    fn current_waits(&self) -> Vec<(Key, Duration)> {
+        let mut waits = Vec::new();
         if self.finished.is_some() {
             return waits;
         }
         let timeouts = &self.config.timeouts;
         if !self.ledger.has_live_engine() {
-            waits.insert(Key::NoEngine, timeouts.worker);
+            waits.push((Key::NoEngine, timeouts.worker));
         }
         for (id, engine) in self.ledger.engines() {
             if let Some(version) = engine.updating {
-                waits.insert(Key::EngineUpdate(*id, version), timeouts.weights);
+                waits.push((Key::EngineUpdate(*id, version), timeouts.weights));
             }
         }
         for (id, _) in self.config.environment_ids() {
             let site = &self.sites[id.0 as usize];
             if site.in_flight == 0 && site.requests.is_empty() && self.has_work(id) {
-                waits.insert(Key::NoWorker(id), timeouts.worker);
+                waits.push((Key::NoWorker(id), timeouts.worker));
             }
         }
         if let Some(key) = self.trainer_owes() {
-            waits.insert(key, timeouts.weights);
+            waits.push((key, timeouts.weights));
         }
         waits
     }
@@ -169,7 +192,10 @@ impl Core {
         }
         let site = &self.sites[environment.0 as usize];
         self.next_step.0 <= self.config.max_steps
-            && (site.examples.is_none() || !site.queue.is_empty() || self.may_begin_group())
+            && (site.examples.is_none()
+                || !site.queue.is_empty()
+                || !site.set_aside.is_empty()
+                || self.may_begin_group())
     }
 
     fn trainer_owes(&self) -> Option<Key> {
@@ -194,7 +220,8 @@ impl Core {
 
     pub(super) fn warn_of_wait(&mut self, key: Key) {
         // It may have ended with the event that let its deadline pass.
-        let Some(span) = self.current_waits().get(&key).copied() else {
+        let mut current = self.current_waits().into_iter();
+        let Some((_, span)) = current.find(|(other, _)| *other == key) else {
             return;
         };
         let Some(since) = self.waits.rearm(key, span, self.now, &mut self.deadlines) else {

@@ -17,6 +17,7 @@ impl Core {
             },
             rollouts: RolloutStatus {
                 in_flight: self.rollouts.len() as u64,
+                limit: self.in_flight_limit() as u64,
                 in_flight_evaluation: self.in_flight_evaluation as u64,
                 finished: self.finished_rollouts() as u64,
                 queued: self
@@ -30,7 +31,8 @@ impl Core {
                 ready: self.ready.len(),
                 needed: self.config.groups_per_batch(),
                 live: self.groups.len(),
-                dropped: self.groups_dropped,
+                dropped: self.losses.groups_dropped,
+                set_aside: self.groups_set_aside(),
             },
             trainer: TrainerStatus {
                 waiting: !self.batches.requests.is_empty(),
@@ -49,7 +51,9 @@ impl Core {
             waits: self.all_waits(),
             evaluations: self.evaluation_status(),
             last_step: self.batches.last_metrics().cloned(),
-            failures: self.failures.clone(),
+            failures: self.losses.failed.clone(),
+            cancelled: self.losses.cancelled.clone(),
+            voided: self.losses.voided.clone(),
             ignored: self.ignored.clone(),
         }
     }
@@ -62,6 +66,7 @@ impl Core {
             examples: site.examples,
             workers: site.workers,
             queued: self.queued(environment),
+            set_aside: site.set_aside.len(),
             in_flight: site.in_flight,
         }
     }
@@ -72,6 +77,8 @@ impl Core {
             version: engine.proved,
             updating: engine.updating,
             lost: engine.lost.clone(),
+            limit: self.limits.get(*id).map(|limited| limited.limit),
+            load: self.limits.get(*id).and_then(|limited| limited.load),
         };
         self.ledger.engines().iter().map(status).collect()
     }

@@ -101,9 +101,12 @@ impl Core {
     pub fn fingerprint(&self) -> String {
         let mut core = self.clone();
         // How it is stored depends on how it came to be; what it draws does not.
-        let drawn: Vec<_> = (0..50)
-            .map(|_| core.curriculum.draw(&core.config))
-            .collect();
+        core.remains.clear();
+        let mut draw = || {
+            let environment = core.curriculum.turn(|_| true)?;
+            core.curriculum.draw(environment, &core.config)
+        };
+        let drawn: Vec<_> = (0..50).map(|_| draw()).collect();
         core.curriculum = crate::curriculum::Curriculum::new(&core.config);
         // Where the generator is in its block depends on how it was read; where it is in its stream does not.
         let position = (self.rng.get_seed(), self.rng.get_word_pos());
@@ -191,5 +194,6 @@ impl Core {
             self.worker_seen(worker);
         }
         self.ledger.lose_all(RESTARTED);
+        self.limits.add_up(&self.ledger);
     }
 }

@@ -1,38 +1,62 @@
-//! Rollouts in flight: turns, reports, deadlines; what becomes of their groups.
+//! Rollouts in flight: turns, reports, deadlines; when a group is complete.
 
 use super::Core;
-use crate::counters::{Ended, VoidReason};
+use crate::counters::VoidReason;
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
-use crate::event::{Outcome, RolloutError};
-use crate::group::Slot;
+use crate::event::Outcome;
 use crate::ids::*;
-use crate::policy::too_many_policies;
+use crate::policy::{oldest_trainable, too_many_policies};
 use crate::rollout::{Rollout, error};
 use crate::turn::Turn;
-
-/// So many dropped groups in a row end the run, or a whole batch of them where that is more.
-const FAILED_GROUPS_AT_LEAST: u32 = 8;
 
 impl Core {
     pub(super) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
         let Some(rollout) = self.rollouts.get_mut(&id) else {
             return self.ignore("turn of a rollout that is over");
         };
+        let before = rollout.oldest();
         let policies = rollout.record(turn);
-        if rollout.evaluates.is_none()
-            && too_many_policies(policies, self.config.max_off_policy_steps)
-        {
-            let rollout = self.cancel(id, CancelReason::Stale);
-            let message = format!("{policies} policies contributed to one rollout");
-            self.fail(rollout, Ended::Stale, &error("stale", message));
+        self.aged(id, before, policies);
+    }
+
+    pub(super) fn sampling_started(&mut self, id: RolloutId, version: PolicyVersion) {
+        let Some(rollout) = self.rollouts.get_mut(&id) else {
+            return self.ignore("start of a turn of a rollout that is over");
+        };
+        let before = rollout.oldest();
+        rollout.begin(version);
+        self.aged(id, before, 1);
+    }
+
+    /// Looks at a rollout in flight that so many policies have contributed to, and that was as old as `before`.
+    fn aged(&mut self, id: RolloutId, before: Option<PolicyVersion>, policies: usize) {
+        let Some(rollout) = self.rollouts.get(&id) else {
+            return;
+        };
+        if rollout.evaluates.is_some() {
+            return;
+        }
+        let (oldest, group, slot) = (rollout.oldest(), rollout.group, rollout.slot);
+        if before != oldest {
+            if let Some(before) = before {
+                self.by_age.remove(&(before, id));
+            }
+            if let Some(oldest) = oldest {
+                self.note_age(id, group, slot, oldest);
+            }
+        }
+        if too_many_policies(policies, self.config.max_off_policy_steps) {
+            self.cancel_stale(id, CancelReason::TooManyPolicies);
+        } else if self.is_too_old(oldest) {
+            self.cancel_stale(id, CancelReason::TooOld);
         }
     }
 
     /// Only counted: the environment is told by its own request, and decides whether it goes on.
     pub(super) fn turn_failed(&mut self, rollout: RolloutId) {
         match self.rollouts.contains_key(&rollout) {
-            true => *self.failures.entry("turn".to_owned()).or_default() += 1,
+            true => self.losses.failed("turn"),
             false => self.ignore("failed turn of a rollout that is over"),
         }
     }
@@ -51,8 +75,9 @@ impl Core {
             return self.evaluation_rollout_finished(rollout, outcome);
         }
         match rollout.finish(outcome) {
-            Ok(()) => self.complete(rollout),
-            Err(error) => self.fail(rollout, Ended::Failed, &error),
+            Ok(()) if self.is_too_old(rollout.oldest()) => self.void_at_its_end(rollout),
+            Ok(()) => self.finish(rollout),
+            Err(error) => self.fail(rollout, &error),
         }
     }
 
@@ -62,185 +87,51 @@ impl Core {
         }
         let rollout = self.cancel(id, CancelReason::Timeout);
         let seconds = self.config.timeouts.rollout.as_secs_f64();
-        self.fail(
-            rollout,
-            Ended::Failed,
-            &error(
-                "timeout",
-                format!("not ended {seconds} s after it was leased"),
-            ),
-        );
+        let message = format!("not ended {seconds} s after it was leased");
+        self.fail(rollout, &error("timeout", message));
     }
 
-    /// Takes a rollout out of flight, and tells the gateway and the worker. The caller ends it.
-    pub(super) fn cancel(&mut self, id: RolloutId, reason: CancelReason) -> Rollout {
-        let rollout = self.take(id);
-        let worker = (reason != CancelReason::WorkerLost).then_some(rollout.worker);
-        self.effects.push(Effect::CancelRollout {
-            rollout: id,
-            worker,
-            reason,
-        });
-        self.effects.push(Effect::RolloutClosed { rollout: id });
-        rollout
+    /// Whether the next step to be cut may not train what this version sampled.
+    fn is_too_old(&self, oldest: Option<PolicyVersion>) -> bool {
+        let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
+        oldest.is_some_and(|oldest| oldest < trainable)
     }
 
-    /// Ends a rollout that came to nothing; its slot is tried again, or its group dropped.
-    pub(super) fn fail(&mut self, rollout: Rollout, ended: Ended, error: &RolloutError) {
-        if ended == Ended::Failed {
-            *self.failures.entry(error.kind.clone()).or_default() += 1;
-            self.effects.push(Effect::RolloutFailed {
-                rollout: rollout.id,
-                error: error.clone(),
-            });
+    fn finish(&mut self, rollout: Box<Rollout>) {
+        let id = rollout.group;
+        if let Some(oldest) = rollout.oldest() {
+            self.note_age(rollout.id, id, rollout.slot, oldest);
         }
-        let (id, group_id, slot, environment) =
-            (rollout.id, rollout.group, rollout.slot, rollout.environment);
-        if rollout.evaluates.is_some() {
-            return self.evaluation_rollout_failed(rollout, error);
-        }
-        rollout.end(ended, &mut self.counters);
-        let max_retries = self.config.environment(environment).max_retries;
-        let Some(group) = self.groups.get_mut(&group_id) else {
+        let group = self.groups.get_mut(&id);
+        group
+            .expect("a rollout in flight has a live group")
+            .finish(rollout);
+        self.complete_if_whole(id);
+    }
+
+    /// Puts a group whose last slot has come to its end among the ready ones.
+    pub(super) fn complete_if_whole(&mut self, id: GroupId) {
+        let (limit, min_size) = (self.config.seq_len, self.config.min_group_size());
+        let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        if group.fail(slot, id, max_retries) {
-            self.sites[environment.0 as usize]
-                .queue
-                .push_front((group_id, slot));
-        } else {
-            let RolloutError { kind, message } = error;
-            let why = format!(
-                "a rollout failed {} times, last with {kind}: {message}",
-                max_retries + 1
-            );
-            self.drop_failed_group(group_id, environment, VoidReason::GroupDropped, &why);
-        }
-    }
-
-    /// Ends a rollout whose worker is gone, and queues its slot again.
-    pub(super) fn give_back(&mut self, rollout: Rollout) {
-        if rollout.evaluates.is_some() {
-            return self.give_back_evaluation(rollout);
-        }
-        let (id, group_id, slot, environment) =
-            (rollout.id, rollout.group, rollout.slot, rollout.environment);
-        rollout.end(Ended::Cancelled, &mut self.counters);
-        let Some(group) = self.groups.get_mut(&group_id) else {
-            return;
-        };
-        if group.lose(slot, id) {
-            self.sites[environment.0 as usize]
-                .queue
-                .push_front((group_id, slot));
-        } else {
-            self.drop_failed_group(
-                group_id,
-                environment,
-                VoidReason::GroupDropped,
-                "one of its rollouts was lost with its worker too often",
-            );
-        }
-    }
-
-    /// Drops a group that came to nothing. An environment of which nothing else comes ends the run: replacing its
-    /// groups for ever would be a hang with a busy machine.
-    fn drop_failed_group(
-        &mut self,
-        id: GroupId,
-        environment: EnvironmentId,
-        finished_as: VoidReason,
-        why: &str,
-    ) {
-        self.drop_group(id, finished_as, why);
-        let site = &mut self.sites[environment.0 as usize];
-        site.failed_groups += 1;
-        let failed = site.failed_groups;
-        let groups_per_batch = self.config.batch_size / self.config.group_size;
-        if failed >= groups_per_batch.max(FAILED_GROUPS_AT_LEAST) {
-            let name = self.name(environment);
-            self.hopeless = Some(format!(
-                "environment {name:?}: the last {failed} groups were dropped and none was completed; the last because {why}"
-            ));
-        }
-    }
-
-    /// Drops a group: what is in flight is cancelled, what had finished ends as `finished_as`. Its place is free.
-    pub(super) fn drop_group(&mut self, id: GroupId, finished_as: VoidReason, why: &str) {
-        let Some(group) = self.groups.remove(&id) else {
-            return;
-        };
-        self.groups_dropped += 1;
-        self.effects.push(Effect::GroupDropped {
-            group: id,
-            reason: finished_as,
-            why: why.to_owned(),
-        });
-        self.ready.retain(|ready| *ready != id);
-        let (name, example) = (self.name(group.environment).to_owned(), group.example);
-        self.warn(format!(
-            "group {id} (example {example} of environment {name:?}) was dropped: {why}"
-        ));
-        self.sites[group.environment.0 as usize]
-            .queue
-            .retain(|(queued, _)| *queued != id);
-        for slot in group.slots {
-            match slot {
-                Slot::Queued => {}
-                Slot::InFlight(rollout) => {
-                    let rollout = self.cancel(rollout, CancelReason::GroupDropped);
-                    rollout.end(Ended::Cancelled, &mut self.counters);
-                }
-                Slot::Finished(rollout) => self.void(*rollout, finished_as),
-            }
-        }
-    }
-
-    /// At the end of the run: groups that will not be cut. Nothing is in flight any more.
-    pub(super) fn discard_groups(&mut self) {
-        self.ready.clear();
-        self.sites.iter_mut().for_each(|site| site.queue.clear());
-        for slot in std::mem::take(&mut self.groups)
-            .into_values()
-            .flat_map(|group| group.slots)
-        {
-            if let Slot::Finished(rollout) = slot {
-                self.void(*rollout, VoidReason::RunFinished);
-            }
-        }
-    }
-
-    /// Ends a finished rollout that is not trained.
-    pub(super) fn void(&mut self, rollout: Rollout, reason: VoidReason) {
-        let id = rollout.id;
-        rollout.end(reason.ended(), &mut self.counters);
-        self.effects.push(Effect::RolloutVoided {
-            rollout: id,
-            reason,
-        });
-    }
-
-    fn complete(&mut self, rollout: Rollout) {
-        let (id, environment) = (rollout.group, rollout.environment);
-        let limit = self.config.seq_len as usize;
-        let group = self
-            .groups
-            .get_mut(&id)
-            .expect("a rollout in flight has a live group");
-        group.finish(rollout);
-        if !group.is_complete() {
+        if !group.is_complete(min_size) {
             return;
         }
-        let fits = group
-            .finished()
-            .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit));
+        let environment = group.environment;
+        let fits = group.fits(limit);
         let is_trained = self.file_example(id);
-        if fits {
+        if fits && !is_trained {
             self.sites[environment.0 as usize].failed_groups = 0;
-            match is_trained {
-                true => self.ready.push_back(id),
-                false => self.filter_group(id),
+            self.filter_group(id);
+        } else if fits {
+            let since = self.next_ready;
+            self.next_ready += 1;
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.ready_since = Some(since);
             }
+            self.ready.insert((since, id));
+            self.sites[environment.0 as usize].failed_groups = 0;
         } else {
             let why = format!(
                 "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
@@ -249,7 +140,8 @@ impl Core {
         }
     }
 
-    fn take(&mut self, id: RolloutId) -> Rollout {
+    /// Takes a rollout out of flight.
+    pub(super) fn take(&mut self, id: RolloutId) -> Box<Rollout> {
         let rollout = self
             .rollouts
             .remove(&id)
@@ -261,6 +153,8 @@ impl Core {
         }
         if rollout.evaluates.is_some() {
             self.in_flight_evaluation -= 1;
+        } else {
+            self.forget_age(&rollout);
         }
         rollout
     }

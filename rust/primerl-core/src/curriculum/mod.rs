@@ -50,7 +50,6 @@ struct Source {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Curriculum {
     sources: Vec<Source>,
-    total_ratio: f64,
     rng: ChaCha8Rng,
     steps: VecDeque<BufferStep>,
 }
@@ -58,7 +57,6 @@ pub struct Curriculum {
 /// What a group is begun with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
-    pub environment: EnvironmentId,
     pub example: ExampleIndex,
     /// No example with weight was left, so all of the environment were made normal, so many times by now.
     pub returned: Option<u64>,
@@ -76,12 +74,10 @@ impl Curriculum {
                 examples: None,
             })
             .collect();
-        let total_ratio = sources.iter().map(|source| source.ratio).sum();
         let mut rng = ChaCha8Rng::seed_from_u64(config.buffer.seed.unwrap_or(config.seed));
         rng.set_stream(STREAM);
         Curriculum {
             sources,
-            total_ratio,
             rng,
             steps: VecDeque::new(),
         }
@@ -111,26 +107,38 @@ impl Curriculum {
             .map(|source| source.environment)
     }
 
-    /// The next example, or `None` while an environment is [`Curriculum::missing`].
-    pub fn draw(&mut self, config: &Config) -> Option<Draw> {
+    /// Whose turn it is among the environments that `may` have one, or `None` while an environment is
+    /// [`Curriculum::missing`] or none may. One that may not gives its turn up: it has nothing to catch up with later.
+    pub fn turn(&mut self, may: impl Fn(EnvironmentId) -> bool) -> Option<EnvironmentId> {
         if self.missing().is_some() {
             return None;
         }
-        self.sources
-            .iter_mut()
-            .for_each(|source| source.credit += source.ratio);
-        let mut richest = 0;
-        for index in 1..self.sources.len() {
-            if self.sources[index].credit > self.sources[richest].credit {
-                richest = index;
+        let mut total = 0.0;
+        let mut richest: Option<usize> = None;
+        for index in 0..self.sources.len() {
+            let source = &mut self.sources[index];
+            if !may(source.environment) {
+                continue;
+            }
+            source.credit += source.ratio;
+            total += source.ratio;
+            let credit = source.credit;
+            if richest.is_none_or(|richest| credit > self.sources[richest].credit) {
+                richest = Some(index);
             }
         }
-        let source = &mut self.sources[richest];
-        source.credit -= self.total_ratio;
+        let source = &mut self.sources[richest?];
+        source.credit -= total;
+        Some(source.environment)
+    }
+
+    /// The environment's next example; `None` for one that does not train or has listed none.
+    pub fn draw(&mut self, environment: EnvironmentId, config: &Config) -> Option<Draw> {
+        let mut sources = self.sources.iter_mut();
+        let source = sources.find(|source| source.environment == environment)?;
         let examples = source.examples.as_mut()?;
         let (example, returned) = examples.draw(&config.buffer, &mut self.rng)?;
         Some(Draw {
-            environment: source.environment,
             example: ExampleIndex(example),
             returned,
         })

@@ -8,8 +8,9 @@ fn filtering() -> Config {
 }
 
 fn drawn(curriculum: &mut Curriculum, config: &Config) -> (EnvironmentId, ExampleIndex) {
-    let draw = curriculum.draw(config).expect("all are ready");
-    (draw.environment, draw.example)
+    let environment = curriculum.turn(|_| true).expect("all are ready");
+    let draw = curriculum.draw(environment, config).expect("it trains");
+    (environment, draw.example)
 }
 
 #[test]
@@ -22,7 +23,7 @@ fn environments_take_turns_by_ratio() {
     let mut curriculum = Curriculum::new(&config);
     for index in 0..3 {
         assert_eq!(curriculum.missing(), Some(EnvironmentId(index)));
-        assert_eq!(curriculum.draw(&config), None);
+        assert_eq!(curriculum.turn(|_| true), None);
         curriculum.set_examples(EnvironmentId(index), 10);
     }
     for _ in 0..5 {
@@ -94,4 +95,24 @@ fn the_movement_of_the_last_steps_is_remembered() {
     assert_eq!(report.steps.len(), 1000);
     assert_eq!(report.steps[0].step, Step(4));
     assert_eq!(report.steps[999].environments[0].pools.normal, 5);
+}
+
+#[test]
+fn an_environment_that_gives_its_turns_up_has_nothing_to_catch_up_with() {
+    let mut config = config();
+    config.environments = vec![environment("a"), environment("b"), environment("c")];
+    config.environments[2].ratio = 2.0;
+    let mut curriculum = Curriculum::new(&config);
+    (0..3).for_each(|index| curriculum.set_examples(EnvironmentId(index), 10));
+    let mut counts = |turns, without: Option<u32>| {
+        let mut counts = [0; 3];
+        for _ in 0..turns {
+            let environment = curriculum.turn(|environment| Some(environment.0) != without);
+            counts[environment.expect("some may").0 as usize] += 1;
+        }
+        counts
+    };
+    assert_eq!(counts(30, Some(1)), [10, 0, 20]);
+    assert_eq!(counts(40, None), [10, 10, 20]);
+    assert_eq!(curriculum.turn(|_| false), None);
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{outcome, trace, turn};
 
-fn rollout() -> Rollout {
+fn rollout() -> Box<Rollout> {
     let lease = Lease {
         id: RolloutId(1),
         group: GroupId(2),
@@ -12,10 +12,10 @@ fn rollout() -> Rollout {
         worker: WorkerId(4),
         deadline: Time(5),
     };
-    Rollout::leased(lease, &mut Counters::default())
+    Box::new(Rollout::leased(lease, &mut Counters::default()))
 }
 
-fn with_turns(turns: impl IntoIterator<Item = Turn>) -> Rollout {
+fn with_turns(turns: impl IntoIterator<Item = Turn>) -> Box<Rollout> {
     let mut rollout = rollout();
     turns.into_iter().for_each(|turn| {
         rollout.record(turn);

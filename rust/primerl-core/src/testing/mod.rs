@@ -4,9 +4,10 @@ pub mod observer;
 pub mod simulator;
 
 use crate::config::{
-    Algorithm, Buffer, Config, Environment, Evaluation, FlopsModel, Role, Timeouts,
+    Admission, Algorithm, Buffer, Config, Environment, Evaluation, FlopsModel, Role, Timeouts,
 };
 use crate::event::{Outcome, Trace};
+use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
 use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
@@ -18,12 +19,15 @@ pub fn config() -> Config {
         max_steps: 3,
         batch_size: 4,
         group_size: 2,
+        min_group_size: None,
+        group_on_cancel: OnCancel::Refill,
         seq_len: 64,
         data_ranks: 1,
         max_async_level: 1,
         max_off_policy_steps: 2,
         oversampling_factor: 1.0,
         spool_steps: 100,
+        admission: Admission::default(),
         algorithm: Algorithm::Grpo {
             normalize_std: false,
             shuffle_advantages: false,

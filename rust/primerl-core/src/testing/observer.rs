@@ -1,7 +1,9 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
+mod limits;
+
 use crate::config::{Config, Role};
-use crate::effect::{Effect, EvaluationReport, LeasedRollout};
+use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
 use crate::event::{Event, Outcome};
 use crate::ids::*;
 use crate::pack::{MicroBatch, PackedBatch};
@@ -36,9 +38,20 @@ pub struct Observer {
     /// Rewards of the rollouts that went well, by group.
     rewards: BTreeMap<GroupId, Vec<f64>>,
     proved: Option<PolicyVersion>,
+    /// Engines that proved something since they joined last.
+    serving: BTreeSet<EngineId>,
+    limits: BTreeMap<EngineId, u32>,
+    in_flight: usize,
+    in_flight_evaluation: usize,
+    pub most_in_flight: usize,
+    pub cancelled: BTreeMap<CancelReason, u64>,
     waiting: BTreeMap<RequestId, Time>,
     pub batches: BTreeMap<Step, PackedBatch>,
     kept_from: Step,
+    /// When each step was cut, and when each evaluation ended.
+    pub cut_at: Vec<Time>,
+    pub evaluated_at: Vec<Time>,
+    now: Time,
     pub evaluations: Vec<EvaluationReport>,
     pub warnings: Vec<String>,
     pub finished: Option<String>,
@@ -54,9 +67,18 @@ impl Observer {
             leased: BTreeMap::new(),
             rewards: BTreeMap::new(),
             proved: None,
+            serving: BTreeSet::new(),
+            limits: BTreeMap::new(),
+            in_flight: 0,
+            in_flight_evaluation: 0,
+            most_in_flight: 0,
+            cancelled: BTreeMap::new(),
             waiting: BTreeMap::new(),
             batches: BTreeMap::new(),
             kept_from: Step(1),
+            cut_at: Vec::new(),
+            evaluated_at: Vec::new(),
+            now: Time::default(),
             evaluations: Vec::new(),
             warnings: Vec::new(),
             finished: None,
@@ -64,6 +86,7 @@ impl Observer {
     }
 
     pub fn saw_event(&mut self, event: &Event, now: Time) {
+        self.now = now;
         match event {
             Event::LeaseRequested { request, .. } | Event::BatchRequested { request, .. } => {
                 self.waiting.insert(*request, now);
@@ -74,7 +97,14 @@ impl Observer {
             Event::RolloutFinished {
                 rollout, outcome, ..
             } => self.saw_report(*rollout, outcome),
-            Event::EngineProved { version, .. } => self.proved = self.proved.max(Some(*version)),
+            Event::EngineProved { engine, version } => {
+                self.proved = self.proved.max(Some(*version));
+                self.serving.insert(*engine);
+            }
+            Event::EngineJoined { engine, .. } | Event::EngineLost { engine, .. } => {
+                self.serving.remove(engine);
+            }
+            Event::Restarted => self.serving.clear(),
             _ => {}
         }
     }
@@ -135,14 +165,23 @@ impl Observer {
             Effect::NoMoreBatches { request } => self.answered(*request),
             Effect::BatchCut { batch } => self.saw_batch(batch),
             Effect::RolloutClosed { rollout } => self.saw_close(*rollout),
-            Effect::CancelRollout { rollout, .. } => assert!(
-                !self.leased[rollout].closed,
-                "{rollout} is cancelled after its end"
-            ),
-            Effect::Evaluated(report) => self.evaluations.push(report.clone()),
+            Effect::CancelRollout {
+                rollout, reason, ..
+            } => {
+                assert!(
+                    !self.leased[rollout].closed,
+                    "{rollout} is cancelled after its end"
+                );
+                *self.cancelled.entry(*reason).or_default() += 1;
+            }
+            Effect::Evaluated(report) => {
+                self.evaluated_at.push(self.now);
+                self.evaluations.push(report.clone());
+            }
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
+            Effect::LimitEngine { engine, limit } => self.saw_limit(*engine, *limit),
             Effect::UpdateEngine { .. }
             | Effect::WorkerLost { .. }
             | Effect::RolloutFailed { .. }
@@ -221,6 +260,7 @@ impl Observer {
             rollout.evaluation || ahead <= self.config.max_async_level,
             "a rollout is leased {ahead} steps ahead of version {proved}"
         );
+        self.check_room(rollout.evaluation);
         let previous = self.leased.insert(rollout.rollout, leased);
         assert!(
             previous.is_none(),
@@ -238,6 +278,8 @@ impl Observer {
             !std::mem::replace(&mut leased.closed, true),
             "rollout {rollout} is closed twice"
         );
+        self.in_flight -= 1;
+        self.in_flight_evaluation -= usize::from(leased.rollout.evaluation);
     }
 
     fn saw_batch(&mut self, batch: &PackedBatch) {
@@ -261,6 +303,8 @@ impl Observer {
         assert!(loss_tokens > 0, "a batch without anything to train");
         self.saw_groups(batch);
         assert_eq!(batch.loss_tokens, loss_tokens);
+        self.cut_at.push(self.now);
+        self.check_groups(batch);
         self.batches.insert(batch.step, batch.clone());
     }
 
@@ -272,8 +316,9 @@ impl Observer {
             .map(|rollout| self.leased[rollout].rollout.group)
             .collect();
         for group in groups {
+            // Also of rollouts that became too old, or are too long: the signal may lie there.
             let rewards = &self.rewards[&group];
-            assert_eq!(rewards.len(), self.config.group_size as usize);
+            assert!(rewards.len() >= self.config.min_group_size());
             assert!(
                 !self.config.buffer.online_difficulty_filtering
                     || rewards.iter().any(|reward| *reward != rewards[0]),

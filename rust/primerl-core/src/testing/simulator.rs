@@ -70,6 +70,9 @@ pub struct Scenario {
     pub rollouts_per_worker: u32,
     pub examples: u32,
     pub rewards: Rewards,
+    /// Requests an engine works on without getting slower; with more of them, all take proportionally longer. Engines
+    /// report their load by it; `None`: they report nothing and never get slower.
+    pub engine_capacity: Option<u32>,
     pub faults: Faults,
     pub kill: Option<(Time, Kill)>,
     /// The simulation is stopped then, if the run has not ended.

@@ -1,9 +1,10 @@
 //! The config as the core wants it.
 
-use super::{AlgorithmConfig, BufferConfig, Config, Sampling};
+use super::{AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling};
 use primerl_core::config::{
     Algorithm, Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts,
 };
+use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
 use serde::Deserialize;
 use std::path::Path;
@@ -39,12 +40,18 @@ impl Config {
             max_steps: self.max_steps,
             batch_size: self.batch_size,
             group_size: self.group_size,
+            min_group_size: self.min_group_size,
+            group_on_cancel: match self.group_on_cancel {
+                GroupOnCancel::Refill => OnCancel::Refill,
+                GroupOnCancel::Drop => OnCancel::Drop,
+            },
             seq_len: self.seq_len,
             data_ranks: self.data_ranks,
             max_async_level: self.max_async_level,
             max_off_policy_steps: self.max_off_policy_steps,
             oversampling_factor: self.oversampling_factor,
             spool_steps: self.retention.spool_steps,
+            admission: self.admission.to_core(),
             algorithm: Algorithm::Grpo {
                 normalize_std,
                 shuffle_advantages,

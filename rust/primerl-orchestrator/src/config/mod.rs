@@ -1,8 +1,10 @@
 //! What the orchestrator is told: one TOML file, unknown keys refused, every refusal naming the field and the mend.
 
+mod admission;
 mod core;
 mod validate;
 
+pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::core::flops_model;
 
 use serde::Deserialize;
@@ -60,12 +62,19 @@ pub struct Config {
     pub batch_size: u32,
     #[serde(default = "default_group_size")]
     pub group_size: u32,
+    /// `None`: only whole groups are trained.
+    #[serde(default)]
+    pub min_group_size: Option<u32>,
+    #[serde(default)]
+    pub group_on_cancel: GroupOnCancel,
     #[serde(default = "default_async_level")]
     pub max_async_level: u64,
     #[serde(default = "default_off_policy_steps")]
     pub max_off_policy_steps: u64,
     #[serde(default = "one_f64")]
     pub oversampling_factor: f64,
+    #[serde(default)]
+    pub admission: AdmissionConfig,
     /// URLs of engines that do not join by themselves.
     #[serde(default)]
     pub engines: Vec<String>,
@@ -105,6 +114,15 @@ impl Default for RetentionConfig {
             journal_mb: 1024,
         }
     }
+}
+
+/// What becomes of a group that loses a rollout as stale.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupOnCancel {
+    #[default]
+    Refill,
+    Drop,
 }
 
 #[derive(Clone, Debug, Deserialize)]

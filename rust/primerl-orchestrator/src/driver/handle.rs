@@ -52,6 +52,8 @@ pub(super) enum Message {
         sent: Instant,
     },
     Status(oneshot::Sender<(Status, Time)>),
+    /// Whether the driver still takes messages.
+    Ping(oneshot::Sender<()>),
 }
 
 /// The way to the driver. Cheap to clone, never blocks.
@@ -187,6 +189,14 @@ impl DriverHandle {
             rank,
         };
         self.long_poll(event, Reply::Batch).await
+    }
+
+    /// Resolves once the driver has come to this message.
+    pub fn ping(&self) -> oneshot::Receiver<()> {
+        let (reply, answer) = oneshot::channel();
+        // Where it is gone, so is the sender: that is an answer too.
+        let _ = self.inbox.send(Message::Ping(reply));
+        answer
     }
 
     /// What the core knows, and the time it knows it at.

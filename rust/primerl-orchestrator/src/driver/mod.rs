@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::effects::Effects;
 use crate::failure::{Failures, RunError};
 use crate::journal::{Journal, JournalError, Progress};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Overdue, Telemetry, Waiting};
 use handle::Message;
 use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Time};
 use std::collections::{HashMap, VecDeque};
@@ -37,6 +37,8 @@ const FLUSH: Duration = Duration::from_millis(200);
 /// several events.
 const BETWEEN_SYNCS: Duration = Duration::from_millis(10);
 
+/// A disk that does not take an event for this long is as good as gone.
+const STUCK: Duration = Duration::from_secs(20);
 /// The core is written whole after so many bytes of events: what a restart has to play back.
 const BETWEEN_SNAPSHOTS: u64 = 64 << 20;
 
@@ -73,6 +75,8 @@ pub(crate) struct Driver {
     durable: VecDeque<(u64, Durable)>,
     /// Waiting for the operating system to have an event, in the order of numbers.
     written: VecDeque<(u64, oneshot::Sender<()>)>,
+    /// While something waits for the journal.
+    journal_wait: Option<Waiting>,
     /// Bytes of the journal when the core was last written whole.
     snapshot_at: u64,
     /// Of what was added to them since the journal was last asked to sync.
@@ -96,6 +100,7 @@ impl Driver {
             origin: app.origin,
             durable: VecDeque::new(),
             written: VecDeque::new(),
+            journal_wait: None,
             snapshot_at: 0,
             urgency: Urgency::Nobody,
             next_sync: app.origin,
@@ -212,6 +217,10 @@ impl Driver {
                 let _ = reply.send((self.core.status(), self.now()));
                 Ok(())
             }
+            Message::Ping(reply) => {
+                let _ = reply.send(());
+                Ok(())
+            }
             Message::Event { event, reply, sent } => {
                 self.telemetry
                     .event_delay
@@ -232,6 +241,7 @@ impl Driver {
             (Some(Reply::Written(waiter)), _) => {
                 self.written.push_back((number, waiter));
                 self.urgency = self.urgency.max(Urgency::Written);
+                self.note_wait();
             }
             (
                 Some(Reply::Accepted(waiter)),
@@ -307,6 +317,15 @@ impl Driver {
         };
         self.urgency = self.urgency.max(urgency);
         self.durable.push_back((number, what));
+        self.note_wait();
+    }
+
+    fn note_wait(&mut self) {
+        if self.journal_wait.is_none() {
+            let waits = &self.telemetry.waits;
+            let wait = waits.begin("the driver", "the journal", STUCK, Overdue::FailsTheRun);
+            self.journal_wait = Some(wait);
+        }
     }
 
     fn batch_waiter(&mut self, effect: &Effect) -> Option<oneshot::Sender<BatchReply>> {
@@ -407,6 +426,11 @@ impl Driver {
                 }
                 None => {}
             }
+        }
+        // It has moved: what waits now, waits anew.
+        self.journal_wait = None;
+        if !self.durable.is_empty() || !self.written.is_empty() {
+            self.note_wait();
         }
         Ok(())
     }

@@ -185,6 +185,16 @@ impl EngineClient {
         bytes_of("health", request).await.map(drop)
     }
 
+    /// Metrics in the Prometheus text format.
+    pub async fn metrics(&self) -> Result<String, EngineError> {
+        let request = self
+            .requests
+            .get(format!("{}/metrics", self.url))
+            .timeout(PROBE_TIMEOUT);
+        let bytes = bytes_of("metrics", request).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// The card of the model the run samples from.
     pub async fn model(&self, name: &str) -> Result<ModelCard, EngineError> {
         let request = self

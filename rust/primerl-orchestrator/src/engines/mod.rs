@@ -1,4 +1,5 @@
-//! Inference engines: how one is spoken to ([`client`]), brought up to date ([`supervisor`]), and chosen ([`pool`]).
+//! Inference engines: how one is spoken to ([`client`]), brought up to date ([`supervisor`]), and chosen
+//! ([`pool`], [`routing`]).
 //!
 //! ```text
 //! joins ──> supervisor: health + model card ──> core: EngineJoined ──> UpdateEngine ──> pause, load, prove, resume
@@ -10,8 +11,11 @@
 pub mod client;
 pub(crate) mod endpoints;
 mod generate;
+mod load;
 mod pool;
+mod routing;
 mod state;
 mod supervisor;
 
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
+pub use routing::Resident;

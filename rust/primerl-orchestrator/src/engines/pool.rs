@@ -1,13 +1,14 @@
-//! All engines of the run, and the choice among them: the conversation's own engine if it may be used, else the
-//! least loaded; only engines that have proved the newest version in rotation get requests.
+//! All engines of the run, and the requests on them. Only engines that have proved the newest version in rotation get
+//! requests; which of them, `routing` chooses.
 
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{GenerateBody, Generated, SamplingParams};
+use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
 use parking_lot::{Mutex, RwLock};
-use primerl_core::{EngineId, PolicyVersion};
+use primerl_core::{EngineId, Event, PolicyVersion, RolloutId};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,8 +51,10 @@ pub struct SampleRequest<'a> {
     pub prompt: &'a [u32],
     pub temperature: f64,
     pub max_tokens: u32,
-    /// The engine that holds this conversation's prefix.
-    pub sticky: Option<EngineId>,
+    /// Where this conversation's prefix is.
+    pub resident: Option<Resident>,
+    /// The rollout whose first turn this is: the core is told when and by which version it begins.
+    pub first_of: Option<RolloutId>,
     pub deadline: Instant,
 }
 
@@ -59,7 +62,8 @@ pub struct SampleRequest<'a> {
 #[derive(Debug)]
 pub struct Sampled {
     pub generated: Generated,
-    pub engine: EngineId,
+    /// Where its prefix is now.
+    pub resident: Resident,
 }
 
 /// One line of `/status`.
@@ -70,6 +74,8 @@ pub struct EngineStatus {
     pub version: Option<PolicyVersion>,
     pub healthy: bool,
     pub running: u32,
+    /// Requests it is to have at a time, once the core has said it.
+    pub limit: Option<u32>,
     /// Share of the time since its first proof in which it had no request.
     pub idle_share: Option<f64>,
     pub doing: String,
@@ -149,6 +155,7 @@ impl Engines {
                 was_lost: false,
                 lost: CancellationToken::new(),
                 load: Load::default(),
+                limit: u32::MAX,
             }),
             updates,
             suspect: Notify::new(),
@@ -179,6 +186,13 @@ impl Engines {
         });
     }
 
+    /// Carry out [`primerl_core::Effect::LimitEngine`].
+    pub(crate) fn limit(&self, engine: EngineId, limit: u32) {
+        if let Some(engine) = self.engines.read().get(engine.0 as usize) {
+            engine.state.lock().limit = limit;
+        }
+    }
+
     /// Smallest context among the engines that have answered, tokens.
     pub fn max_model_len(&self) -> Option<u32> {
         self.engines
@@ -203,6 +217,7 @@ impl Engines {
                 version: state.proved,
                 healthy: state.healthy,
                 running: state.load.running,
+                limit: (state.limit < u32::MAX).then_some(state.limit),
                 idle_share: state.load.idle_share(now),
                 doing: state.doing.clone(),
                 down_for: state.down_since.map(|since| now - since),
@@ -221,11 +236,19 @@ impl Engines {
             let Some(slot) = self.pick(request, &failed).await else {
                 return Err(GenerateError::Deadline { last });
             };
+            if let Some(rollout) = request.first_of {
+                let version = slot.version;
+                self.driver
+                    .send(Event::SamplingStarted { rollout, version });
+            }
             let error = match self.generate_on(&slot, request).await? {
                 Ok(generated) => {
                     return Ok(Sampled {
                         generated,
-                        engine: slot.engine.id,
+                        resident: Resident {
+                            engine: slot.engine.id,
+                            version: slot.version,
+                        },
                     });
                 }
                 Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
@@ -289,7 +312,7 @@ impl Engines {
             if request.deadline <= Instant::now() {
                 return None;
             }
-            if let Some(slot) = self.try_pick(request.sticky, failed) {
+            if let Some(slot) = self.try_pick(request.resident, failed) {
                 return Some(slot);
             }
             let deadline = tokio::time::Instant::from_std(request.deadline);
@@ -300,25 +323,22 @@ impl Engines {
         }
     }
 
-    fn try_pick(&self, sticky: Option<EngineId>, failed: &[EngineId]) -> Option<Slot> {
+    fn try_pick(&self, resident: Option<Resident>, failed: &[EngineId]) -> Option<Slot> {
         let engines = self.engines.read();
-        let usable: Vec<_> = engines
+        let candidates: Vec<Candidate> = engines
             .iter()
             .filter_map(|engine| {
                 let state = engine.state.lock();
-                Some((engine, state.usable()?, state.load.running))
+                Some(Candidate {
+                    engine: engine.id,
+                    version: state.usable()?,
+                    running: state.load.running,
+                    limit: state.limit,
+                    failed: failed.contains(&engine.id),
+                })
             })
             .collect();
-        let newest = usable.iter().map(|(_, version, _)| *version).max()?;
-        let candidates = usable.iter().filter(|(_, version, _)| *version == newest);
-        let (engine, ..) = candidates.min_by_key(|(engine, _, running)| {
-            (
-                failed.contains(&engine.id),
-                Some(engine.id) != sticky,
-                *running,
-                engine.id,
-            )
-        })?;
+        let engine = &engines[choose(&candidates, resident)?.0 as usize];
         let mut state = engine.state.lock();
         // The state may have changed since it was read; the caller tries again.
         let version = state.usable()?;

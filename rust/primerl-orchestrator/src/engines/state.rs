@@ -40,6 +40,8 @@ pub(super) struct EngineState {
     /// Cancelled when the engine is lost: its requests go elsewhere at once.
     pub lost: CancellationToken,
     pub load: Load,
+    /// Requests it is to have at a time while others have room; the core's word.
+    pub limit: u32,
 }
 
 /// How many requests run, and for how long any did.

@@ -1,6 +1,7 @@
 //! The one task of one engine: reach it, bring it up to date, watch its health.
 
 use super::client::EngineError;
+use super::load::{LoadWatch, Reading};
 use super::pool::Engines;
 use super::state::Engine;
 use futures_util::FutureExt;
@@ -117,6 +118,7 @@ async fn serve(
     updates: &mut mpsc::UnboundedReceiver<Update>,
 ) -> String {
     let mut failures = 0;
+    let mut watch = LoadWatch::default();
     let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -143,7 +145,12 @@ async fn serve(
                 return lose(pool, engine, "it was restarted, or serves weights it never proved".into());
             }
             () = engine.suspect.notified() => failures = check(engine, failures).await,
-            _ = ticks.tick() => failures = check(engine, failures).await,
+            _ = ticks.tick() => {
+                failures = check(engine, failures).await;
+                if failures == 0 {
+                    report_load(pool, engine, &mut watch).await;
+                }
+            }
         }
         if failures >= FAILURES_TO_LOSE {
             let doing = engine.state.lock().doing.clone();
@@ -177,6 +184,26 @@ async fn check(engine: &Engine, failures: u32) -> u32 {
     };
     engine.state.lock().doing = format!("health check failed: {error}");
     failures + 1
+}
+
+/// Tells the core of the engine's load when it changed enough. An engine that does not report any keeps its limit.
+async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
+    if engine.state.lock().usable().is_none() {
+        return;
+    }
+    let reading = match engine.client.metrics().await {
+        Ok(text) => Reading::parse(&text),
+        Err(error) => {
+            tracing::debug!(engine = %engine.client.url(), %error, "no metrics");
+            None
+        }
+    };
+    if let Some(load) = reading.and_then(|reading| watch.look(reading, Instant::now())) {
+        pool.driver.send(Event::EngineLoad {
+            engine: engine.id,
+            load,
+        });
+    }
 }
 
 fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {

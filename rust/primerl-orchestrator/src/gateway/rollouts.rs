@@ -2,10 +2,11 @@
 
 use super::answer::Answer;
 use crate::config::Sampling;
+use crate::engines::Resident;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::effect::{CancelReason, LeasedRollout};
-use primerl_core::{Conversation, EngineId, RolloutId, Turn, TurnIndex, WorkerId};
+use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -51,7 +52,7 @@ pub(super) struct RolloutState {
 pub(super) struct Session {
     pub conversation: Conversation,
     /// Where its prefix is cached.
-    pub engine: Option<EngineId>,
+    pub resident: Option<Resident>,
 }
 
 impl RolloutState {
@@ -132,7 +133,12 @@ impl Rollout {
 
 fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
     let why = match reason {
-        Some(CancelReason::Stale) => "it was cancelled: too many policy versions contributed",
+        Some(CancelReason::TooManyPolicies) => {
+            "it was cancelled: too many policy versions contributed"
+        }
+        Some(CancelReason::TooOld) => {
+            "it was cancelled: what it sampled is too old to be trained at the next step"
+        }
         Some(CancelReason::Timeout) => "it was cancelled: its time was up",
         Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
         Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",

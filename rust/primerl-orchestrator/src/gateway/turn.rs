@@ -5,13 +5,13 @@ use super::answer::{Answer, answer_id, unix_time};
 use super::dialect::ChatRequest;
 use super::rollouts::{Rollout, Session};
 use crate::app::App;
-use crate::engines::{GenerateError, SampleRequest, Sampled};
+use crate::engines::{GenerateError, Resident, SampleRequest, Sampled};
 use crate::http::ApiError;
 use primerl_core::conversation::{
     History, Plan, digest_messages, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
-use primerl_core::{EngineId, Event, Turn, TurnIndex};
+use primerl_core::{Event, Turn, TurnIndex};
 use primerl_render::{ExtensionContext, RenderError, Renderer, canonical, canonical_json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,14 +27,14 @@ pub(super) struct Prompt {
     /// The whole prompt; its last `suffix` ids are this turn's own.
     pub ids: Vec<u32>,
     suffix: usize,
-    engine: Option<EngineId>,
+    resident: Option<Resident>,
 }
 
 /// What the conversation says about a request's messages; taken under the lock.
 struct Planned {
     plan: Plan,
     history: History,
-    engine: Option<EngineId>,
+    resident: Option<Resident>,
 }
 
 /// Digests of a request: the start, one hash a message, the whole.
@@ -86,7 +86,7 @@ pub(super) fn prepare(
         fork: None,
         ids: Vec::new(),
         suffix: 0,
-        engine: planned.engine,
+        resident: planned.resident,
     };
     let fork = match planned.plan {
         Plan::Fork { reason } => reason,
@@ -136,7 +136,7 @@ fn plan(
     let state = rollout.state.lock();
     let Some(Session {
         conversation,
-        engine,
+        resident,
     }) = state.sessions.get(session)
     else {
         let plan = Plan::Fork {
@@ -145,7 +145,7 @@ fn plan(
         return Planned {
             plan,
             history: History::default(),
-            engine: None,
+            resident: None,
         };
     };
     let plan = conversation.plan(digests.start, &digests.messages, is_assistant);
@@ -156,7 +156,7 @@ fn plan(
     Planned {
         plan,
         history,
-        engine: *engine,
+        resident: *resident,
     }
 }
 
@@ -200,10 +200,10 @@ pub(super) async fn take(
     prompt: Prompt,
     max_tokens: u32,
 ) -> Result<Arc<Answer>, ApiError> {
-    let number = {
+    let (number, is_first) = {
         let mut state = rollout.state.lock();
         state.requests += 1;
-        state.requests
+        (state.requests, state.turns == 0)
     };
     let request_id = format!("rollout-{}-{number}", rollout.id);
     let sample = SampleRequest {
@@ -211,7 +211,8 @@ pub(super) async fn take(
         prompt: &prompt.ids,
         temperature: request.temperature,
         max_tokens,
-        sticky: prompt.engine,
+        resident: prompt.resident,
+        first_of: is_first.then_some(rollout.id),
         deadline: rollout.deadline,
     };
     app.telemetry.prompt_tokens.inc_by(prompt.ids.len() as u64);
@@ -249,7 +250,10 @@ async fn record(
     rollout: &Rollout,
     request: &ChatRequest,
     prompt: Prompt,
-    Sampled { generated, engine }: Sampled,
+    Sampled {
+        generated,
+        resident,
+    }: Sampled,
 ) -> Result<Arc<Answer>, ApiError> {
     let message = app
         .gateway
@@ -293,7 +297,7 @@ async fn record(
         }
         let index = state.record(&turn);
         if let Some(session) = state.sessions.get_mut(&prompt.session) {
-            session.engine = Some(engine);
+            session.resident = Some(resident);
         }
         answer.id = answer_id(rollout.id, index);
         let answer = Arc::new(answer);

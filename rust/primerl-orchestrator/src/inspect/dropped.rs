@@ -56,6 +56,9 @@ pub struct DroppedReport {
     pub sampled_tokens: u64,
     pub rollouts: Vec<DroppedRollouts>,
     pub groups: Vec<DroppedGroups>,
+    /// Slots of groups that were filled again, and that were given up, since the run began.
+    pub slots_refilled: u64,
+    pub slots_lost: u64,
     /// Failed rollouts by kind since the run began, and failed turns as `turn`.
     pub failures: BTreeMap<String, u64>,
     /// Events that named nothing the core knows, since the run began.
@@ -151,6 +154,8 @@ pub fn dropped(output_dir: &Path) -> Result<DroppedReport, InspectError> {
         sampled_tokens: counting.sampled_tokens,
         rollouts,
         groups,
+        slots_refilled: played.core.losses().slots_refilled,
+        slots_lost: played.core.losses().slots_lost,
         failures: status.failures,
         ignored: status.ignored,
     })

@@ -54,7 +54,7 @@ impl End {
             End::Trained(_) => Ended::Trained,
             End::Voided(reason) => reason.ended(),
             End::Failed(_) => Ended::Failed,
-            End::Cancelled(CancelReason::Stale) => Ended::Stale,
+            End::Cancelled(CancelReason::TooManyPolicies | CancelReason::TooOld) => Ended::Stale,
             End::Cancelled(_) => Ended::Cancelled,
             End::Evaluated => Ended::Evaluated,
         }

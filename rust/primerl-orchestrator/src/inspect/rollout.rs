@@ -58,6 +58,8 @@ pub struct RolloutTrace {
     pub worker: WorkerId,
     pub worker_name: Option<String>,
     pub leased_s: f64,
+    /// When an engine began its first turn, and at which version; again where another engine had to begin anew.
+    pub sampling: Vec<(f64, PolicyVersion)>,
     pub turns: Vec<TurnTrace>,
     /// Of engine requests that failed for good.
     pub turn_failures: Vec<String>,
@@ -121,6 +123,7 @@ struct Seeker {
     known: Known,
     life: Option<Life>,
     worker_name: Option<String>,
+    sampling: Vec<(f64, PolicyVersion)>,
     turns: Vec<TurnTrace>,
     last_at: Option<Time>,
     turn_failures: Vec<String>,
@@ -135,6 +138,7 @@ impl Seeker {
             known: Known::default(),
             life: None,
             worker_name: None,
+            sampling: Vec::new(),
             turns: Vec::new(),
             last_at: None,
             turn_failures: Vec::new(),
@@ -206,6 +210,11 @@ impl Observer for Seeker {
                 let engines = engines.map(|engine| engine.engine).collect();
                 self.turn(turn, Some(moment.now), engines);
             }
+            Event::SamplingStarted { rollout, version }
+                if *rollout == self.id && self.is_in_flight() =>
+            {
+                self.sampling.push((seconds(moment.now), *version));
+            }
             Event::TurnFailed { rollout, message } if *rollout == self.id => {
                 self.turn_failures.push(message.clone());
             }
@@ -275,6 +284,7 @@ pub fn rollout(output_dir: &Path, id: RolloutId) -> Result<RolloutTrace, Inspect
         worker: life.worker,
         worker_name: seeker.worker_name,
         leased_s: seconds(life.leased_at),
+        sampling: seeker.sampling,
         turns: seeker.turns,
         turn_failures: seeker.turn_failures,
         reported_s: reported_at.map(seconds),

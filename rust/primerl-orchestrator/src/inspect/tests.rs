@@ -28,6 +28,7 @@ fn scenario(seed: u64) -> Scenario {
             seq_len: 1000,
             data_ranks: 2,
             oversampling_factor: 2.0,
+            min_group_size: (!seed.is_multiple_of(3)).then_some(3),
             buffer: filtering,
             environments: vec![environment("train"), evaluation("evaluation", Some(2))],
             ..config()
@@ -37,6 +38,7 @@ fn scenario(seed: u64) -> Scenario {
         rollouts_per_worker: 4,
         examples: 20,
         rewards: Rewards::Verdicts,
+        engine_capacity: Some(6),
         faults: Faults {
             rollout_fails: 0.1,
             rollout_empty: 0.03,
@@ -143,6 +145,17 @@ fn what_is_told_is_what_happened() {
         ] {
             assert_eq!(by_end.get(&ended).copied().unwrap_or(0), count, "{ended:?}");
         }
+        let losses = run.simulator.core.losses();
+        for (reason, count) in &losses.voided {
+            let told = dropped
+                .rollouts
+                .iter()
+                .find(|told| told.ended == reason.ended() && told.reason == reason.name());
+            // A stale rollout may also have been cancelled, under the same name.
+            assert!(told.is_some_and(|told| told.count >= *count), "{reason:?}");
+        }
+        let groups: u64 = dropped.groups.iter().map(|told| told.count).sum();
+        assert!(groups >= losses.groups_dropped);
     }
 }
 
@@ -202,6 +215,12 @@ fn a_trained_rollout_is_found_in_its_group_and_its_step() {
             let sampled: u32 = turn.versions.iter().map(|(_, tokens)| tokens).sum();
             assert_eq!(u64::from(sampled), turn.sampled_tokens);
             assert!(turn.after_s.is_some_and(|after| after >= 0.0));
+            assert!(
+                rollout
+                    .sampling
+                    .first()
+                    .is_some_and(|(at, _)| Some(*at) <= turn.at_s)
+            );
             if let Some(parent) = turn.parent {
                 let parent = &rollout.turns[parent as usize];
                 let before = parent.prompt_tokens + parent.sampled_tokens;

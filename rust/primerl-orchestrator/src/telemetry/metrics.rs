@@ -1,6 +1,6 @@
 //! Prometheus metrics, in a registry of their own.
 
-use super::TrainerClock;
+use super::{TrainerClock, Waits};
 use parking_lot::Mutex;
 use primerl_core::turn::ForkReason;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -74,6 +74,7 @@ pub struct Telemetry {
     /// Seconds from a chat request's arrival to its engine request.
     pub prepare_time: Histogram,
     pub trainer: TrainerClock,
+    pub waits: Waits,
     /// Reports so far, as in `evals.jsonl`.
     pub evaluations: Mutex<Vec<serde_json::Value>>,
     rate: Mutex<VecDeque<(Instant, u64)>>,
@@ -94,6 +95,7 @@ impl Default for Telemetry {
             engine_time: seconds(),
             prepare_time: microseconds(),
             trainer: TrainerClock::default(),
+            waits: Waits::default(),
             evaluations: Mutex::default(),
             rate: Mutex::default(),
         };

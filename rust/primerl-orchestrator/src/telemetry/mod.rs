@@ -4,7 +4,9 @@ mod cpu;
 mod metrics;
 pub mod status;
 mod trainer;
+mod waits;
 
 pub use cpu::process_cpu_seconds;
 pub use metrics::{Outcome, Telemetry, TurnEnd};
 pub use trainer::TrainerClock;
+pub use waits::{Overdue, Wait, Waiting, Waits};

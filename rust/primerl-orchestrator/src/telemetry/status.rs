@@ -1,6 +1,6 @@
 //! `/status`, `/metrics` and `/health`: the core's view, joined with addresses, rates and processes.
 
-use super::process_cpu_seconds;
+use super::{Waits, process_cpu_seconds};
 use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::http::{ApiError, JSON, encoded};
@@ -60,7 +60,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
             "waited_s": telemetry.trainer.waited().as_secs_f64(),
             "fetched_step": core.trainer.fetched,
         },
-        "waits": waits(&core, &engines, now, elapsed),
+        "waits": waits(&core, &engines, &telemetry.waits, now, elapsed),
         "engines": engines,
         "workers": app.workers.status(&app.environment_names()),
         "tokens": {
@@ -70,6 +70,8 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         },
         "failovers": app.engines.failovers(),
         "failures": core.failures,
+        "cancelled": core.cancelled,
+        "voided": core.voided,
         "ignored_events": core.ignored,
         "last_step": core.last_step,
         "running_evaluations": core.evaluations,
@@ -78,7 +80,13 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
     }))
 }
 
-fn waits(core: &Status, engines: &[EngineStatus], now: Time, elapsed: f64) -> Vec<Value> {
+fn waits(
+    core: &Status,
+    engines: &[EngineStatus],
+    shell: &Waits,
+    now: Time,
+    elapsed: f64,
+) -> Vec<Value> {
     let core_waits = core.waits.iter().map(|wait| {
         json!({
             "who": wait.who,
@@ -96,7 +104,8 @@ fn waits(core: &Status, engines: &[EngineStatus], now: Time, elapsed: f64) -> Ve
     let none = engines.is_empty().then(|| {
         json!({"who": "gateway", "for": "the first engine to join", "since_s": elapsed, "deadline_s": null})
     });
-    core_waits.chain(down).chain(none).collect()
+    let shell = shell.all().into_iter().map(|wait| json!(wait));
+    core_waits.chain(down).chain(none).chain(shell).collect()
 }
 
 fn exposition(app: &App, status: &Status) -> Result<String, std::fmt::Error> {

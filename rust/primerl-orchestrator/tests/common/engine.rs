@@ -28,6 +28,7 @@ impl Engine {
         let port = listener.local_addr().unwrap().port();
         let config = Config {
             served_model_name: "m".into(),
+            max_num_seqs: Config::default().max_num_seqs.min(mock.slots),
             ..Config::default()
         };
         let stop = CancellationToken::new();

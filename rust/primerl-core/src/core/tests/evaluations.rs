@@ -55,10 +55,57 @@ fn version_0_is_evaluated_while_training_goes_on() {
 }
 
 #[test]
-fn evaluations_go_first() {
+fn evaluations_go_first_up_to_their_share() {
     let mut run = Run::started(with_evaluation(None));
-    assert_eq!(run.lease(1, 100).len(), 4, "as many as may be in flight");
-    assert_eq!(run.lease(0, 100), [], "no room is left for training");
+    assert_eq!(
+        run.lease(1, 100).len(),
+        2,
+        "half of the four that may be in flight"
+    );
+    run.ask(1, 100);
+    assert_eq!(run.lease(0, 100).len(), 2, "the rest is training's");
+    run.send(Event::WorkerSeen {
+        worker: WorkerId(1),
+    });
+    assert_said(
+        &run.pass(10.0),
+        "4 rollouts are in flight, the most allowed",
+    );
+}
+
+#[test]
+fn a_waiting_evaluation_gets_its_share_as_training_rollouts_end() {
+    let mut run = Run::started(Config {
+        max_async_level: 2,
+        ..with_evaluation(None)
+    });
+    let training = run.lease(0, 100);
+    assert_eq!(training.len(), 4, "nobody asked for evaluations");
+    run.ask(1, 1);
+    run.ask(1, 1);
+    run.ask(0, 4);
+    let mut evaluating = Vec::new();
+    for rollout in &training[..3] {
+        evaluating.extend(leased(&run.succeed(0, rollout.rollout, 0)));
+    }
+    let evaluations = evaluating.iter().filter(|leased| leased.evaluation).count();
+    assert_eq!(
+        (evaluations, evaluating.len()),
+        (2, 3),
+        "its share, then training again"
+    );
+    assert!(evaluating[0].evaluation && evaluating[1].evaluation);
+}
+
+#[test]
+fn an_evaluation_may_have_everything_while_no_training_may_start() {
+    let mut run = Run::started(Config {
+        max_async_level: 0,
+        ..with_evaluation(None)
+    });
+    run.batch(0);
+    assert_eq!(run.lease(0, 4), [], "version 1 is awaited");
+    assert_eq!(run.lease(1, 100).len(), 4);
 }
 
 #[test]

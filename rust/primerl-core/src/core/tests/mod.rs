@@ -1,13 +1,16 @@
 //! Rules of the whole, one by one. `Run` plays the shell.
 
+mod admission;
 mod buffer;
 mod evaluations;
+mod groups;
 mod leases;
 mod restart;
 mod training;
 
 use crate::Config;
 use crate::core::Core;
+use crate::counters::VoidReason;
 use crate::effect::{CancelReason, Effect, LeasedRollout};
 use crate::event::{Event, Outcome, RolloutError};
 use crate::ids::*;

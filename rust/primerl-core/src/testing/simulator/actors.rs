@@ -1,6 +1,7 @@
 //! What engines, workers and the trainer do in a simulation.
 
 use super::{Kill, Simulator};
+use crate::admission::EngineLoad;
 use crate::effect::LeasedRollout;
 use crate::event::Event;
 use crate::ids::*;
@@ -13,6 +14,7 @@ pub enum Action {
     /// The engine has loaded the version it was told to, in its life number so and so.
     EngineLoaded(EngineId, PolicyVersion, u32),
     EngineDies(EngineId, u32),
+    EngineReports(EngineId, u32),
     WorkerStarts(EnvironmentId),
     Heartbeat(WorkerId),
     AskForLease(WorkerId),
@@ -39,6 +41,8 @@ pub struct Engine {
     /// Counts restarts, so that what an earlier life had planned comes to nothing.
     pub life: u32,
     pub runs: bool,
+    /// Requests it has.
+    pub requests: u32,
     dead_for_good: bool,
 }
 
@@ -87,6 +91,7 @@ impl Simulator {
                 self.engine_loaded(engine, version, life)
             }
             Action::EngineDies(engine, life) => self.engine_dies(engine, life),
+            Action::EngineReports(engine, life) => self.engine_reports(engine, life),
             Action::WorkerStarts(environment) => self.worker_starts(environment),
             Action::Heartbeat(worker) => self.heartbeat(worker),
             Action::AskForLease(worker) => self.ask_for_lease(worker),
@@ -111,10 +116,33 @@ impl Simulator {
             let after = self.spread(1.0, 60.0);
             self.plan(after, Action::EngineDies(id, life));
         }
+        self.plan(
+            crate::Duration::from_secs(1),
+            Action::EngineReports(id, life),
+        );
         self.send(Event::EngineJoined {
             engine: id,
             url: format!("http://engine-{id}"),
         });
+    }
+
+    fn engine_reports(&mut self, id: EngineId, life: u32) {
+        let engine = &self.engines[&id];
+        let (Some(capacity), true) = (self.scenario.engine_capacity, engine.life == life) else {
+            return;
+        };
+        let running = engine.requests.min(capacity);
+        let load = EngineLoad {
+            running,
+            waiting: engine.requests - running,
+            kv_cache_usage: f64::from(running) / f64::from(capacity),
+            preemptions: 0,
+        };
+        self.plan(
+            crate::Duration::from_secs(1),
+            Action::EngineReports(id, life),
+        );
+        self.send(Event::EngineLoad { engine: id, load });
     }
 
     pub(super) fn engine_updates(&mut self, id: EngineId, version: PolicyVersion) {
@@ -146,6 +174,7 @@ impl Simulator {
         engine.life += 1;
         engine.runs = false;
         engine.serves = None;
+        engine.requests = 0;
         let after = self.spread(0.5, 10.0);
         self.plan(after, Action::EngineStarts(id));
         self.send(Event::EngineLost {

@@ -1,6 +1,11 @@
+mod admission;
+
 use super::*;
-use crate::config::{Algorithm, Buffer, Environment};
+use crate::config::{Admission, Algorithm, Buffer, Environment, LimitRule};
+use crate::counters::VoidReason;
 use crate::curriculum::report::Pools;
+use crate::effect::CancelReason;
+use crate::group::OnCancel;
 use crate::testing::{config, environment, evaluation};
 
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
@@ -31,6 +36,11 @@ fn scenario(seed: u64) -> Scenario {
         max_async_level,
         max_off_policy_steps: max_async_level + rng.random_range(0..=3),
         oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
+        min_group_size: rng
+            .random_bool(0.4)
+            .then(|| rng.random_range(2..=group_size)),
+        group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
+        admission: admission(&mut rng),
         algorithm: Algorithm::Grpo {
             normalize_std: rng.random_bool(0.5),
             shuffle_advantages: rng.random_bool(0.1),
@@ -46,6 +56,7 @@ fn scenario(seed: u64) -> Scenario {
         rollouts_per_worker: rng.random_range(1..=8),
         examples: rng.random_range(1..=20),
         rewards: Rewards::Numbers,
+        engine_capacity: rng.random_bool(0.7).then(|| rng.random_range(1..=10)),
         faults: Faults::default(),
         kill: None,
         give_up: Time::default() + Duration::from_secs(24 * 3600),
@@ -63,6 +74,20 @@ fn scenario(seed: u64) -> Scenario {
         };
     }
     scenario
+}
+
+/// Engines of a few rollouts each, so that their limits are what holds back, or of more than a batch.
+fn admission(rng: &mut ChaCha8Rng) -> Admission {
+    let start_per_engine = rng.random_range(1..=12);
+    Admission {
+        limit: [LimitRule::Adaptive, LimitRule::Fixed][rng.random_range(0..2)],
+        start_per_engine,
+        min_per_engine: rng.random_range(1..=start_per_engine),
+        max_per_engine: start_per_engine + rng.random_range(0..=20),
+        increase: rng.random_range(1..=4),
+        evaluation_share: rng.random_range(0.05..0.95),
+        ..Admission::default()
+    }
 }
 
 fn faults() -> Faults {
@@ -96,11 +121,45 @@ fn play(scenario: Scenario) -> Simulator {
     simulator.observer.check_evaluations();
     let status = simulator.core.status();
     assert_eq!(status.run.policy_version, Some(PolicyVersion(max_steps)));
-    assert_eq!(
-        status.rollouts.counters.ended(),
-        status.rollouts.counters.dispatched
-    );
+    check_losses(&simulator);
     simulator
+}
+
+/// Every loss is counted once, under its reason.
+fn check_losses(simulator: &Simulator) {
+    let (counters, losses) = (simulator.core.counters(), simulator.core.losses());
+    assert_eq!(counters.ended(), counters.dispatched);
+    assert_eq!(losses.cancelled, simulator.observer.cancelled);
+    let cancelled = |reason| losses.cancelled.get(&reason).copied().unwrap_or(0);
+    let voided = |reason| losses.voided.get(&reason).copied().unwrap_or(0);
+    assert_eq!(
+        counters.stale,
+        cancelled(CancelReason::TooManyPolicies)
+            + cancelled(CancelReason::TooOld)
+            + voided(VoidReason::TooOld)
+    );
+    assert_eq!(
+        counters.filtered,
+        voided(VoidReason::GroupDropped)
+            + voided(VoidReason::TooLong)
+            + voided(VoidReason::NoSignal)
+    );
+    let failed = losses.failed.iter().filter(|(kind, _)| *kind != "turn");
+    assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
+    let lost = cancelled(CancelReason::WorkerLost)
+        + cancelled(CancelReason::GroupDropped)
+        + cancelled(CancelReason::RunFinished)
+        + voided(VoidReason::RunFinished);
+    let closed_evaluations = counters.cancelled - lost;
+    assert!(closed_evaluations <= cancelled(CancelReason::Timeout));
+    for (step, batch) in &simulator.observer.batches {
+        let staleness = batch.metrics.iter().filter_map(|(name, count)| {
+            let steps: u64 = name.strip_prefix("staleness/")?.parse().ok()?;
+            Some((steps, *count))
+        });
+        let counted: f64 = staleness.map(|(_, count)| count).sum();
+        assert_eq!(counted, batch.metrics["samples/count"], "step {step}");
+    }
 }
 
 #[test]

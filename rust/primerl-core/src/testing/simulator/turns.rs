@@ -5,6 +5,7 @@ use super::{Rewards, Simulator};
 use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
+use crate::time::Duration;
 use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
 use rand::Rng;
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ impl Simulator {
             .get(&id)
             .and_then(|worker| worker.running.get(&rollout));
         let Some(running) = running else { return };
-        let slow = running.slow;
+        let (slow, is_first) = (running.slow, running.turns.is_empty());
         // As the gateway routes: to an engine that serves the newest version any of them does.
         let newest = self
             .engines
@@ -39,12 +40,21 @@ impl Simulator {
             );
         };
         let engine = serving[self.rng.random_range(0..serving.len())];
-        let life = self.engines[&engine].life;
+        if is_first {
+            let version = began_at;
+            self.send(Event::SamplingStarted { rollout, version });
+        }
+        let chosen = self.engines.get_mut(&engine).expect("it serves");
+        chosen.requests += 1;
+        let (life, requests) = (chosen.life, chosen.requests);
+        let capacity = self.scenario.engine_capacity.unwrap_or(u32::MAX);
+        let crowded = (f64::from(requests) / f64::from(capacity)).max(1.0);
         let after = if slow {
             self.spread(5.0, 30.0)
         } else {
             self.spread(0.1, 2.0)
         };
+        let after = Duration::from_secs_f64(after.as_secs_f64() * crowded);
         self.plan(
             after,
             Action::EndTurn(
@@ -60,6 +70,11 @@ impl Simulator {
     }
 
     pub(super) fn end_turn(&mut self, id: WorkerId, rollout: RolloutId, sampling: Sampling) {
+        if let Some(engine) = self.engines.get_mut(&sampling.engine)
+            && engine.life == sampling.life
+        {
+            engine.requests -= 1;
+        }
         let Some(running) = self
             .workers
             .get(&id)

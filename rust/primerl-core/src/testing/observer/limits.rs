@@ -1,0 +1,59 @@
+//! How much may be in flight, and how large groups must be.
+
+use super::Observer;
+use crate::config::LimitRule;
+use crate::ids::*;
+use crate::pack::PackedBatch;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Observer {
+    pub(super) fn saw_limit(&mut self, engine: EngineId, limit: u32) {
+        let admission = &self.config.admission;
+        assert!((admission.min_per_engine..=admission.max_per_engine).contains(&limit));
+        if admission.limit == LimitRule::Fixed {
+            assert_eq!(limit, admission.start_per_engine);
+        }
+        self.limits.insert(engine, limit);
+    }
+
+    /// A lease keeps the limit that holds at its moment; a limit that is lowered later cancels nothing.
+    pub(super) fn check_room(&mut self, evaluation: bool) {
+        self.in_flight += 1;
+        self.in_flight_evaluation += usize::from(evaluation);
+        self.most_in_flight = self.most_in_flight.max(self.in_flight);
+        let engines: u32 = self.serving.iter().map(|engine| self.limits[engine]).sum();
+        let batch = self.config.oversampling_factor * f64::from(self.config.batch_size);
+        let limit = f64::from(engines).min(batch);
+        assert!(
+            self.in_flight as f64 <= limit,
+            "{} rollouts are in flight where {limit} are allowed",
+            self.in_flight
+        );
+    }
+
+    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be too long).
+    pub(super) fn check_groups(&self, batch: &PackedBatch) {
+        let mut groups: BTreeMap<GroupId, BTreeSet<RolloutId>> = BTreeMap::new();
+        for micro_batch in batch.ranks.iter().flatten() {
+            for rollout in &micro_batch.rollouts {
+                let group = self.leased[rollout].rollout.group;
+                groups.entry(group).or_default().insert(*rollout);
+            }
+        }
+        let wanted = (self.config.batch_size / self.config.group_size) as usize;
+        assert!(groups.len() <= wanted, "more groups than a batch has");
+        if batch.metrics["samples/too_long"] > 0.0 {
+            return;
+        }
+        assert_eq!(groups.len(), wanted, "a batch is so many groups");
+        let smallest = self.config.min_group_size.unwrap_or(self.config.group_size) as usize;
+        let largest = self.config.group_size as usize;
+        for (group, rollouts) in groups {
+            assert!(
+                (smallest..=largest).contains(&rollouts.len()),
+                "group {group} is trained with {} rollouts",
+                rollouts.len()
+            );
+        }
+    }
+}
