@@ -40,7 +40,7 @@ def rollout(answer: dict[str, Any]) -> str:
         f"slot {answer['slot']} of group {answer['group']}{kind}",
         f"  {seconds(answer['leased_s'])}: leased to worker {answer['worker']}{f' ({name})' if name else ''}",
     ]
-    lines += [f"  {seconds(at)}: an engine begins to sample, at version {version}" for at, version in answer["sampling"]]
+    lines += [f"  {seconds(at)}: an engine begins to sample, version {version}" for at, version in answer["sampling"]]
     if answer["turns"]:
         header = (
             "turn",

@@ -6,6 +6,7 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::rollout::Rollout;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What a batch that is asked for waits for, the nearest cause first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -132,14 +133,13 @@ impl Core {
 
     /// Workers that are registered.
     pub fn worker_views(&self) -> impl Iterator<Item = WorkerView> + '_ {
-        self.workers.iter().map(|(id, worker)| WorkerView {
+        let leases = self.lease_requests.values();
+        let asking: BTreeSet<WorkerId> = leases.map(|lease| lease.worker).collect();
+        self.workers.iter().map(move |(id, worker)| WorkerView {
             worker: *id,
             environment: worker.environment,
             running: worker.running.len(),
-            asks: self
-                .lease_requests
-                .values()
-                .any(|lease| lease.worker == *id),
+            asks: asking.contains(id),
         })
     }
 
