@@ -28,7 +28,7 @@ pub enum BatchWait {
     NoWorker,
     /// Training rollouts are in flight.
     Rollouts,
-    /// Only an evaluation's rollouts are in flight.
+    /// An evaluation holds the next version back, or is all that is in flight.
     Evaluation,
     /// Engines serve and there is work, but no worker asks for it.
     WorkersAway,
@@ -153,7 +153,10 @@ impl Core {
             return self.why_no_engine();
         }
         if last_step(&self.config, self.ledger.newest_proved()) < Some(step) {
-            return BatchWait::AsyncLevel;
+            return match &self.round {
+                Some(_) => BatchWait::Evaluation,
+                None => BatchWait::AsyncLevel,
+            };
         }
         match self.in_flight() {
             (0, 0) if self.curriculum.missing().is_some() => BatchWait::NoWorker,

@@ -55,7 +55,7 @@ impl State for TrainerState {
                     "waits: an environment has no worker that listed its examples"
                 }
                 BatchWait::Rollouts => "waits for rollouts in flight",
-                BatchWait::Evaluation => "waits: only an evaluation is in flight",
+                BatchWait::Evaluation => "waits for an evaluation (it holds new weights back)",
                 BatchWait::WorkersAway => "waits: no worker asks for rollouts",
             },
         }
@@ -92,7 +92,7 @@ impl State for EngineState {
             EngineState::NotJoined => "has not joined yet",
             EngineState::Serves => "serves while rollouts are in flight",
             EngineState::Loads => "loads weights",
-            EngineState::Unproved => "waits to be told what to load",
+            EngineState::Unproved => "waits for the first weights to load",
             EngineState::Lost => "lost",
             EngineState::Idle(why) => match why {
                 NoRollouts::AllCut => "idle: nothing is left to be sampled",
