@@ -13,7 +13,7 @@ pub struct Config {
     pub batch_size: u32,
     /// Rollouts per example.
     pub group_size: u32,
-    /// Longest micro-batch, tokens. A longer sample is dropped and counted.
+    /// Longest micro-batch, tokens. What becomes of a longer sample, `long_samples` says.
     pub seq_len: u32,
     pub data_ranks: u32,
     /// How many steps generation may run ahead of the trainer; 0 is synchronous.
@@ -22,7 +22,9 @@ pub struct Config {
     pub max_off_policy_steps: u64,
     /// The in-flight target is this many times `batch_size`; at least 1.
     pub oversampling_factor: f64,
-    pub algorithm: Algorithm,
+    pub trajectory_strategy: TrajectoryStrategy,
+    pub truncated_rollouts: TruncatedRollouts,
+    pub long_samples: LongSamples,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     pub timeouts: Timeouts,
@@ -39,6 +41,8 @@ pub struct Environment {
     pub ratio: f64,
     /// How often a failed rollout is tried again before its group is dropped.
     pub max_retries: u32,
+    /// How its rewards become advantages. Not looked at in an evaluation.
+    pub algorithm: Algorithm,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,16 +64,89 @@ pub struct Evaluation {
     pub base_model: bool,
 }
 
+/// How rewards become advantages; the formulas are in [`crate::algorithm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Algorithm {
-    /// Group-relative advantages (Shao et al. 2024, arXiv:2402.03300): reward minus the group's mean;
-    /// with `normalize_std` also divided by the group's standard deviation.
-    Grpo {
-        normalize_std: bool,
-        /// Negative control: permute advantages over the whole batch, so that nothing can be learnt.
-        shuffle_advantages: bool,
+pub struct Algorithm {
+    pub kind: AlgorithmKind,
+    /// GRPO only: also divide by the group's standard deviation.
+    pub normalize_std: bool,
+    pub length_normalization: LengthNormalization,
+    /// Negative control: permute advantages over the whole batch, so that nothing can be learnt.
+    pub shuffle_advantages: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmKind {
+    Grpo,
+    DrGrpo,
+    Rloo,
+    MaxRl,
+    ReinforcePlusPlus,
+    /// A function of the user's, outside of the core: [`crate::Effect::ComputeAdvantages`].
+    Custom {
+        /// `module:function`, for whoever calls it.
+        path: String,
+        /// A group whose advantages are not there so long after they were asked for is dropped.
+        timeout: Duration,
     },
+}
+
+impl AlgorithmKind {
+    /// Whether an advantage compares a rollout with the others of its group.
+    pub fn is_relative(&self) -> bool {
+        match self {
+            AlgorithmKind::Grpo
+            | AlgorithmKind::DrGrpo
+            | AlgorithmKind::Rloo
+            | AlgorithmKind::MaxRl => true,
+            AlgorithmKind::ReinforcePlusPlus | AlgorithmKind::Custom { .. } => false,
+        }
+    }
+}
+
+/// What weighs the same in a step's loss; [`crate::algorithm::length_scales`] has the algebra.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthNormalization {
+    /// Every token.
+    Token,
+    /// Every sequence.
+    Sequence,
+    /// Every token, by a weight that does not depend on how long the batch's sequences are: 1 / `seq_len`.
+    Constant,
+}
+
+/// Which sequences a rollout's turns become; see [`crate::sample`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrajectoryStrategy {
+    /// Turns that extend each other are one sample.
+    Interleaved,
+    /// Each turn is a sample, with all before it as context.
+    Branching,
+}
+
+/// What becomes of rollouts the environment cut short (too many tokens, or turns).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TruncatedRollouts {
+    /// They are trained as all others.
+    Train,
+    /// Their rewards count in their group's baseline, their tokens are not trained.
+    Mask,
+    /// They count as failed attempts.
+    Drop,
+}
+
+/// What becomes of samples longer than `seq_len`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongSamples {
+    /// They are left out.
+    Drop,
+    /// Their tails are cut off; one with nothing left to train is left out.
+    Truncate,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -110,6 +187,12 @@ pub enum ConfigError {
         group_size: u32,
         lower: u32,
         upper: u32,
+    },
+    #[error("environment {name:?}: algorithm.{field} {problem}")]
+    Algorithm {
+        name: String,
+        field: &'static str,
+        problem: &'static str,
     },
     #[error(
         "group_size = 1: an advantage compares a rollout with the others of its group, and alone it is always 0; \
@@ -213,7 +296,10 @@ impl Config {
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });
         }
-        if self.group_size == 1 {
+        let relative = |environment: &Environment| {
+            environment.role == Role::Train && environment.algorithm.kind.is_relative()
+        };
+        if self.group_size == 1 && self.environments.iter().any(relative) {
             return Err(ConfigError::GroupOfOne);
         }
         let (batch_size, group_size) = (self.batch_size, self.group_size);
@@ -268,7 +354,7 @@ impl Config {
                         ratio: environment.ratio,
                     });
                 }
-                Role::Train => {}
+                Role::Train => environment.algorithm.validate(&name)?,
                 Role::Evaluate(evaluation) => {
                     evaluation_seen = true;
                     evaluation.validate(&name)?;
@@ -297,6 +383,42 @@ impl Config {
             Some((field, _)) => Err(ConfigError::Zero { field }),
             None => Ok(()),
         }
+    }
+}
+
+impl Algorithm {
+    /// `name` is the environment's.
+    fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        let refuse = |field, problem| {
+            Err(ConfigError::Algorithm {
+                name: name.to_owned(),
+                field,
+                problem,
+            })
+        };
+        if self.normalize_std && self.kind != AlgorithmKind::Grpo {
+            return refuse(
+                "normalize_std",
+                "divides GRPO's advantages and no other type's: leave it false, or set type = \"grpo\"",
+            );
+        }
+        let AlgorithmKind::Custom { path, timeout } = &self.kind else {
+            return Ok(());
+        };
+        match path.split_once(':') {
+            Some((module, function)) if !module.is_empty() && !function.is_empty() => {}
+            _ => return refuse("path", "must be \"module:function\" for type = \"custom\""),
+        }
+        if timeout.0 == 0 {
+            return refuse("timeout_s", "is 0: set it above 0");
+        }
+        if self.shuffle_advantages {
+            return refuse(
+                "shuffle_advantages",
+                "cannot exchange advantages of single tokens: shuffle them in your function",
+            );
+        }
+        Ok(())
     }
 }
 

@@ -33,6 +33,13 @@ pub struct Counters {
     pub failed: u64,
     pub cancelled: u64,
     pub evaluated: u64,
+    /// Rollouts to be trained that the environment cut short. This and the next two are no endings: they say more of
+    /// rollouts that are counted above.
+    pub truncated: u64,
+    /// Failed because nothing trainable was sampled.
+    pub empty: u64,
+    /// Failed because the environment said so.
+    pub errored: u64,
 }
 
 impl Counters {

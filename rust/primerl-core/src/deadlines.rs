@@ -12,6 +12,7 @@ pub enum Due {
     Lease(RequestId),
     Batch(RequestId),
     Evaluation,
+    Advantages(GroupId),
     Wait(crate::waits::Key),
 }
 

@@ -83,6 +83,13 @@ pub enum Event {
         digest: String,
     },
 
+    /// A custom algorithm answered [`crate::Effect::ComputeAdvantages`]: for each of the request's samples one value
+    /// a token, or why there are none.
+    AdvantagesComputed {
+        group: GroupId,
+        result: Result<Vec<Vec<f32>>, String>,
+    },
+
     /// Time passed: check deadlines.
     Tick,
     /// Stop dispatching, cancel what is in flight, finish.

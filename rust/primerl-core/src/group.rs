@@ -5,7 +5,9 @@
 //! dropped.
 
 use crate::ids::*;
-use crate::rollout::Rollout;
+use crate::rollout::{Rollout, TrainedTrace};
+use crate::sample::Sample;
+use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub enum Slot {
@@ -24,6 +26,8 @@ pub struct Group {
     attempts_failed: Vec<u32>,
     /// Leases each slot lost with their workers.
     leases_lost: Vec<u32>,
+    /// Of a custom algorithm: for each of [`Group::samples`], one advantage a token.
+    pub token_advantages: Option<Vec<Arc<[f32]>>>,
 }
 
 /// A lost lease is no fault of the example, so it is no retry. But an example that kills every worker must not go
@@ -44,6 +48,7 @@ impl Group {
             slots: vec![Slot::Queued; size],
             attempts_failed: vec![0; size],
             leases_lost: vec![0; size],
+            token_advantages: None,
         }
     }
 
@@ -60,10 +65,22 @@ impl Group {
         })
     }
 
-    pub fn finished_mut(&mut self) -> impl Iterator<Item = &mut Rollout> {
-        self.slots.iter_mut().filter_map(|slot| match slot {
-            Slot::Finished(rollout) => Some(&mut **rollout),
-            _ => None,
+    /// Traces of the finished rollouts, in order of the slots.
+    pub fn traces(&self) -> impl Iterator<Item = &TrainedTrace> {
+        self.finished().flat_map(|rollout| &rollout.traces)
+    }
+
+    /// Samples of the finished rollouts, in order of the slots, each with the position of its trace in
+    /// [`Group::traces`].
+    pub fn samples(&self) -> impl Iterator<Item = (usize, &Sample)> {
+        let mut next = 0;
+        self.finished().flat_map(move |rollout| {
+            let first = next;
+            next += rollout.traces.len();
+            rollout
+                .samples
+                .iter()
+                .map(move |sample| (first + sample.trace, sample))
         })
     }
 

@@ -7,7 +7,7 @@ use crate::group::Group;
 use crate::ids::Step;
 use crate::pack::{MicroBatch, Weighted};
 use crate::policy::staleness;
-use crate::rollout::TrainedTrace;
+use crate::rollout::{LeftOut, TrainedTrace};
 use std::collections::BTreeMap;
 
 /// What was counted since the previous cut.
@@ -30,6 +30,9 @@ impl Interval {
                 failed: b.failed - a.failed,
                 cancelled: b.cancelled - a.cancelled,
                 evaluated: b.evaluated - a.evaluated,
+                truncated: b.truncated - a.truncated,
+                empty: b.empty - a.empty,
+                errored: b.errored - a.errored,
             },
             groups_dropped: later.groups_dropped - earlier.groups_dropped,
         }
@@ -69,6 +72,7 @@ pub fn batch_metrics(
         .collect();
     metrics.set("advantage/all/std", standard_deviation(&advantages));
     sample_metrics(&mut metrics, step, samples);
+    left_out_metrics(&mut metrics, groups);
     let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
     let tokens: usize = micro_batches
         .iter()
@@ -83,6 +87,9 @@ pub fn batch_metrics(
     metrics.set("rollouts/stale", interval.counters.stale as f64);
     metrics.set("rollouts/cancelled", interval.counters.cancelled as f64);
     metrics.set("rollouts/filtered", interval.counters.filtered as f64);
+    metrics.set("rollouts/truncated", interval.counters.truncated as f64);
+    metrics.set("rollouts/empty", interval.counters.empty as f64);
+    metrics.set("rollouts/errored", interval.counters.errored as f64);
     metrics.set("groups/dropped", interval.groups_dropped as f64);
     metrics.0
 }
@@ -130,6 +137,18 @@ fn reward_metrics(metrics: &mut Metrics, config: &Config, groups: &[Group]) {
             metrics.mean(format!("metric/{name}/{metric}/mean"), values)
         });
     }
+}
+
+/// Samples of the batch's rollouts that are not in it, or not whole.
+fn left_out_metrics(metrics: &mut Metrics, groups: &[Group]) {
+    let left_out = || {
+        let rollouts = groups.iter().flat_map(|group| group.finished());
+        rollouts.map(|rollout| rollout.left_out)
+    };
+    let total = |of: fn(LeftOut) -> u32| left_out().map(of).sum::<u32>() as f64;
+    metrics.set("samples/too_long", total(|left_out| left_out.too_long));
+    metrics.set("samples/cut", total(|left_out| left_out.cut));
+    metrics.set("samples/masked", total(|left_out| left_out.masked));
 }
 
 fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {

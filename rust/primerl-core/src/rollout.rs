@@ -9,12 +9,14 @@
 //! are new rollouts. So nothing that a slow or presumed dead worker still does can touch its successor.
 //! Transitions that are not drawn are bugs and panic. [`Rollout::end`] takes the rollout by value: it ends once.
 
+use crate::config::{AlgorithmKind, Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
 use crate::counters::{Counters, Ended};
 use crate::event::{Outcome, RolloutError, Trace};
 use crate::ids::*;
-use crate::sample::{Sample, interleave};
+use crate::sample::{Sample, samples};
 use crate::time::Time;
 use crate::turn::Turn;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -31,8 +33,46 @@ pub enum State {
     Finished,
 }
 
+/// What a finished rollout's turns become, and what of it is left out.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub strategy: TrajectoryStrategy,
+    pub truncated: TruncatedRollouts,
+    pub long: LongSamples,
+    pub seq_len: usize,
+    /// The algorithm has no meaning for a reward below it.
+    pub lowest_reward: f64,
+}
+
+impl Rules {
+    pub fn of(config: &Config, environment: EnvironmentId) -> Self {
+        let algorithm = &config.environment(environment).algorithm;
+        Rules {
+            strategy: config.trajectory_strategy,
+            truncated: config.truncated_rollouts,
+            long: config.long_samples,
+            seq_len: config.seq_len as usize,
+            lowest_reward: match algorithm.kind {
+                AlgorithmKind::MaxRl => 0.0,
+                _ => f64::NEG_INFINITY,
+            },
+        }
+    }
+}
+
+/// Samples of a finished rollout that are not trained as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// Longer than `seq_len`, or with nothing to train within it.
+    pub too_long: u32,
+    /// Cut to `seq_len`.
+    pub cut: u32,
+    /// Of a trace that the environment truncated.
+    pub masked: u32,
+}
+
 /// A seat with something to train on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainedTrace {
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,
@@ -59,7 +99,9 @@ pub struct Rollout {
     invalid: Option<String>,
     /// Filled by [`Rollout::finish`].
     pub traces: Vec<TrainedTrace>,
+    /// To be trained. May be empty: its traces still count in their group's baseline.
     pub samples: Vec<Sample>,
+    pub left_out: LeftOut,
 }
 
 /// Where a rollout comes from.
@@ -103,6 +145,7 @@ impl Rollout {
             invalid: None,
             traces: Vec::new(),
             samples: Vec::new(),
+            left_out: LeftOut::default(),
         }
     }
 
@@ -131,15 +174,16 @@ impl Rollout {
     /// Takes in the environment's report.
     ///
     /// # Errors
-    /// The rollout failed, or has nothing to train on (kind `empty`); it is still to be ended.
-    pub fn finish(&mut self, outcome: &Outcome) -> Result<(), RolloutError> {
+    /// The rollout failed, has nothing to train on (kind `empty`), or was truncated where those are dropped (kind
+    /// `truncated`); it is still to be ended.
+    pub fn finish(&mut self, outcome: &Outcome, rules: &Rules) -> Result<(), RolloutError> {
         assert_ne!(
             self.state,
             State::Finished,
             "rollout {} ended twice",
             self.id
         );
-        self.check(outcome)?;
+        self.check(outcome, rules.lowest_reward)?;
         let joined = self.join(&outcome.traces);
         let trace_of: Vec<Option<usize>> = self
             .turns
@@ -151,14 +195,22 @@ impl Rollout {
                     .filter(|trace| is_trained(&outcome.traces[*trace]))
             })
             .collect();
-        let mut samples = interleave(self.id, &self.turns, &trace_of);
+        let mut samples = samples(rules.strategy, self.id, &self.turns, &trace_of);
         if samples.is_empty() {
             return Err(error(
                 "empty",
                 "no trainable trace has a sampled token".to_owned(),
             ));
         }
+        let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
+        if rules.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
+            return Err(error(
+                "truncated",
+                "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
+            ));
+        }
         self.keep_trained_traces(&mut samples, outcome, &trace_of);
+        samples.retain_mut(|sample| self.keeps(sample, rules));
         self.samples = samples;
         self.state = State::Finished;
         self.turns = Vec::new();
@@ -170,7 +222,7 @@ impl Rollout {
     /// # Errors
     /// The rollout failed, or was sampled by another version than the pinned one; it is still to be ended.
     pub fn score(&self, outcome: &Outcome) -> Result<Score, RolloutError> {
-        self.check(outcome)?;
+        self.check(outcome, f64::NEG_INFINITY)?;
         if let Some(other) = self
             .versions
             .iter()
@@ -237,7 +289,7 @@ impl Rollout {
         counters.count(ended);
     }
 
-    fn check(&self, outcome: &Outcome) -> Result<(), RolloutError> {
+    fn check(&self, outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutError> {
         if let Some(message) = &self.invalid {
             return Err(error("engine", message.clone()));
         }
@@ -250,17 +302,47 @@ impl Rollout {
             };
             return Err(outcome.error.clone().unwrap_or_else(unnamed));
         }
-        let usable = |trace: &&Trace| trace.reward.abs() <= LARGEST_REWARD;
-        match outcome.traces.iter().find(|trace| !usable(trace)) {
-            Some(trace) => Err(error(
+        for Trace { reward, .. } in &outcome.traces {
+            if reward.is_nan() || reward.abs() > LARGEST_REWARD {
+                let message = format!(
+                    "reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}"
+                );
+                return Err(error("environment", message));
+            }
+        }
+        let trained = outcome.traces.iter().filter(|trace| is_trained(trace));
+        match trained
+            .map(|trace| trace.reward)
+            .find(|reward| *reward < lowest_reward)
+        {
+            Some(reward) => Err(error(
                 "environment",
                 format!(
-                    "reward = {} is not a finite number of at most {LARGEST_REWARD:e}",
-                    trace.reward
+                    "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"
                 ),
             )),
             None => Ok(()),
         }
+    }
+
+    /// Whether a sample is to be trained, by the rules; shortens it where they say so.
+    fn keeps(&mut self, sample: &mut Sample, rules: &Rules) -> bool {
+        if rules.truncated == TruncatedRollouts::Mask && self.traces[sample.trace].truncated {
+            self.left_out.masked += 1;
+            return false;
+        }
+        if sample.len() <= rules.seq_len {
+            return true;
+        }
+        if rules.long == LongSamples::Truncate {
+            sample.truncate(rules.seq_len);
+        }
+        let keeps = rules.long == LongSamples::Truncate && sample.loss_tokens > 0;
+        match keeps {
+            true => self.left_out.cut += 1,
+            false => self.left_out.too_long += 1,
+        }
+        keeps
     }
 
     /// Which trace each session of the turns is. A client that sends no session name has one conversation, and its

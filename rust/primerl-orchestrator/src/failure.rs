@@ -43,6 +43,8 @@ pub enum RunError {
     TrainerSilent { seconds: f64, doing: String },
     #[error("{reason}")]
     Core { reason: String },
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
     #[error("the HTTP server stopped: {0}")]
     Server(std::io::Error),
     #[error("{task} stopped unexpectedly; this is a bug in primerl")]

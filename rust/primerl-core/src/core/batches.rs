@@ -48,7 +48,7 @@ impl Core {
     }
 
     fn cut(&mut self, chosen: &[GroupId]) {
-        let mut groups: Vec<Group> = chosen
+        let groups: Vec<Group> = chosen
             .iter()
             .filter_map(|id| self.groups.remove(id))
             .collect();
@@ -61,7 +61,7 @@ impl Core {
         let batch = build(
             &self.config,
             self.next_step,
-            &mut groups,
+            &groups,
             &interval,
             &mut self.rng,
         );

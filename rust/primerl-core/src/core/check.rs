@@ -25,7 +25,10 @@ impl Core {
         }
         self.check_rollouts()?;
         ensure!(
-            self.finished.is_none() || (self.rollouts.is_empty() && self.groups.is_empty()),
+            self.finished.is_none()
+                || (self.rollouts.is_empty()
+                    && self.groups.is_empty()
+                    && self.computing.is_empty()),
             "the run is over, but work is left"
         );
         Ok(())
@@ -89,10 +92,11 @@ impl Core {
                 ensure!(known, "rollout {rollout} of group {id} is not in flight");
             }
         }
-        let ready = self.ready.iter().filter(|ready| **ready == id).count();
+        let ready = self.ready.iter().filter(|ready| **ready == id).count()
+            + usize::from(self.computing.contains_key(&id));
         ensure!(
             ready == usize::from(group.is_complete()),
-            "group {id} is {ready} times among the ready ones"
+            "group {id} is {ready} times among those that are ready or wait for their advantages"
         );
         Ok(())
     }

@@ -52,6 +52,7 @@ impl Core {
             } => {
                 self.weights_published(version, Published { manifest, digest });
             }
+            Event::AdvantagesComputed { group, result } => self.advantages_computed(group, result),
             Event::Tick => {}
             Event::ShutdownRequested { reason } => self.end(Effect::Finished { reason }),
         }

@@ -5,6 +5,7 @@
 //! The rules stand in the modules that own them: [`crate::admission`], [`crate::batch`], [`crate::policy`],
 //! [`crate::evaluation`], [`crate::group`], [`crate::rollout`].
 
+mod advantages;
 mod batches;
 mod check;
 mod events;
@@ -29,7 +30,7 @@ use crate::metrics::Interval;
 use crate::policy::Ledger;
 use crate::rollout::Rollout;
 use crate::time::Time;
-use crate::waits::Waits;
+use crate::waits::{Armed, Waits};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -80,6 +81,8 @@ pub struct Core {
     groups: BTreeMap<GroupId, Group>,
     /// Complete groups, in the order in which they became so.
     ready: VecDeque<GroupId>,
+    /// Complete groups that wait for a custom algorithm's advantages.
+    computing: BTreeMap<GroupId, Armed>,
     /// In flight.
     rollouts: BTreeMap<RolloutId, Rollout>,
     in_flight_evaluation: usize,
@@ -123,6 +126,7 @@ impl Core {
                 .collect(),
             groups: BTreeMap::new(),
             ready: VecDeque::new(),
+            computing: BTreeMap::new(),
             rollouts: BTreeMap::new(),
             in_flight_evaluation: 0,
             workers: BTreeMap::new(),
@@ -215,6 +219,7 @@ impl Core {
                 Due::Lease(request) => self.lease_poll_ended(request),
                 Due::Batch(request) => self.batch_poll_ended(request),
                 Due::Evaluation => self.evaluation_timed_out(),
+                Due::Advantages(group) => self.advantages_timed_out(group),
                 Due::Wait(key) => self.warn_of_wait(key),
             }
         }

@@ -1,14 +1,15 @@
 //! Rollouts in flight: turns, reports, deadlines; what becomes of their groups.
 
 use super::Core;
+use crate::config::AlgorithmKind;
 use crate::counters::Ended;
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::event::{Outcome, RolloutError};
-use crate::group::Slot;
+use crate::group::{Group, Slot};
 use crate::ids::*;
 use crate::policy::too_many_policies;
-use crate::rollout::{Rollout, error};
+use crate::rollout::{LeftOut, Rollout, Rules, error};
 use crate::turn::Turn;
 
 /// So many dropped groups in a row end the run, or a whole batch of them where that is more.
@@ -50,10 +51,26 @@ impl Core {
         if rollout.evaluates.is_some() {
             return self.evaluation_rollout_finished(rollout, outcome);
         }
-        match rollout.finish(outcome) {
+        let rules = Rules::of(&self.config, rollout.environment);
+        let finished = rollout.finish(outcome, &rules);
+        self.flag(outcome, finished.as_ref().err());
+        match finished {
             Ok(()) => self.complete(rollout),
             Err(error) => self.fail(rollout, Ended::Failed, &error),
         }
+    }
+
+    /// Counts what a report says beside how the rollout ended.
+    fn flag(&mut self, outcome: &Outcome, error: Option<&RolloutError>) {
+        let mut trained = outcome
+            .traces
+            .iter()
+            .filter(|trace| trace.trainable && trace.ok);
+        let truncated = trained.any(|trace| trace.truncated);
+        let counters = &mut self.counters;
+        counters.errored += u64::from(!outcome.ok);
+        counters.truncated += u64::from(outcome.ok && truncated);
+        counters.empty += u64::from(error.is_some_and(|error| error.kind == "empty"));
     }
 
     pub(super) fn rollout_timed_out(&mut self, id: RolloutId) {
@@ -140,7 +157,7 @@ impl Core {
 
     /// Drops a group that came to nothing. An environment of which nothing else comes ends the run: replacing its
     /// groups for ever would be a hang with a busy machine.
-    fn drop_failed_group(&mut self, id: GroupId, environment: EnvironmentId, why: &str) {
+    pub(super) fn drop_failed_group(&mut self, id: GroupId, environment: EnvironmentId, why: &str) {
         self.drop_group(id, Ended::Filtered, why);
         let site = &mut self.sites[environment.0 as usize];
         site.failed_groups += 1;
@@ -161,6 +178,7 @@ impl Core {
         };
         self.groups_dropped += 1;
         self.ready.retain(|ready| *ready != id);
+        self.stop_computing(id);
         let (name, example) = (self.name(group.environment).to_owned(), group.example);
         self.warn(format!(
             "group {id} (example {example} of environment {name:?}) was dropped: {why}"
@@ -183,6 +201,10 @@ impl Core {
     /// At the end of the run: groups that will not be cut. Nothing is in flight any more.
     pub(super) fn discard_groups(&mut self) {
         self.ready.clear();
+        let computing: Vec<GroupId> = self.computing.keys().copied().collect();
+        computing.into_iter().for_each(|id| {
+            self.stop_computing(id);
+        });
         self.sites.iter_mut().for_each(|site| site.queue.clear());
         for slot in std::mem::take(&mut self.groups)
             .into_values()
@@ -196,7 +218,6 @@ impl Core {
 
     fn complete(&mut self, rollout: Rollout) {
         let (id, environment) = (rollout.group, rollout.environment);
-        let limit = self.config.seq_len as usize;
         let group = self
             .groups
             .get_mut(&id)
@@ -205,18 +226,23 @@ impl Core {
         if !group.is_complete() {
             return;
         }
-        let fits = group
-            .finished()
-            .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit));
-        if fits {
-            self.sites[environment.0 as usize].failed_groups = 0;
-            self.ready.push_back(id);
-        } else {
-            let why = format!(
-                "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
-            );
-            self.drop_failed_group(id, environment, &why);
+        if group.samples().next().is_none() {
+            let why = why_nothing_is_left(group, self.config.seq_len);
+            return self.drop_failed_group(id, environment, &why);
         }
+        match &self.config.environment(environment).algorithm.kind {
+            AlgorithmKind::Custom { path, timeout } => {
+                let (path, timeout) = (path.clone(), *timeout);
+                self.compute_advantages(id, path, timeout);
+            }
+            _ => self.is_ready(id, environment),
+        }
+    }
+
+    /// A complete group, with all that its advantages need, waits for its batch.
+    pub(super) fn is_ready(&mut self, id: GroupId, environment: EnvironmentId) {
+        self.sites[environment.0 as usize].failed_groups = 0;
+        self.ready.push_back(id);
     }
 
     fn take(&mut self, id: RolloutId) -> Rollout {
@@ -234,4 +260,16 @@ impl Core {
         }
         rollout
     }
+}
+
+fn why_nothing_is_left(group: &Group, seq_len: u32) -> String {
+    let left_out: Vec<LeftOut> = group.finished().map(|rollout| rollout.left_out).collect();
+    if left_out.iter().any(|left_out| left_out.too_long > 0) {
+        return format!(
+            "all of its samples are longer than seq_len = {seq_len}: raise it or shorten rollouts"
+        );
+    }
+    "all of its rollouts were cut short by the environment, and truncated_rollouts = \"mask\": allow them more tokens \
+     or turns"
+        .to_owned()
 }

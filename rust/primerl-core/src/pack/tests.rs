@@ -1,5 +1,6 @@
 use super::*;
-use crate::sample::interleave;
+use crate::config::TrajectoryStrategy;
+use crate::sample::samples;
 use crate::testing::turn;
 use proptest::prelude::*;
 
@@ -16,11 +17,17 @@ fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
         &vec![id as u32; sampled],
         3,
     )];
-    let sample = interleave(RolloutId(id as u64), &turns, &[Some(0)]).remove(0);
+    let sample = samples(
+        TrajectoryStrategy::Interleaved,
+        RolloutId(id as u64),
+        &turns,
+        &[Some(0)],
+    )
+    .remove(0);
     Weighted {
         sample,
         environment: EnvironmentId(0),
-        advantage: id as f32 + 0.5,
+        advantage: Advantage::Uniform(id as f32 + 0.5),
     }
 }
 
@@ -54,6 +61,34 @@ fn columns_are_the_samples_in_order() {
         environments: vec![EnvironmentId(0); 2],
     };
     assert_eq!(ranks, [[expected]]);
+}
+
+#[test]
+fn each_token_has_its_own_advantage_where_the_sample_has_them() {
+    let turns = [
+        turn(None, &[1, 2], &[10], 3),
+        turn(Some(0), &[3], &[11, 12], 4),
+    ];
+    let sample = samples(
+        TrajectoryStrategy::Interleaved,
+        RolloutId(0),
+        &turns,
+        &[Some(0); 2],
+    )
+    .remove(0);
+    let advantage = Advantage::PerToken {
+        values: (1..=6).map(|value| value as f32).collect(),
+        scale: 0.5,
+    };
+    let weighted = Weighted {
+        sample,
+        environment: EnvironmentId(0),
+        advantage,
+    };
+    let ranks = pack(&[weighted], 8, 1, FLOPS);
+    assert_eq!(ranks[0][0].token_ids, [1, 2, 10, 3, 11, 12]);
+    assert_eq!(ranks[0][0].advantages, [0.0, 0.0, 1.5, 0.0, 2.5, 3.0]);
+    assert_eq!(ranks[0][0].versions, [-1, -1, 3, -1, 4, 4]);
 }
 
 #[test]
@@ -125,7 +160,7 @@ proptest! {
             for (rollout, length) in micro_batch.rollouts.iter().zip(&micro_batch.sequence_lengths) {
                 let sample = &samples[rollout.0 as usize].sample;
                 let end = start + *length as usize;
-                prop_assert_eq!(&micro_batch.loss_mask[start..end], &sample.loss_mask[..]);
+                prop_assert_eq!(&micro_batch.loss_mask[start..end], &sample.loss_mask()[..]);
                 prop_assert!(micro_batch.token_ids[start..end].iter().all(|token| *token as u64 == rollout.0));
                 seen.push(rollout.0);
                 start = end;
@@ -135,6 +170,27 @@ proptest! {
         let fitting = (0..samples.len()).filter(|id| samples[*id].sample.len() <= seq_len).map(|id| id as u64);
         prop_assert_eq!(seen, fitting.collect::<Vec<_>>(), "every sample once");
         prop_assert_eq!(&ranks, &pack(&samples, seq_len, data_ranks, FLOPS), "deterministic");
+    }
+
+    /// The tree finds what looking at one bin after the other finds.
+    #[test]
+    fn every_sample_is_in_the_first_micro_batch_it_fits_in(
+        lengths in prop::collection::vec(1_usize..30, 0..80),
+        seq_len in 30_usize..60,
+    ) {
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.sort_by_key(|index| (std::cmp::Reverse(lengths[*index]), *index));
+        let mut expected: Vec<Vec<usize>> = Vec::new();
+        for index in order {
+            let used = |bin: &Vec<usize>| bin.iter().map(|member| lengths[*member]).sum::<usize>();
+            match expected.iter().position(|bin| used(bin) + lengths[index] <= seq_len) {
+                Some(bin) => expected[bin].push(index),
+                None => expected.push(vec![index]),
+            }
+        }
+        let bins: Vec<Vec<usize>> =
+            first_fit_decreasing(&lengths, seq_len, FLOPS).into_iter().map(|bin| bin.members).collect();
+        prop_assert_eq!(bins, expected);
     }
 
     #[test]

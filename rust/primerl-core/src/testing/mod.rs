@@ -3,7 +3,7 @@
 pub mod observer;
 pub mod simulator;
 
-use crate::config::{Algorithm, Config, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use crate::config::*;
 use crate::event::{Outcome, Trace};
 use crate::ids::*;
 use crate::time::Duration;
@@ -21,10 +21,9 @@ pub fn config() -> Config {
         max_async_level: 1,
         max_off_policy_steps: 2,
         oversampling_factor: 1.0,
-        algorithm: Algorithm::Grpo {
-            normalize_std: false,
-            shuffle_advantages: false,
-        },
+        trajectory_strategy: TrajectoryStrategy::Interleaved,
+        truncated_rollouts: TruncatedRollouts::Train,
+        long_samples: LongSamples::Drop,
         environments: vec![environment("train")],
         timeouts: Timeouts {
             rollout: Duration::from_secs(120),
@@ -47,6 +46,17 @@ pub fn environment(name: &str) -> Environment {
         role: Role::Train,
         ratio: 1.0,
         max_retries: 2,
+        algorithm: grpo(),
+    }
+}
+
+/// Plain GRPO. Change it with struct update.
+pub fn grpo() -> Algorithm {
+    Algorithm {
+        kind: AlgorithmKind::Grpo,
+        normalize_std: false,
+        length_normalization: LengthNormalization::Token,
+        shuffle_advantages: false,
     }
 }
 

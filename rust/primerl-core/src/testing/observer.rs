@@ -1,6 +1,6 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
-use crate::config::{Config, Role};
+use crate::config::*;
 use crate::effect::{Effect, EvaluationReport, LeasedRollout};
 use crate::event::Event;
 use crate::ids::*;
@@ -32,6 +32,8 @@ pub struct Observer {
     pub sampled: BTreeMap<u32, SampledToken>,
     trained_tokens: BTreeSet<u32>,
     trained_rollouts: BTreeMap<RolloutId, Step>,
+    /// Cut short by their environments.
+    truncated: BTreeSet<RolloutId>,
     leased: BTreeMap<RolloutId, LeasedAt>,
     proved: Option<PolicyVersion>,
     waiting: BTreeMap<RequestId, Time>,
@@ -48,6 +50,7 @@ impl Observer {
             sampled: BTreeMap::new(),
             trained_tokens: BTreeSet::new(),
             trained_rollouts: BTreeMap::new(),
+            truncated: BTreeSet::new(),
             leased: BTreeMap::new(),
             proved: None,
             waiting: BTreeMap::new(),
@@ -65,6 +68,11 @@ impl Observer {
             }
             Event::RequestDropped { request } => {
                 self.waiting.remove(request);
+            }
+            Event::RolloutFinished {
+                rollout, outcome, ..
+            } if outcome.traces.iter().any(|trace| trace.truncated) => {
+                self.truncated.insert(*rollout);
             }
             Event::EngineProved { version, .. } => self.proved = self.proved.max(Some(*version)),
             _ => {}
@@ -125,7 +133,9 @@ impl Observer {
             Effect::Warn { message } => self.warnings.push(message.clone()),
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
-            Effect::UpdateEngine { .. } | Effect::WorkerLost { .. } => {}
+            Effect::UpdateEngine { .. }
+            | Effect::WorkerLost { .. }
+            | Effect::ComputeAdvantages { .. } => {}
         }
     }
 
@@ -284,11 +294,28 @@ impl Observer {
             trained_at, step,
             "rollout {rollout} is trained in two steps"
         );
+        assert!(
+            self.config.truncated_rollouts == TruncatedRollouts::Train
+                || !self.truncated.contains(&rollout),
+            "a truncated rollout is trained"
+        );
+        let algorithm = self.config.environment(leased.rollout.environment);
+        let algorithm = algorithm.algorithm.clone();
+        let mut turns = 0;
         for at in start..end {
             let token = columns.token_ids[at] as u32;
             if columns.loss_mask[at] == 0 {
-                assert_eq!(columns.versions[at], -1);
+                assert_eq!((columns.versions[at], columns.advantages[at]), (-1, 0.0));
                 continue;
+            }
+            assert!(columns.advantages[at].is_finite());
+            if matches!(algorithm.kind, AlgorithmKind::Custom { .. })
+                && algorithm.length_normalization == LengthNormalization::Token
+            {
+                assert_eq!(
+                    columns.advantages[at], token as f32,
+                    "the function's value for the token"
+                );
             }
             let sampled = &self.sampled[&token];
             assert_eq!(sampled.rollout, rollout, "a token of another rollout");
@@ -302,6 +329,7 @@ impl Observer {
                 self.trained_tokens.insert(token),
                 "token {token} is trained twice"
             );
+            turns += usize::from(sampled.prompt.is_some());
             if let Some(prompt) = &sampled.prompt {
                 let before: Vec<u32> = columns.token_ids[start..at]
                     .iter()
@@ -313,5 +341,10 @@ impl Observer {
                 );
             }
         }
+        assert!(turns > 0, "a sequence without a trained turn");
+        assert!(
+            turns == 1 || self.config.trajectory_strategy == TrajectoryStrategy::Interleaved,
+            "{turns} turns are trained in one sequence"
+        );
     }
 }

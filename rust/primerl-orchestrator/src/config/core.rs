@@ -1,7 +1,7 @@
 //! The config as the core wants it.
 
 use super::{AlgorithmConfig, Config, Sampling};
-use primerl_core::config::{Algorithm, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use primerl_core::config::{Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::time::Duration;
 use serde::Deserialize;
 use std::path::Path;
@@ -14,6 +14,11 @@ impl Config {
             role: Role::Train,
             ratio: environment.ratio,
             max_retries: environment.max_retries,
+            algorithm: environment
+                .algorithm
+                .as_ref()
+                .unwrap_or(&self.algorithm)
+                .to_core(),
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
@@ -25,11 +30,8 @@ impl Config {
             }),
             ratio: 1.0,
             max_retries: 1,
+            algorithm: AlgorithmConfig::default().to_core(),
         });
-        let AlgorithmConfig::Grpo {
-            normalize_std,
-            shuffle_advantages,
-        } = self.algorithm;
         let seconds = Duration::from_secs_f64;
         primerl_core::Config {
             seed: self.seed,
@@ -41,10 +43,9 @@ impl Config {
             max_async_level: self.max_async_level,
             max_off_policy_steps: self.max_off_policy_steps,
             oversampling_factor: self.oversampling_factor,
-            algorithm: Algorithm::Grpo {
-                normalize_std,
-                shuffle_advantages,
-            },
+            trajectory_strategy: self.trajectory_strategy.into(),
+            truncated_rollouts: self.truncated_rollouts.into(),
+            long_samples: self.long_samples.into(),
             environments: training.chain(evaluation).collect(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),

@@ -1,8 +1,10 @@
 //! What the orchestrator is told: one TOML file, unknown keys refused, every refusal naming the field and the mend.
 
+mod algorithm;
 mod core;
 mod validate;
 
+pub use self::algorithm::*;
 pub use self::core::flops_model;
 
 use serde::Deserialize;
@@ -30,7 +32,11 @@ pub enum ConfigError {
     Model(String),
 }
 
-fn field(name: &str, problem: impl Into<String>, mend: impl Into<String>) -> ConfigError {
+pub(crate) fn field(
+    name: &str,
+    problem: impl Into<String>,
+    mend: impl Into<String>,
+) -> ConfigError {
     ConfigError::Field {
         field: name.into(),
         problem: problem.into(),
@@ -66,6 +72,15 @@ pub struct Config {
     pub max_off_policy_steps: u64,
     #[serde(default = "one_f64")]
     pub oversampling_factor: f64,
+    /// Which samples a rollout's turns become.
+    #[serde(default)]
+    pub trajectory_strategy: TrajectoryStrategyType,
+    /// What becomes of rollouts the environment cut short.
+    #[serde(default)]
+    pub truncated_rollouts: TruncatedRolloutsType,
+    /// What becomes of samples longer than `seq_len`.
+    #[serde(default)]
+    pub long_samples: LongSamplesType,
     /// URLs of engines that do not join by themselves.
     #[serde(default)]
     pub engines: Vec<String>,
@@ -138,26 +153,6 @@ pub struct EvalSamplingConfig {
     pub max_tokens: Option<u32>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, tag = "type", rename_all = "snake_case")]
-pub enum AlgorithmConfig {
-    Grpo {
-        #[serde(default)]
-        normalize_std: bool,
-        #[serde(default)]
-        shuffle_advantages: bool,
-    },
-}
-
-impl Default for AlgorithmConfig {
-    fn default() -> Self {
-        AlgorithmConfig::Grpo {
-            normalize_std: false,
-            shuffle_advantages: false,
-        }
-    }
-}
-
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
@@ -180,6 +175,8 @@ pub struct TrainEnvironment {
     pub ratio: f64,
     #[serde(default = "default_retries")]
     pub max_retries: u32,
+    /// `None`: the run's.
+    pub algorithm: Option<AlgorithmConfig>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

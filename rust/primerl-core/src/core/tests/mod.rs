@@ -1,5 +1,6 @@
 //! Rules of the whole, one by one. `Run` plays the shell.
 
+mod advantages;
 mod evaluations;
 mod leases;
 mod training;

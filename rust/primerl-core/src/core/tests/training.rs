@@ -1,6 +1,8 @@
 //! Batches, versions, the end.
 
 use super::*;
+use crate::config::{Algorithm, Environment};
+use crate::testing::grpo;
 
 #[test]
 fn a_batch_is_cut_as_soon_as_it_is_complete() {
@@ -386,12 +388,16 @@ fn replaying_the_events_gives_the_same_effects() {
         effects.extend(run.batch(1));
         format!("{effects:?}")
     };
-    let shuffled = crate::config::Algorithm::Grpo {
+    let shuffled = Algorithm {
         normalize_std: true,
         shuffle_advantages: true,
+        ..grpo()
     };
     let config = Config {
-        algorithm: shuffled,
+        environments: vec![Environment {
+            algorithm: shuffled,
+            ..environment("train")
+        }],
         ..config()
     };
     assert_eq!(

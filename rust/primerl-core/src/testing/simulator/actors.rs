@@ -20,6 +20,7 @@ pub enum Action {
     EndTurn(WorkerId, RolloutId, Sampling),
     TrainerAsks(Step, u32),
     TrainerPublishes(PolicyVersion),
+    AdvantagesComputed(GroupId, Result<Vec<Vec<f32>>, String>),
     Kill(Kill),
 }
 
@@ -86,6 +87,9 @@ impl Simulator {
             Action::EndTurn(worker, rollout, sampling) => self.end_turn(worker, rollout, sampling),
             Action::TrainerAsks(step, rank) => self.trainer_asks(step, rank),
             Action::TrainerPublishes(version) => self.trainer_publishes(version),
+            Action::AdvantagesComputed(group, result) => {
+                self.send(Event::AdvantagesComputed { group, result })
+            }
             Action::Kill(kill) => self.kill(kill),
         }
     }

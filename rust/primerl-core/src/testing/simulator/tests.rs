@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{Algorithm, Environment};
+use crate::config::*;
 use crate::testing::{config, environment, evaluation};
 
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
@@ -7,10 +7,14 @@ fn scenario(seed: u64) -> Scenario {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let group_size = rng.random_range(2..=5);
     let max_async_level = rng.random_range(0..=3);
-    let mut environments: Vec<Environment> = vec![environment("train")];
+    let mut environments: Vec<Environment> = vec![Environment {
+        algorithm: algorithm(&mut rng),
+        ..environment("train")
+    }];
     if rng.random_bool(0.3) {
         environments.push(Environment {
             ratio: 2.5,
+            algorithm: algorithm(&mut rng),
             ..environment("second")
         });
     }
@@ -30,10 +34,16 @@ fn scenario(seed: u64) -> Scenario {
         max_async_level,
         max_off_policy_steps: max_async_level + rng.random_range(0..=3),
         oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
-        algorithm: Algorithm::Grpo {
-            normalize_std: rng.random_bool(0.5),
-            shuffle_advantages: rng.random_bool(0.1),
-        },
+        trajectory_strategy: [
+            TrajectoryStrategy::Interleaved,
+            TrajectoryStrategy::Branching,
+        ][rng.random_range(0..2)],
+        truncated_rollouts: [
+            TruncatedRollouts::Train,
+            TruncatedRollouts::Mask,
+            TruncatedRollouts::Drop,
+        ][rng.random_range(0..3)],
+        long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
         environments,
         ..config()
     };
@@ -50,10 +60,38 @@ fn scenario(seed: u64) -> Scenario {
     }
 }
 
+fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
+    let kinds = [
+        AlgorithmKind::Grpo,
+        AlgorithmKind::DrGrpo,
+        AlgorithmKind::Rloo,
+        AlgorithmKind::MaxRl,
+        AlgorithmKind::ReinforcePlusPlus,
+        AlgorithmKind::Custom {
+            path: "rewards:advantages".to_owned(),
+            timeout: Duration::from_secs(30),
+        },
+    ];
+    let kind = kinds[rng.random_range(0..kinds.len())].clone();
+    let is_custom = matches!(kind, AlgorithmKind::Custom { .. });
+    Algorithm {
+        normalize_std: kind == AlgorithmKind::Grpo && rng.random_bool(0.5),
+        shuffle_advantages: !is_custom && rng.random_bool(0.1),
+        length_normalization: [
+            LengthNormalization::Token,
+            LengthNormalization::Sequence,
+            LengthNormalization::Constant,
+        ][rng.random_range(0..3)],
+        kind,
+    }
+}
+
 fn faults() -> Faults {
     Faults {
         rollout_fails: 0.1,
         rollout_empty: 0.03,
+        rollout_truncated: 0.1,
+        advantages_fail: 0.1,
         rollout_hangs: 0.02,
         rollout_slow: 0.1,
         worker_dies: 0.02,
@@ -163,8 +201,14 @@ fn more_asynchrony_takes_less_time_for_the_same_work() {
 fn killed(kill: Kill, expected: &str) {
     for seed in 0..10 {
         let base = scenario(seed);
+        // Rollouts without an engine time out: they are tried again for as long as we look.
+        let mut environments = base.config.environments.clone();
+        environments
+            .iter_mut()
+            .for_each(|environment| environment.max_retries = 100);
         let config = Config {
             max_steps: 1000,
+            environments,
             ..base.config
         };
         let at = Time::default() + Duration::from_secs(60);
