@@ -50,9 +50,9 @@ class Sample:
 
     trace: int
     """Index in the group's traces."""
-    token_ids: memoryview  # [N] int32
-    loss_mask: memoryview  # [N] uint8; 1 = sampled by the policy, to be trained
-    logprobs: memoryview  # [N] fp32, the engine's, nats; 0 where not trained
+    token_ids: memoryview[int]  # [N] int32
+    loss_mask: memoryview[int]  # [N] uint8; 1 = sampled by the policy, to be trained
+    logprobs: memoryview[float]  # [N] fp32, the engine's, nats; 0 where not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,7 @@ def compute(
         example,
         tuple(Trace(*trace) for trace in traces),
         tuple(
-            Sample(
-                trace, memoryview(token_ids).cast("i"), memoryview(loss_mask), memoryview(logprobs).cast("f")
-            )
+            Sample(trace, memoryview(token_ids).cast("i"), memoryview(loss_mask), memoryview(logprobs).cast("f"))
             for trace, token_ids, loss_mask, logprobs in samples
         ),
     )

@@ -85,8 +85,8 @@ class Orchestration(Section):
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""
     trajectory_strategy: Literal["interleaved", "branching"] = "interleaved"
-    """`interleaved`: turns that extend each other are one sample. `branching`: each turn is a sample, with all before it
-    as context."""
+    """`interleaved`: turns that extend each other are one sample. `branching`: each turn is a sample, with all before
+    it as context."""
     truncated_rollouts: Literal["train", "mask", "drop"] = "train"
     """Rollouts that the environment cut short: trained as all others, counted in their group's baseline only, or tried
     again as failed."""

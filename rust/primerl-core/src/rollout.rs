@@ -9,7 +9,11 @@
 //! are new rollouts. So nothing that a slow or presumed dead worker still does can touch its successor.
 //! Transitions that are not drawn are bugs and panic. [`Rollout::end`] takes the rollout by value: it ends once.
 
-use crate::config::{AlgorithmKind, Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
+mod rules;
+
+pub use rules::{LeftOut, Rules};
+
+use crate::config::TruncatedRollouts;
 use crate::counters::{Counters, Ended};
 use crate::event::{Outcome, RolloutError, Trace};
 use crate::ids::*;
@@ -31,44 +35,6 @@ pub enum State {
     Running,
     /// It ended well; its samples wait for the group and the cut.
     Finished,
-}
-
-/// What a finished rollout's turns become, and what of it is left out.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    pub strategy: TrajectoryStrategy,
-    pub truncated: TruncatedRollouts,
-    pub long: LongSamples,
-    pub seq_len: usize,
-    /// The algorithm has no meaning for a reward below it.
-    pub lowest_reward: f64,
-}
-
-impl Rules {
-    pub fn of(config: &Config, environment: EnvironmentId) -> Self {
-        let algorithm = &config.environment(environment).algorithm;
-        Rules {
-            strategy: config.trajectory_strategy,
-            truncated: config.truncated_rollouts,
-            long: config.long_samples,
-            seq_len: config.seq_len as usize,
-            lowest_reward: match algorithm.kind {
-                AlgorithmKind::MaxRl => 0.0,
-                _ => f64::NEG_INFINITY,
-            },
-        }
-    }
-}
-
-/// Samples of a finished rollout that are not trained as they are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeftOut {
-    /// Longer than `seq_len`, or with nothing to train within it.
-    pub too_long: u32,
-    /// Cut to `seq_len`.
-    pub cut: u32,
-    /// Of a trace that the environment truncated.
-    pub masked: u32,
 }
 
 /// A seat with something to train on.
@@ -210,7 +176,10 @@ impl Rollout {
             ));
         }
         self.keep_trained_traces(&mut samples, outcome, &trace_of);
-        samples.retain_mut(|sample| self.keeps(sample, rules));
+        samples.retain_mut(|sample| {
+            let truncated = self.traces[sample.trace].truncated;
+            rules.keep(sample, truncated, &mut self.left_out)
+        });
         self.samples = samples;
         self.state = State::Finished;
         self.turns = Vec::new();
@@ -323,26 +292,6 @@ impl Rollout {
             )),
             None => Ok(()),
         }
-    }
-
-    /// Whether a sample is to be trained, by the rules; shortens it where they say so.
-    fn keeps(&mut self, sample: &mut Sample, rules: &Rules) -> bool {
-        if rules.truncated == TruncatedRollouts::Mask && self.traces[sample.trace].truncated {
-            self.left_out.masked += 1;
-            return false;
-        }
-        if sample.len() <= rules.seq_len {
-            return true;
-        }
-        if rules.long == LongSamples::Truncate {
-            sample.truncate(rules.seq_len);
-        }
-        let keeps = rules.long == LongSamples::Truncate && sample.loss_tokens > 0;
-        match keeps {
-            true => self.left_out.cut += 1,
-            false => self.left_out.too_long += 1,
-        }
-        keeps
     }
 
     /// Which trace each session of the turns is. A client that sends no session name has one conversation, and its

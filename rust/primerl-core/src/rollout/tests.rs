@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::LongSamples;
 use crate::testing::{config, outcome, trace, turn};
 
 fn rollout() -> Rollout {
