@@ -46,25 +46,17 @@ pub fn build(
         }
     }
     let samples = weigh(config, groups, &advantages);
-    let ranks = pack(
-        &samples,
-        config.seq_len as usize,
-        config.data_ranks as usize,
-        config.flops,
-    );
-    let metrics = batch_metrics(
-        config,
-        step,
-        groups,
-        &samples,
-        &advantages,
-        &ranks,
-        interval,
-    );
     let loss_tokens = samples
         .iter()
         .map(|weighted| weighted.sample.loss_tokens)
         .sum();
+    let ranks = pack(
+        samples,
+        config.seq_len as usize,
+        config.data_ranks as usize,
+        config.flops,
+    );
+    let metrics = batch_metrics(config, step, groups, &advantages, &ranks, interval);
     PackedBatch {
         step,
         ranks,

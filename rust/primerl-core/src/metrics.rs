@@ -5,9 +5,10 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::group::Group;
 use crate::ids::Step;
-use crate::pack::{MicroBatch, Weighted};
+use crate::pack::MicroBatch;
 use crate::policy::staleness;
 use crate::rollout::{LeftOut, TrainedTrace};
+use crate::sample::Sample;
 use std::collections::BTreeMap;
 
 /// What was counted since the previous cut.
@@ -58,7 +59,6 @@ pub fn batch_metrics(
     config: &Config,
     step: Step,
     groups: &[Group],
-    samples: &[Weighted],
     advantages: &[Vec<f32>],
     ranks: &[Vec<MicroBatch>],
     interval: &Interval,
@@ -71,9 +71,16 @@ pub fn batch_metrics(
         .map(|advantage| f64::from(*advantage))
         .collect();
     metrics.set("advantage/all/std", standard_deviation(&advantages));
-    sample_metrics(&mut metrics, step, samples);
-    left_out_metrics(&mut metrics, groups);
     let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
+    let samples = micro_batches
+        .iter()
+        .flat_map(|micro_batch| micro_batch.sequences());
+    sample_metrics(
+        &mut metrics,
+        step,
+        &samples.map(|weighted| &weighted.sample).collect::<Vec<_>>(),
+    );
+    left_out_metrics(&mut metrics, groups);
     let tokens: usize = micro_batches
         .iter()
         .map(|micro_batch| micro_batch.len())
@@ -151,11 +158,8 @@ fn left_out_metrics(metrics: &mut Metrics, groups: &[Group]) {
     metrics.set("samples/masked", total(|left_out| left_out.masked));
 }
 
-fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
-    let lengths: Vec<f64> = samples
-        .iter()
-        .map(|weighted| weighted.sample.len() as f64)
-        .collect();
+fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
+    let lengths: Vec<f64> = samples.iter().map(|sample| sample.len() as f64).collect();
     metrics.set("samples/count", samples.len() as f64);
     metrics.mean("seq_len/all/mean", &lengths);
     metrics.set(
@@ -164,7 +168,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
     );
     let staleness: Vec<u64> = samples
         .iter()
-        .map(|weighted| staleness(step, weighted.sample.oldest))
+        .map(|sample| staleness(step, sample.oldest))
         .collect();
     metrics.mean(
         "staleness/mean",
@@ -180,7 +184,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
     for steps in staleness {
         *metrics.0.entry(format!("staleness/{steps}")).or_default() += 1.0;
     }
-    if let Some(oldest) = samples.iter().map(|weighted| weighted.sample.oldest).min() {
+    if let Some(oldest) = samples.iter().map(|sample| sample.oldest).min() {
         metrics.set("version/min", oldest.0 as f64);
     }
 }

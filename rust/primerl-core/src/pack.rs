@@ -6,7 +6,9 @@
 //!    what is then still missing is filled with empty ones.
 //! 3. Micro-batches, dearest first by estimated FLOPs, go to the rank with the least work that still has room. Then the
 //!    dearest and the cheapest rank exchange micro-batches for as long as that brings them closer.
-//! 4. The columns are written, once, from the tokens that the samples share with their turns.
+//!
+//! A batch holds no columns of its own: whoever needs them writes them, from the tokens that samples share with their
+//! turns.
 //!
 //! All ties are broken by position, so the same samples always give the same batch.
 
@@ -17,34 +19,17 @@ use crate::config::FlopsModel;
 use crate::ids::*;
 use crate::sample::Sample;
 use assign::{Bin, balance, first_fit_decreasing, make_divisible};
+pub use columns::Columns;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Columns of one micro-batch. All per-token columns have the same length N, the sum of `sequence_lengths`.
-///
-/// Worked example, two sequences of 3 and 2 tokens:
-/// ```text
-/// token_ids        [p0 a0 a1 | p1 b0]
-/// loss_mask        [ 0  1  1 |  0  1]
-/// sequence_lengths [3, 2]
-/// ```
+/// Sequences that go through the model together, one after the other without padding. Cheap to clone: the tokens are
+/// shared with the turns they came from, and the columns written where they are needed ([`MicroBatch::columns`]).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MicroBatch {
-    pub token_ids: Vec<i32>,
-    /// 1 where the token was sampled by the policy and is to be trained.
-    pub loss_mask: Vec<u8>,
-    /// The engine's log-probability of this token, nats; 0 where `loss_mask` is 0.
-    pub logprobs: Vec<f32>,
-    pub advantages: Vec<f32>,
-    /// Policy version that sampled the token; -1 where `loss_mask` is 0.
-    pub versions: Vec<i32>,
-    pub temperatures: Vec<f32>,
-    pub sequence_lengths: Vec<i32>,
-    /// The rollout each sequence came from.
-    pub rollouts: Vec<RolloutId>,
-    /// Index into [`crate::Config::environments`] for each sequence.
-    pub environments: Vec<EnvironmentId>,
+    sequences: Vec<Weighted>,
+    tokens: usize,
 }
 
 /// The batch of one step. Every rank has the same number of micro-batches (an empty one where needed).
@@ -60,7 +45,7 @@ pub struct PackedBatch {
 }
 
 /// A sample and what the trainer needs to know beside its own columns.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weighted {
     pub sample: Sample,
     pub environment: EnvironmentId,
@@ -68,7 +53,7 @@ pub struct Weighted {
 }
 
 /// Advantages of one sample's trained tokens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Advantage {
     /// The same for each of them.
     Uniform(f32),
@@ -77,13 +62,22 @@ pub enum Advantage {
 }
 
 impl MicroBatch {
+    pub fn new(sequences: Vec<Weighted>) -> Self {
+        let tokens = sequences.iter().map(|weighted| weighted.sample.len()).sum();
+        MicroBatch { sequences, tokens }
+    }
+
     /// Number of tokens N.
     pub fn len(&self) -> usize {
-        self.token_ids.len()
+        self.tokens
     }
 
     pub fn is_empty(&self) -> bool {
-        self.token_ids.is_empty()
+        self.tokens == 0
+    }
+
+    pub fn sequences(&self) -> &[Weighted] {
+        &self.sequences
     }
 }
 
@@ -99,7 +93,7 @@ impl FlopsModel {
 /// Packs samples for `data_ranks` ranks: `result[rank]` are its micro-batches, the same number for each rank.
 /// Samples longer than `seq_len` are left out.
 pub fn pack(
-    samples: &[Weighted],
+    samples: Vec<Weighted>,
     seq_len: usize,
     data_ranks: usize,
     flops: FlopsModel,
@@ -110,20 +104,16 @@ pub fn pack(
         .collect();
     let mut bins = first_fit_decreasing(&lengths, seq_len, flops);
     make_divisible(&mut bins, &lengths, data_ranks, flops);
-    balance(bins, data_ranks)
-        .into_iter()
-        .map(|rank| rank.iter().map(|bin| micro_batch(bin, samples)).collect())
-        .collect()
-}
-
-fn micro_batch(bin: &Bin, samples: &[Weighted]) -> MicroBatch {
-    let mut members = bin.members.clone();
-    members.sort_unstable();
-    let mut micro_batch = MicroBatch::with_capacity(bin.tokens, members.len());
-    members
-        .iter()
-        .for_each(|index| micro_batch.push(&samples[*index]));
-    micro_batch
+    let ranks = balance(bins, data_ranks);
+    let mut samples: Vec<Option<Weighted>> = samples.into_iter().map(Some).collect();
+    let mut micro_batch = |bin: &Bin| {
+        let mut members = bin.members.clone();
+        members.sort_unstable();
+        let sequences = members.iter().filter_map(|index| samples[*index].take());
+        MicroBatch::new(sequences.collect())
+    };
+    let mut rank = |bins: &Vec<Bin>| bins.iter().map(&mut micro_batch).collect();
+    ranks.iter().map(&mut rank).collect()
 }
 
 #[cfg(test)]

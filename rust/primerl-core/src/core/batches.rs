@@ -68,7 +68,8 @@ impl Core {
         let batch = Arc::new(batch);
         let micro_batches = batch.ranks.iter().flatten();
         let trained: BTreeSet<RolloutId> = micro_batches
-            .flat_map(|micro_batch| micro_batch.rollouts.iter().copied())
+            .flat_map(|micro_batch| micro_batch.sequences())
+            .map(|weighted| weighted.sample.rollout)
             .collect();
         for rollout in groups.into_iter().flat_map(Group::into_finished) {
             let ended = if trained.contains(&rollout.id) {

@@ -1,11 +1,48 @@
-//! Writing the columns of a micro-batch.
+//! The columns of a micro-batch.
 
 use super::{Advantage, MicroBatch, Weighted};
+use crate::ids::*;
 use crate::sample::{Segment, Trained};
 
+/// Columns of one micro-batch. All per-token columns have the same length N, the sum of `sequence_lengths`.
+///
+/// Worked example, two sequences of 3 and 2 tokens:
+/// ```text
+/// token_ids        [p0 a0 a1 | p1 b0]
+/// loss_mask        [ 0  1  1 |  0  1]
+/// sequence_lengths [3, 2]
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Columns {
+    pub token_ids: Vec<i32>,
+    /// 1 where the token was sampled by the policy and is to be trained.
+    pub loss_mask: Vec<u8>,
+    /// The engine's log-probability of this token, nats; 0 where `loss_mask` is 0.
+    pub logprobs: Vec<f32>,
+    pub advantages: Vec<f32>,
+    /// Policy version that sampled the token; -1 where `loss_mask` is 0.
+    pub versions: Vec<i32>,
+    pub temperatures: Vec<f32>,
+    pub sequence_lengths: Vec<i32>,
+    /// The rollout each sequence came from.
+    pub rollouts: Vec<RolloutId>,
+    /// Index into [`crate::Config::environments`] for each sequence.
+    pub environments: Vec<EnvironmentId>,
+}
+
 impl MicroBatch {
-    pub(super) fn with_capacity(tokens: usize, sequences: usize) -> Self {
-        MicroBatch {
+    pub fn columns(&self) -> Columns {
+        let mut columns = Columns::with_capacity(self.len(), self.sequences().len());
+        self.sequences()
+            .iter()
+            .for_each(|weighted| columns.push(weighted));
+        columns
+    }
+}
+
+impl Columns {
+    fn with_capacity(tokens: usize, sequences: usize) -> Self {
+        Columns {
             token_ids: Vec::with_capacity(tokens),
             loss_mask: Vec::with_capacity(tokens),
             logprobs: Vec::with_capacity(tokens),
@@ -18,7 +55,7 @@ impl MicroBatch {
         }
     }
 
-    pub(super) fn push(&mut self, weighted: &Weighted) {
+    fn push(&mut self, weighted: &Weighted) {
         let sample = &weighted.sample;
         let mut start = 0;
         for segment in sample.segments() {

@@ -4,7 +4,7 @@ use crate::config::*;
 use crate::effect::{Effect, EvaluationReport, LeasedRollout};
 use crate::event::Event;
 use crate::ids::*;
-use crate::pack::{MicroBatch, PackedBatch};
+use crate::pack::{Columns, PackedBatch};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -234,19 +234,16 @@ impl Observer {
         let mut loss_tokens = 0;
         for micro_batch in batch.ranks.iter().flatten() {
             assert!(micro_batch.len() <= self.config.seq_len as usize);
-            loss_tokens += micro_batch
-                .loss_mask
-                .iter()
-                .filter(|mask| **mask == 1)
-                .count() as u64;
-            self.saw_micro_batch(batch.step, micro_batch);
+            let columns = micro_batch.columns();
+            loss_tokens += columns.loss_mask.iter().filter(|mask| **mask == 1).count() as u64;
+            self.saw_micro_batch(batch.step, &columns);
         }
         assert!(loss_tokens > 0, "a batch without anything to train");
         assert_eq!(batch.loss_tokens, loss_tokens);
         self.batches.insert(batch.step, batch.clone());
     }
 
-    fn saw_micro_batch(&mut self, step: Step, micro_batch: &MicroBatch) {
+    fn saw_micro_batch(&mut self, step: Step, micro_batch: &Columns) {
         let n = micro_batch.token_ids.len();
         for len in [
             micro_batch.loss_mask.len(),
@@ -276,7 +273,7 @@ impl Observer {
         &mut self,
         step: Step,
         rollout: RolloutId,
-        columns: &MicroBatch,
+        columns: &Columns,
         start: usize,
         end: usize,
     ) {

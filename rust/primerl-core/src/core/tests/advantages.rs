@@ -82,7 +82,7 @@ fn a_group_waits_for_its_function_and_is_trained_with_its_values() {
     let values = |first: f32| Ok(vec![vec![9.0, 9.0, first, 2.0], vec![9.0, 9.0, 3.0, -4.0]]);
     assert!(cut(&answer(&mut run, &second, values(-1.0))).is_empty());
     let batch = cut(&answer(&mut run, &first, values(1.0))).remove(0);
-    let columns = &batch.ranks[0][0];
+    let columns = batch.ranks[0][0].columns();
     assert_eq!(
         columns.advantages,
         [
@@ -104,7 +104,7 @@ fn lengths_are_normalised_as_for_any_other_algorithm() {
     answer(&mut run, &requests[0], values());
     let batch = cut(&answer(&mut run, &requests[1], values())).remove(0);
     // 2 trained tokens a sequence, against seq_len = 64.
-    assert_eq!(batch.ranks[0][0].advantages[2], 8.0 * 2.0 / 64.0);
+    assert_eq!(batch.ranks[0][0].columns().advantages[2], 8.0 * 2.0 / 64.0);
 }
 
 #[test]
