@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
+use mimalloc::MiMalloc;
 use primerl_core::algorithm::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
 use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack};
@@ -19,7 +20,7 @@ use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn qwen3_8b() -> FlopsModel {
     }
 }
 
-/// Counts what is allocated, to see the peak.
+/// The allocator of the orchestrator's binary; counts what is allocated, to see the peak.
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -50,12 +51,12 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK.fetch_max(now, Relaxed);
-        unsafe { System.alloc(layout) }
+        unsafe { MiMalloc.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.dealloc(pointer, layout) }
+        unsafe { MiMalloc.dealloc(pointer, layout) }
     }
 }
 

@@ -136,6 +136,7 @@ fn runs_without_faults_end_and_keep_every_rule() {
 #[test]
 fn runs_with_faults_end_and_keep_every_rule() {
     let (mut failed, mut stale, mut cancelled, mut filtered) = (0, 0, 0, 0);
+    let (mut truncated, mut empty, mut errored, mut unanswered) = (0, 0, 0, 0);
     for seed in 1000..1200 {
         let simulator = play(Scenario {
             faults: faults(),
@@ -146,11 +147,20 @@ fn runs_with_faults_end_and_keep_every_rule() {
         stale += counters.stale;
         cancelled += counters.cancelled;
         filtered += counters.filtered;
+        truncated += counters.truncated;
+        empty += counters.empty;
+        errored += counters.errored;
+        let failures = simulator.core.status().failures;
+        unanswered += failures.get("advantages").copied().unwrap_or(0);
     }
     // The scenarios are hard enough to end rollouts in every way.
     assert!(
         failed > 100 && stale > 20 && cancelled > 100 && filtered > 20,
         "{failed} {stale} {cancelled} {filtered}"
+    );
+    assert!(
+        truncated > 100 && empty > 50 && errored > 100 && unanswered > 20,
+        "{truncated} {empty} {errored} {unanswered}"
     );
 }
 
