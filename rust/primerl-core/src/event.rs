@@ -149,6 +149,14 @@ mod tests {
                 worker: WorkerId(1),
                 outcome: outcome(0.1),
             },
+            Event::AdvantagesComputed {
+                group: GroupId(3),
+                result: Ok(vec![vec![0.5, -1.25e-30], vec![]]),
+            },
+            Event::AdvantagesComputed {
+                group: GroupId(4),
+                result: Err("KeyError: 'length'".to_owned()),
+            },
             Event::Tick,
         ];
         for event in events {

@@ -3,6 +3,7 @@
 mod advantages;
 mod evaluations;
 mod leases;
+mod rules;
 mod training;
 
 use crate::Config;
