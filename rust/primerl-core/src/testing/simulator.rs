@@ -2,6 +2,7 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+mod custom;
 mod restarts;
 mod turns;
 
@@ -24,6 +25,10 @@ pub struct Faults {
     pub rollout_fails: f64,
     /// A rollout ends well with nothing sampled.
     pub rollout_empty: f64,
+    /// A rollout is cut short by its environment.
+    pub rollout_truncated: f64,
+    /// A custom algorithm answers with an error, with nonsense, or not at all.
+    pub advantages_fail: f64,
     /// A rollout never reports.
     pub rollout_hangs: f64,
     /// A rollout takes many times longer than usual.
@@ -207,6 +212,7 @@ impl Simulator {
             Effect::UpdateEngine {
                 engine, version, ..
             } => self.engine_updates(engine, version),
+            Effect::ComputeAdvantages { request } => self.compute_advantages(&request),
             Effect::Batch { request, .. } => self.trainer_gets(request),
             Effect::BatchNotReady { request, .. } => self.trainer_asks_again(request),
             _ => {}

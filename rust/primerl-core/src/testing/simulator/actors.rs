@@ -24,6 +24,7 @@ pub enum Action {
     TrainerPublishes(PolicyVersion, u32),
     TrainerStarts,
     OrchestratorRestarts,
+    AdvantagesComputed(GroupId, Result<Vec<Vec<f32>>, String>),
     Kill(Kill),
 }
 
@@ -101,6 +102,9 @@ impl Simulator {
             Action::TrainerPublishes(version, life) => self.trainer_publishes(version, life),
             Action::TrainerStarts => self.trainer_starts(),
             Action::OrchestratorRestarts => self.restart(),
+            Action::AdvantagesComputed(group, result) => {
+                self.send(Event::AdvantagesComputed { group, result })
+            }
             Action::Kill(kill) => self.kill(kill),
         }
     }

@@ -232,6 +232,12 @@ impl Simulator {
             traces,
             error: None,
         };
+        if self.chance(self.scenario.faults.rollout_truncated) {
+            outcome
+                .traces
+                .iter_mut()
+                .for_each(|trace| trace.truncated = true);
+        }
         if self.chance(self.scenario.faults.rollout_fails) {
             let error = RolloutError {
                 kind: "environment".to_owned(),
