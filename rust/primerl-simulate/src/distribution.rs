@@ -91,11 +91,10 @@ fn standard_normal(rng: &mut impl Rng) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand::SeedableRng;
-    use rand_chacha::ChaCha8Rng;
+    use crate::stream::Stream;
 
     fn mean_of(distribution: Distribution) -> f64 {
-        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut rng = Stream::new(1, 0, 0);
         (0..200_000)
             .map(|_| distribution.draw(&mut rng))
             .sum::<f64>()

@@ -28,10 +28,13 @@ fn cost() -> Inference {
     }
 }
 
+/// When which key ended, and how many tokens of which version it has.
+type EndedAt = (Time, u64, Vec<(u64, u32)>);
+
 /// What can be seen from outside: who ended when and with which versions, and the sums.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
-    ended: Vec<(Time, u64, Vec<(u64, u32)>)>,
+    ended: Vec<EndedAt>,
     steps: u64,
     prefill_tokens: u64,
     kv_tokens_max: u64,

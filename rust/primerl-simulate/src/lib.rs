@@ -16,6 +16,7 @@ mod picture;
 mod plan;
 mod report;
 mod sequence;
+mod stream;
 mod table;
 mod tracks;
 mod what_if;

@@ -157,13 +157,23 @@ fn too_few_limit(plan: &Plan, report: &Report, begin: &str, meanwhile: &str) -> 
     let share = percent(of(admission, highest) / (1.0 - run_end).max(1e-9));
     let (orchestrator, environment) = (&plan.orchestrator, &plan.environment);
     let (what, why) = match highest {
-        "in_flight_limit" => (
-            "oversampling_factor",
-            format!(
-                "no more are started because oversampling_factor x batch_size are in flight ({share} of the time): raise oversampling_factor (now {})",
+        "in_flight_limit" => {
+            let limit = orchestrator.oversampling_factor * f64::from(orchestrator.batch_size);
+            let places = u64::from(environment.num_workers) * u64::from(environment.max_concurrent);
+            let and_places = match places as f64 <= limit {
+                true => format!(
+                    ", and max_concurrent (now {}) with it",
+                    environment.max_concurrent
+                ),
+                false => String::new(),
+            };
+            let why = format!(
+                "no more are started because oversampling_factor x batch_size are in flight ({share} of the time): raise \
+                 oversampling_factor (now {}){and_places}",
                 orchestrator.oversampling_factor
-            ),
-        ),
+            );
+            ("oversampling_factor", why)
+        }
         "worker_slots" => (
             "worker_slots",
             format!(

@@ -50,7 +50,14 @@ fn changes(plan: &Plan) -> Vec<Change> {
                 "oversampling_factor {}",
                 orchestrator.oversampling_factor * 1.5
             ),
-            |plan| plan.orchestrator.oversampling_factor *= 1.5,
+            |plan| {
+                plan.orchestrator.oversampling_factor *= 1.5;
+                // More of them need places, too.
+                let most =
+                    plan.orchestrator.oversampling_factor * f64::from(plan.orchestrator.batch_size);
+                let places = (most / f64::from(plan.environment.num_workers)).ceil() as u32;
+                plan.environment.max_concurrent = plan.environment.max_concurrent.max(places);
+            },
         ),
         (
             format!("twice the workers ({})", environment.num_workers * 2),

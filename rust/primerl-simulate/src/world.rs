@@ -271,10 +271,10 @@ impl World {
         let config = self.core.config();
         if self.proved.is_none() {
             Doing::Start
-        } else if self.asking == 0 {
-            Doing::WorkerSlots
         } else if self.in_flight >= config.max_in_flight() {
             Doing::InFlightLimit
+        } else if self.asking == 0 {
+            Doing::WorkerSlots
         } else if last_step(config, self.proved) == Some(Step(config.max_steps)) {
             Doing::RunEnd
         } else {

@@ -2,13 +2,13 @@
 //! differ in a knob see the same rollouts.
 
 use super::{Action, HEARTBEAT, World};
+use crate::stream::Stream;
 use crate::tracks::Doing;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
 use primerl_core::turn::{FinishReason, ForkReason};
 use primerl_core::*;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use rand::Rng;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct Worker {
 #[derive(Debug)]
 pub(crate) struct Rollout {
     worker: usize,
-    rng: ChaCha8Rng,
+    rng: Stream,
     turns: u32,
     turns_left: u32,
     /// Tokens of the conversation so far.
@@ -39,10 +39,21 @@ pub(crate) struct Rollout {
 type TokensAndLogprobs = (Arc<[u32]>, Arc<[f32]>);
 
 /// Columns of zeros, shared by turns of equal length: the core does not look at tokens.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Columns {
+    session: Arc<str>,
     known: HashMap<u32, TokensAndLogprobs>,
     tokens: usize,
+}
+
+impl Default for Columns {
+    fn default() -> Self {
+        Columns {
+            session: "".into(),
+            known: HashMap::new(),
+            tokens: 0,
+        }
+    }
 }
 
 impl Columns {
@@ -129,8 +140,8 @@ impl World {
     fn rollout_begins(&mut self, worker: usize, leased: &LeasedRollout) {
         let environment = &self.plan.environment;
         // The prompt is the example's: the same for all rollouts of a group.
-        let mut of_group = stream(self.plan.seed, leased.group.0, 1);
-        let mut rng = stream(self.plan.seed, leased.rollout.0, 2);
+        let mut of_group = Stream::new(self.plan.seed, leased.group.0, 1);
+        let mut rng = Stream::new(self.plan.seed, leased.rollout.0, 2);
         let turns = environment.turns.draw_count(&mut rng, 1);
         let setup_s = environment.setup_s.draw(&mut rng);
         let rollout = Rollout {
@@ -290,7 +301,7 @@ fn turn_of(rollout: &Rollout, versions: Vec<VersionRun>, columns: &mut Columns) 
     let (sampled, logprobs) = columns.get(rollout.answer);
     let parent = rollout.turns.checked_sub(1).map(TurnIndex);
     Turn {
-        session: "".into(),
+        session: Arc::clone(&columns.session),
         parent,
         fork: parent.is_none().then_some(ForkReason::FirstTurn),
         prompt_suffix: columns.get(rollout.added).0,
@@ -305,10 +316,4 @@ fn turn_of(rollout: &Rollout, versions: Vec<VersionRun>, columns: &mut Columns) 
         context_digest: 0,
         answer_digest: 0,
     }
-}
-
-fn stream(seed: u64, number: u64, purpose: u64) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(number << 2 | purpose);
-    rng
 }
