@@ -2,6 +2,7 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+mod messages;
 mod turns;
 
 use crate::config::Config;
@@ -35,6 +36,14 @@ pub struct Faults {
     pub engine_dies: f64,
     /// The trainer loses an answer and asks for the same batch again.
     pub trainer_forgets: f64,
+    /// The answer to a lease request never reaches the worker, whose next heartbeats do not name the rollouts.
+    pub lease_lost: f64,
+    /// An event comes twice: a worker's report, a trainer's request.
+    pub message_repeated: f64,
+    /// A worker goes on with a rollout that was taken from it, and reports a turn and the end of it.
+    pub report_late: f64,
+    /// An engine, from its start to its death, takes many times longer than usual.
+    pub engine_slow: f64,
 }
 
 /// A component that is killed for good, to see that someone is told.
@@ -65,6 +74,8 @@ pub struct Simulator {
     pub observer: Observer,
     scenario: Scenario,
     rng: ChaCha8Rng,
+    /// Faults of messages have a generator of their own: without them a seed gives the run it always gave.
+    message_rng: ChaCha8Rng,
     now: Time,
     agenda: BTreeMap<(Time, u64), Action>,
     sequence: u64,
@@ -77,6 +88,7 @@ pub struct Simulator {
     next_worker: u64,
     next_token: u32,
     pub events: u64,
+    pub late_reports: u64,
 }
 
 impl Simulator {
@@ -88,6 +100,7 @@ impl Simulator {
             core,
             observer: Observer::new(scenario.config.clone()),
             rng: ChaCha8Rng::seed_from_u64(scenario.seed),
+            message_rng: ChaCha8Rng::seed_from_u64(scenario.seed ^ 0x6d65_7373),
             now: Time(0),
             agenda: BTreeMap::new(),
             sequence: 0,
@@ -99,6 +112,7 @@ impl Simulator {
             next_worker: 0,
             next_token: 1,
             events: 0,
+            late_reports: 0,
             scenario,
         };
         simulator.start();
@@ -205,5 +219,7 @@ impl Simulator {
     }
 }
 
+#[cfg(test)]
+mod message_tests;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,8 @@ pub enum Action {
     EndTurn(WorkerId, RolloutId, Sampling),
     TrainerAsks(Step, u32),
     TrainerPublishes(PolicyVersion),
+    LeaseMissed(WorkerId, RolloutId),
+    ReportsLate(WorkerId, RolloutId),
     Kill(Kill),
 }
 
@@ -36,6 +38,7 @@ pub struct Engine {
     pub serves: Option<PolicyVersion>,
     /// Counts restarts, so that what an earlier life had planned comes to nothing.
     pub life: u32,
+    pub slow: bool,
     dead_for_good: bool,
 }
 
@@ -43,7 +46,7 @@ pub struct Engine {
 pub struct Worker {
     environment: EnvironmentId,
     pub running: BTreeMap<RolloutId, Running>,
-    asking: bool,
+    pub asking: bool,
 }
 
 /// A rollout as its environment knows it.
@@ -68,6 +71,8 @@ pub struct Trainer {
     step: u64,
     requests: BTreeMap<RequestId, u32>,
     fetched: BTreeSet<u32>,
+    /// It has all parts of its step: what comes now is a repeated answer.
+    works: bool,
     dead: bool,
 }
 
@@ -86,6 +91,8 @@ impl Simulator {
             Action::EndTurn(worker, rollout, sampling) => self.end_turn(worker, rollout, sampling),
             Action::TrainerAsks(step, rank) => self.trainer_asks(step, rank),
             Action::TrainerPublishes(version) => self.trainer_publishes(version),
+            Action::LeaseMissed(worker, rollout) => self.lease_missed(worker, rollout),
+            Action::ReportsLate(worker, rollout) => self.reports_late(worker, rollout),
             Action::Kill(kill) => self.kill(kill),
         }
     }
@@ -100,6 +107,8 @@ impl Simulator {
             let after = self.spread(1.0, 60.0);
             self.plan(after, Action::EngineDies(id, life));
         }
+        let slow = self.message_fault(self.scenario.faults.engine_slow);
+        self.engines.entry(id).or_default().slow = slow;
         self.send(Event::EngineJoined { engine: id });
     }
 
@@ -204,6 +213,9 @@ impl Simulator {
             Some(worker),
             "a lease goes to whoever asked"
         );
+        if self.message_fault(self.scenario.faults.lease_lost) {
+            return self.lease_is_lost(worker, &rollouts);
+        }
         let capacity = self.scenario.rollouts_per_worker as usize;
         for leased in rollouts {
             let running = Running {
@@ -246,6 +258,12 @@ impl Simulator {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.running.remove(&rollout);
             self.plan(crate::Duration(1_000), Action::AskForLease(id));
+            if self.message_fault(self.scenario.faults.report_late) {
+                self.plan(
+                    crate::Duration::from_secs(2),
+                    Action::ReportsLate(id, rollout),
+                );
+            }
         }
     }
 
@@ -253,13 +271,19 @@ impl Simulator {
         if self.trainer.dead {
             return;
         }
-        let request = self.new_request();
-        self.trainer.requests.insert(request, rank);
-        self.send(Event::BatchRequested {
-            request,
-            step,
-            rank,
-        });
+        let times = match self.message_fault(self.scenario.faults.message_repeated) {
+            true => 2,
+            false => 1,
+        };
+        for _ in 0..times {
+            let request = self.new_request();
+            self.trainer.requests.insert(request, rank);
+            self.send(Event::BatchRequested {
+                request,
+                step,
+                rank,
+            });
+        }
     }
 
     pub(super) fn trainer_asks_again(&mut self, request: RequestId) {
@@ -268,6 +292,10 @@ impl Simulator {
             .requests
             .remove(&request)
             .expect("the trainer asked");
+        // A repeated request of the same rank still waits: one answer is enough.
+        if self.trainer.works || self.trainer.requests.values().any(|other| *other == rank) {
+            return;
+        }
         self.plan(
             crate::Duration(1_000),
             Action::TrainerAsks(Step(self.trainer.step), rank),
@@ -280,6 +308,9 @@ impl Simulator {
             .requests
             .remove(&request)
             .expect("the trainer asked");
+        if self.trainer.works || self.trainer.requests.values().any(|other| *other == rank) {
+            return;
+        }
         if self.chance(self.scenario.faults.trainer_forgets) {
             return self.plan(
                 crate::Duration(1_000),
@@ -289,6 +320,7 @@ impl Simulator {
         self.trainer.fetched.insert(rank);
         if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
             self.trainer.fetched.clear();
+            self.trainer.works = true;
             let after = self.spread(0.5, 6.0);
             self.plan(
                 after,
@@ -302,6 +334,7 @@ impl Simulator {
             return;
         }
         self.trainer.step = version.0 + 1;
+        self.trainer.works = false;
         let manifest = format!("step_{version}/manifest.json");
         self.send(Event::WeightsPublished {
             version,

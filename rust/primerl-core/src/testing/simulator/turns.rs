@@ -40,7 +40,7 @@ impl Simulator {
         };
         let engine = serving[self.rng.random_range(0..serving.len())];
         let life = self.engines[&engine].life;
-        let after = if slow {
+        let after = if slow || self.engines[&engine].slow {
             self.spread(5.0, 30.0)
         } else {
             self.spread(0.1, 2.0)
@@ -231,7 +231,7 @@ impl Simulator {
             worker: id,
             outcome: outcome.clone(),
         });
-        if self.chance(0.05) {
+        if self.chance(0.05) || self.message_fault(self.scenario.faults.message_repeated) {
             self.send(Event::RolloutFinished {
                 rollout,
                 worker: id,
