@@ -150,7 +150,8 @@ fn write_sentence(svg: &mut String, sentence: &str) -> std::fmt::Result {
     } else {
         ""
     };
-    writeln!(svg, "<text x=\"10\" y=\"20\">{short}{dots}</text>")
+    let safe = short.replace('&', "&amp;").replace('<', "&lt;");
+    writeln!(svg, "<text x=\"10\" y=\"20\">{safe}{dots}</text>")
 }
 
 /// Stacked bars; neighbours that look alike are drawn as one.
