@@ -49,8 +49,8 @@ pub struct Engine {
     clock: Clock,
     ends: BinaryHeap<Reverse<(u64, RequestKey)>>,
     stride: Option<Stride>,
-    /// Counts plans of an end, so that one that was moved comes to nothing.
-    pub plans: u64,
+    /// The end of the stride that is noted for it, and the note's number.
+    pub planned: Option<(Time, u64)>,
     pub phase: Phase,
     pub proved: Option<PolicyVersion>,
     /// The version it is to load once it stands still.
@@ -86,7 +86,7 @@ impl Engine {
             clock: Clock::default(),
             ends: BinaryHeap::new(),
             stride: None,
-            plans: 0,
+            planned: None,
             phase: Phase::Updating,
             proved: None,
             told: None,
@@ -160,7 +160,6 @@ impl Engine {
             steps,
             prefill: work.prefill,
         });
-        self.plans += 1;
         true
     }
 
@@ -250,7 +249,6 @@ impl Engine {
         let steps = now.since(stride.began).0.div_ceil(stride.step.0).max(1);
         if steps < stride.steps {
             stride.steps = steps;
-            self.plans += 1;
         }
     }
 

@@ -11,7 +11,7 @@ use primerl_core::admission::last_step;
 use primerl_core::*;
 use rollouts::{Columns, Rollout, Worker};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 pub(crate) use trainer::IN_FLIGHT;
 use trainer::Trainer;
 
@@ -22,8 +22,6 @@ const HEARTBEAT: Duration = Duration::from_secs(4);
 /// What happens at its time, unless what it is about has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
-    /// The stride that was planned with this number.
-    StrideEnds(usize, u64),
     Updated(usize, PolicyVersion),
     Heartbeat(usize),
     /// The environment wants the rollout's next turn, or has reached the rollout's end.
@@ -41,6 +39,8 @@ pub struct World {
     pub(crate) now: Time,
     agenda: BinaryHeap<Reverse<(Time, u64, Action)>>,
     planned: u64,
+    /// When engines' strides end. Apart from the agenda, because most of them are moved.
+    strides: BTreeSet<(Time, u64, usize)>,
     inbox: VecDeque<Event>,
     pub(crate) engines: Vec<Engine>,
     engine_doing: Vec<Doing>,
@@ -108,6 +108,7 @@ impl World {
             now: Time(0),
             agenda: BinaryHeap::new(),
             planned: 0,
+            strides: BTreeSet::new(),
             inbox: VecDeque::new(),
             engines: (0..engines).map(|_| Engine::new(&plan.inference)).collect(),
             engine_doing: vec![Doing::Start; engines],
@@ -150,17 +151,28 @@ impl World {
 
     /// Plays on to the next moment at which something happens.
     fn step(&mut self) -> bool {
-        let planned = self.agenda.peek().map(|Reverse((at, ..))| *at);
-        let Some(next) = planned.into_iter().chain(self.core.next_deadline()).min() else {
+        let planned = self
+            .agenda
+            .peek()
+            .map(|Reverse((at, number, _))| (*at, *number));
+        let stride = self.strides.first().copied();
+        let first = planned
+            .into_iter()
+            .chain(stride.map(|(at, number, _)| (at, number)))
+            .min();
+        let due = self.core.next_deadline();
+        let Some(next) = first.map(|(at, _)| at).into_iter().chain(due).min() else {
             return false;
         };
         self.now = self.now.max(next);
-        if planned == Some(next) {
+        if first.is_none_or(|(at, _)| at > next) {
+            self.inbox.push_back(Event::Tick);
+        } else if planned == first {
             if let Some(Reverse((_, _, action))) = self.agenda.pop() {
                 self.act(action);
             }
-        } else {
-            self.inbox.push_back(Event::Tick);
+        } else if let Some((_, _, engine)) = stride {
+            self.stride_ends(engine);
         }
         self.deliver();
         self.note_reason();
@@ -185,7 +197,6 @@ impl World {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::StrideEnds(engine, plan) => self.stride_ends(engine, plan),
             Action::Updated(engine, version) => self.engine_updated(engine, version),
             Action::Heartbeat(worker) => self.heartbeat(worker),
             Action::EnvironmentDone(rollout) => self.environment_done(rollout),

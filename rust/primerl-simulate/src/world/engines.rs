@@ -33,10 +33,7 @@ impl World {
         self.with_engine(engine, |engine| engine.abort(RequestKey(rollout.0), now));
     }
 
-    pub(super) fn stride_ends(&mut self, engine: usize, plan: u64) {
-        if self.engines[engine].plans != plan {
-            return;
-        }
+    pub(super) fn stride_ends(&mut self, engine: usize) {
         let ended = self.with_engine(engine, |engine| engine.finish_stride());
         if self.engines[engine].phase == Phase::Updating {
             self.engine_stands(engine);
@@ -83,17 +80,20 @@ impl World {
         change: impl FnOnce(&mut crate::engine::Engine) -> R,
     ) -> R {
         let engine = &mut self.engines[index];
-        let (before, plans) = (engine.requests_by_doing(), engine.plans);
+        let before = engine.requests_by_doing();
         let result = change(engine);
         if engine.phase == Phase::Serving {
             engine.begin(self.now);
         }
         let after = engine.requests_by_doing();
-        if engine.plans != plans
-            && let Some(end) = engine.stride_end()
-        {
-            let plan = engine.plans;
-            self.plan_at(end, Action::StrideEnds(index, plan));
+        let (planned, end) = (engine.planned, engine.stride_end());
+        if planned.map(|(at, _)| at) != end {
+            if let Some((at, number)) = planned {
+                self.strides.remove(&(at, number, index));
+            }
+            self.planned += 1;
+            engine.planned = end.map(|at| (at, self.planned));
+            self.strides.extend(end.map(|at| (at, self.planned, index)));
         }
         for ((doing, before), (_, after)) in before.into_iter().zip(after) {
             self.add_slots(doing, after as i64 - before as i64);
