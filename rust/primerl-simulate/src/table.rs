@@ -1,6 +1,6 @@
 //! The report for people, as text.
 
-use crate::report::{Report, Shares};
+use crate::report::{Engines, Report, Shares};
 use crate::what_if::WhatIf;
 use std::fmt::Write;
 
@@ -49,7 +49,28 @@ pub fn what_if_table(cases: &[WhatIf]) -> String {
 }
 
 fn write_table(text: &mut String, report: &Report) -> std::fmt::Result {
-    let (throughput, rollouts) = (&report.throughput, &report.rollouts);
+    write_throughput(text, report)?;
+    block(text, "trainer", "trainer", &report.trainer)?;
+    block(text, "engines", "engines", &report.engines.shares)?;
+    write_engines(text, &report.engines)?;
+    block(text, "places in the workers", "workers", &report.workers)?;
+    if !report.trainer_waited_for.is_empty() {
+        block(
+            text,
+            "rollouts, while the trainer waits for them",
+            "workers",
+            &report.trainer_waited_for,
+        )?;
+    }
+    write_rollouts(text, report)?;
+    for (message, count) in report.warnings.iter().take(5) {
+        writeln!(text, "warning ({count} times): {message}")?;
+    }
+    writeln!(text, "\n{}", report.limit.sentence)
+}
+
+fn write_throughput(text: &mut String, report: &Report) -> std::fmt::Result {
+    let throughput = &report.throughput;
     writeln!(text, "throughput")?;
     line(
         text,
@@ -73,10 +94,10 @@ fn write_table(text: &mut String, report: &Report) -> std::fmt::Result {
         text,
         "sampled tokens a second",
         &format!("{:.0}", throughput.sampled_tokens_per_s),
-    )?;
-    block(text, "trainer", "trainer", &report.trainer)?;
-    block(text, "engines", "engines", &report.engines.shares)?;
-    let engines = &report.engines;
+    )
+}
+
+fn write_engines(text: &mut String, engines: &Engines) -> std::fmt::Result {
     line(
         text,
         "while they work",
@@ -88,16 +109,11 @@ fn write_table(text: &mut String, report: &Report) -> std::fmt::Result {
             engines.kv_used_max * 100.0,
             engines.preemptions
         ),
-    )?;
-    block(text, "places in the workers", "workers", &report.workers)?;
-    if !report.trainer_waited_for.is_empty() {
-        block(
-            text,
-            "rollouts, while the trainer waits for them",
-            "workers",
-            &report.trainer_waited_for,
-        )?;
-    }
+    )
+}
+
+fn write_rollouts(text: &mut String, report: &Report) -> std::fmt::Result {
+    let rollouts = &report.rollouts;
     writeln!(text, "rollouts")?;
     line(
         text,
@@ -132,11 +148,7 @@ fn write_table(text: &mut String, report: &Report) -> std::fmt::Result {
             report.staleness.mean,
             histogram.collect::<Vec<_>>().join(", ")
         ),
-    )?;
-    for (message, count) in report.warnings.iter().take(5) {
-        writeln!(text, "warning ({count} times): {message}")?;
-    }
-    writeln!(text, "\n{}", report.limit.sentence)
+    )
 }
 
 fn line(text: &mut String, name: &str, value: &str) -> std::fmt::Result {
