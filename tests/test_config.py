@@ -21,10 +21,11 @@ from primerl.config.inference import InferenceConfig
 from primerl.config.load import ConfigError, load
 from primerl.config.orchestrator import OrchestratorConfig
 from primerl.config.rl import RLConfig
+from primerl.config.simulate import SimulateConfig
 from primerl.config.trainer import SFTConfig, TrainerConfig
 from pydantic import BaseModel, ValidationError
 
-CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, EnvWorkerConfig]
+CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, EnvWorkerConfig, SimulateConfig]
 
 
 def tree(**changes: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ COMMANDS = {
     "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
+    "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),

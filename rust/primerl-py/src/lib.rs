@@ -5,6 +5,7 @@ mod envs;
 mod errors;
 mod orchestrator;
 mod render;
+mod simulate;
 
 use pyo3::prelude::*;
 
@@ -29,6 +30,9 @@ mod _core {
 
     #[pymodule_export]
     use render::Renderer;
+
+    #[pymodule_export]
+    use simulate::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -3,6 +3,7 @@
 
 mod actors;
 mod custom;
+mod messages;
 mod restarts;
 mod turns;
 
@@ -45,6 +46,14 @@ pub struct Faults {
     pub trainer_dies: f64,
     /// The orchestrator is restarted some seconds after it started.
     pub orchestrator_dies: f64,
+    /// The answer to a lease request never reaches the worker, whose next heartbeats do not name the rollouts.
+    pub lease_lost: f64,
+    /// An event comes twice: a worker's report, a trainer's request.
+    pub message_repeated: f64,
+    /// A worker goes on with a rollout that was taken from it, and reports a turn and the end of it.
+    pub report_late: f64,
+    /// An engine, from its start to its death, takes many times longer than usual.
+    pub engine_slow: f64,
 }
 
 /// A component that is killed for good, to see that someone is told.
@@ -90,6 +99,8 @@ pub struct Simulator {
     pub observer: Observer,
     scenario: Scenario,
     rng: ChaCha8Rng,
+    /// Faults of messages have a generator of their own: without them a seed gives the run it always gave.
+    message_rng: ChaCha8Rng,
     now: Time,
     agenda: BTreeMap<(Time, u64), Action>,
     sequence: u64,
@@ -105,6 +116,7 @@ pub struct Simulator {
     /// What a journal would hold: the core as it was at some time, and every event since.
     snapshot: Core,
     journal: Vec<(Time, Event)>,
+    pub late_reports: u64,
 }
 
 impl Simulator {
@@ -115,6 +127,7 @@ impl Simulator {
         let mut simulator = Simulator {
             observer: Observer::new(scenario.config.clone()),
             rng: ChaCha8Rng::seed_from_u64(scenario.seed),
+            message_rng: ChaCha8Rng::seed_from_u64(scenario.seed ^ 0x6d65_7373),
             now: Time(0),
             agenda: BTreeMap::new(),
             sequence: 0,
@@ -129,6 +142,7 @@ impl Simulator {
             snapshot: core.clone(),
             journal: Vec::new(),
             core,
+            late_reports: 0,
             scenario,
         };
         simulator.start();
@@ -240,5 +254,7 @@ impl Simulator {
     }
 }
 
+#[cfg(test)]
+mod message_tests;
 #[cfg(test)]
 mod tests;

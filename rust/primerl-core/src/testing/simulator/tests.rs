@@ -9,7 +9,7 @@ use crate::group::OnCancel;
 use crate::testing::{config, environment, evaluation};
 
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
-fn scenario(seed: u64) -> Scenario {
+pub(super) fn scenario(seed: u64) -> Scenario {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let group_size = rng.random_range(2..=5);
     let max_async_level = rng.random_range(0..=3);
@@ -126,7 +126,7 @@ fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
     }
 }
 
-fn faults() -> Faults {
+pub(super) fn faults() -> Faults {
     Faults {
         rollout_fails: 0.1,
         rollout_empty: 0.03,
@@ -138,13 +138,12 @@ fn faults() -> Faults {
         engine_fails: 0.1,
         engine_dies: 0.3,
         trainer_forgets: 0.1,
-        trainer_dies: 0.0,
-        orchestrator_dies: 0.0,
+        ..Faults::default()
     }
 }
 
 /// Plays a scenario to its end and looks at the whole.
-fn play(scenario: Scenario) -> Simulator {
+pub(super) fn play(scenario: Scenario) -> Simulator {
     let seed = scenario.seed;
     let mut simulator = Simulator::new(scenario);
     let reason = simulator.run();
