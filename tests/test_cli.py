@@ -53,7 +53,9 @@ for name in primerl.__all__:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", ["rl", "sft", "trainer", "inference", "env-worker", "verify", "report"])
+@pytest.mark.parametrize(
+    "command", ["rl", "sft", "trainer", "inference", "env-worker", "verify", "report", "trace", "buffer"]
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         raise SystemExit(main([command, "--help"]))

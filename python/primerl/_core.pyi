@@ -1,6 +1,7 @@
 """Bindings of the Rust crates: conversions only."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
@@ -21,6 +22,8 @@ __all__ = [
     "RenderError",
     "Renderer",
     "__version__",
+    "inspect_buffer",
+    "inspect_run",
     "orchestrate",
     "simulate",
 ]
@@ -251,6 +254,24 @@ class Renderer:
     @property
     def backend_reason(self) -> str | None:
         """Why the fast one is not used, if it is not."""
+
+# Reading a journal (rust/primerl-py/src/inspect.rs)
+
+def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: int | None = None) -> dict[str, Any]:
+    """What the journal in `output_dir` tells; nothing is written, and the run may be going on.
+
+    `what` is `summary`, `idle`, `dropped` or `check`; or `rollout`, `group` or `step`, with its number. Fields are
+    those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises `PrimerlError` if the
+    journal cannot be read or holds no such thing.
+    """
+
+def inspect_buffer(
+    output_dir: str | PathLike[str], environment: str | None = None, example: int | None = None
+) -> dict[str, Any]:
+    """The difficulty buffer as the journal leaves it; with an environment and an example's index, its history too.
+
+    Raises `PrimerlError` if the journal cannot be read or there is no such example.
+    """
 
 # Orchestrator (rust/primerl-py/src/orchestrator.rs)
 

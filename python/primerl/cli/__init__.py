@@ -14,6 +14,11 @@ COMMANDS = {
     "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
+    "trace": (
+        "primerl.cli.journal:trace",
+        "tell what happened to a rollout, group or step; where time went; check it all",
+    ),
+    "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),

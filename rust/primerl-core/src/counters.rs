@@ -102,7 +102,8 @@ impl VoidReason {
         }
     }
 
-    fn ended(self) -> Ended {
+    /// How such a rollout ends.
+    pub fn ended(self) -> Ended {
         match self {
             VoidReason::TooOld => Ended::Stale,
             VoidReason::GroupDropped

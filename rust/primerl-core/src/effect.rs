@@ -1,6 +1,8 @@
 //! What the shell has to do. Effects are carried out in order; a [`Effect::is_durable`] one only after the event
 //! that caused it is on disk.
 
+use crate::counters::VoidReason;
+use crate::event::RolloutError;
 use crate::ids::*;
 use crate::pack::PackedBatch;
 use crate::rollout::TrainedTrace;
@@ -34,6 +36,24 @@ pub enum Effect {
     WorkerLost { worker: WorkerId, reason: String },
     /// The rollout is over: its conversations may be forgotten. Sent for every rollout, once, cancelled ones too.
     RolloutClosed { rollout: RolloutId },
+
+    // Told for whoever reads the journal; the shell has nothing to do.
+    /// Whether it reported the failure itself or its time was up. It may be tried again, as another rollout.
+    RolloutFailed {
+        rollout: RolloutId,
+        error: RolloutError,
+    },
+    /// It had ended well, and is not trained.
+    RolloutVoided {
+        rollout: RolloutId,
+        reason: VoidReason,
+    },
+    /// A training group came to nothing, and why in words.
+    GroupDropped {
+        group: GroupId,
+        reason: VoidReason,
+        why: String,
+    },
 
     /// Pause, load, check the hash, resume; then report `EngineProved` or `EngineLost`.
     UpdateEngine {

@@ -113,6 +113,9 @@ impl Effects {
             Effect::Warn { message } => tracing::warn!("{message}"),
             Effect::Finished { reason } => self.recorder.finished(reason),
             Effect::Failed { reason } => self.recorder.failed(reason),
+            Effect::RolloutFailed { .. }
+            | Effect::RolloutVoided { .. }
+            | Effect::GroupDropped { .. } => {}
             Effect::Lease { .. }
             | Effect::NoLease { .. }
             | Effect::BatchNotReady { .. }

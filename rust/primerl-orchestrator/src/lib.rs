@@ -5,6 +5,7 @@
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: batches out, weights in.
 //! * [`journal`]: every event on disk; [`driver`]: the task that owns the core.
+//! * [`inspect`]: reading what a journal tells, for people.
 //! * [`telemetry`]: metrics and status.
 //!
 //! [`run`] is one orchestrator from start to end; [`run_command`] is the command line around it.
@@ -24,6 +25,7 @@ pub mod files;
 pub mod gateway;
 pub mod http;
 pub mod in_process;
+pub mod inspect;
 pub mod journal;
 mod log;
 mod monitor;

@@ -3,6 +3,7 @@ mod advantages;
 mod engine;
 mod envs;
 mod errors;
+mod inspect;
 mod orchestrator;
 mod render;
 mod simulate;
@@ -24,6 +25,9 @@ mod _core {
     use envs::{
         Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered,
     };
+
+    #[pymodule_export]
+    use inspect::{inspect_buffer, inspect_run};
 
     #[pymodule_export]
     use orchestrator::{Orchestrator, orchestrate};

@@ -240,7 +240,10 @@ impl World {
             | Effect::Evaluated(_)
             | Effect::ForgetBatches { .. }
             | Effect::LimitEngine { .. }
-            | Effect::ComputeAdvantages { .. } => {}
+            | Effect::ComputeAdvantages { .. }
+            | Effect::RolloutFailed { .. }
+            | Effect::RolloutVoided { .. }
+            | Effect::GroupDropped { .. } => {}
         }
     }
 

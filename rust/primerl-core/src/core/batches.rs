@@ -60,16 +60,15 @@ impl Core {
             .map(|weighted| weighted.sample.rollout)
             .collect();
         for rollout in groups.into_iter().flat_map(Group::into_finished) {
-            let ended = if trained.contains(&rollout.id) {
-                Ended::Trained
+            if trained.contains(&rollout.id) {
+                rollout.end(Ended::Trained, &mut self.counters);
             } else {
                 let reason = match rollout.left_out.too_long > 0 {
                     true => VoidReason::TooLong,
                     false => VoidReason::Masked,
                 };
-                self.losses.voided(reason)
-            };
-            rollout.end(ended, &mut self.counters);
+                self.void(rollout, reason);
+            }
         }
         self.next_step = self.next_step.next();
         self.batches.add(&batch);

@@ -3,6 +3,7 @@
 use super::Core;
 use crate::counters::VoidReason;
 use crate::curriculum::{BufferReport, ExampleHistory, Filing};
+use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
 
@@ -56,9 +57,13 @@ impl Core {
         }
         for rollout in group.into_finished() {
             self.forget_age(&rollout);
-            let ended = self.losses.voided(VoidReason::NoSignal);
-            rollout.end(ended, &mut self.counters);
+            self.void(rollout, VoidReason::NoSignal);
         }
+        self.effects.push(Effect::GroupDropped {
+            group: id,
+            reason: VoidReason::NoSignal,
+            why: "all of its rewards are equal".to_owned(),
+        });
         let in_a_row = self.curriculum.filtered_in_a_row(environment);
         let first = FILTERED_AT_LEAST.max(4 * self.config.groups_per_batch() as u64);
         if in_a_row.is_multiple_of(first) && (in_a_row / first).is_power_of_two() {

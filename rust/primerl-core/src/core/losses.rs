@@ -43,6 +43,10 @@ impl Core {
     /// Ends a rollout that failed; its slot is tried again, or given up.
     pub(super) fn fail(&mut self, rollout: Box<Rollout>, error: &RolloutError) {
         self.losses.failed(&error.kind);
+        self.effects.push(Effect::RolloutFailed {
+            rollout: rollout.id,
+            error: error.clone(),
+        });
         if rollout.evaluates.is_some() {
             return self.evaluation_rollout_failed(rollout, error);
         }
@@ -88,9 +92,19 @@ impl Core {
     /// Voids a rollout that ends well, but too old.
     pub(super) fn void_at_its_end(&mut self, rollout: Box<Rollout>) {
         let (id, group, slot) = (rollout.id, rollout.group, rollout.slot);
-        let ended = self.losses.voided(VoidReason::TooOld);
-        rollout.end(ended, &mut self.counters);
+        self.void(rollout, VoidReason::TooOld);
         self.slot_went_stale(group, slot, id, VoidReason::TooOld.name());
+    }
+
+    /// Ends a finished rollout that is not trained.
+    pub(super) fn void(&mut self, rollout: Box<Rollout>, reason: VoidReason) {
+        let id = rollout.id;
+        let ended = self.losses.voided(reason);
+        rollout.end(ended, &mut self.counters);
+        self.effects.push(Effect::RolloutVoided {
+            rollout: id,
+            reason,
+        });
     }
 
     fn slot_went_stale(&mut self, group: GroupId, slot: usize, id: RolloutId, why: &str) {
@@ -138,9 +152,12 @@ impl Core {
         let Some(rollout) = group.void(slot, rollout) else {
             return;
         };
-        let ended = self.losses.voided(VoidReason::TooOld);
-        rollout.end(ended, &mut self.counters);
-        let computed = group.token_advantages.is_some() || self.computing.contains_key(&id);
+        self.void(rollout, VoidReason::TooOld);
+        let computing = self.computing.contains_key(&id);
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        let computed = group.token_advantages.is_some() || computing;
         if group.ready_since.is_none() && !computed {
             let again = group.may_refill(slot, rule);
             return self.free_slot(id, slot, again, Blame::Nobody, || {
@@ -238,6 +255,11 @@ impl Core {
             return;
         };
         self.losses.groups_dropped += 1;
+        self.effects.push(Effect::GroupDropped {
+            group: id,
+            reason: finished_as,
+            why: why.to_owned(),
+        });
         if let Some(since) = group.ready_since {
             self.ready.remove(&(since, id));
         }
@@ -261,8 +283,7 @@ impl Core {
                 }
                 Slot::Finished(rollout) => {
                     self.forget_age(&rollout);
-                    let ended = self.losses.voided(finished_as);
-                    rollout.end(ended, &mut self.counters);
+                    self.void(rollout, finished_as);
                 }
             }
         }
@@ -285,8 +306,7 @@ impl Core {
             .flat_map(|group| group.slots)
         {
             if let Slot::Finished(rollout) = slot {
-                let ended = self.losses.voided(VoidReason::RunFinished);
-                rollout.end(ended, &mut self.counters);
+                self.void(rollout, VoidReason::RunFinished);
             }
         }
     }

@@ -10,6 +10,7 @@ mod batches;
 mod buffer;
 mod check;
 mod events;
+mod inspect;
 mod leases;
 mod losses;
 mod policies;
@@ -20,6 +21,7 @@ mod rollouts;
 mod room;
 mod workers;
 
+pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
 pub use restart::{OpenRollout, OpenWorker};
 
 use crate::admission::Limits;

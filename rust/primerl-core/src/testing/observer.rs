@@ -192,7 +192,10 @@ impl Observer {
             Effect::LimitEngine { engine, limit } => self.saw_limit(*engine, *limit),
             Effect::UpdateEngine { .. }
             | Effect::WorkerLost { .. }
-            | Effect::ComputeAdvantages { .. } => {}
+            | Effect::ComputeAdvantages { .. }
+            | Effect::RolloutFailed { .. }
+            | Effect::RolloutVoided { .. }
+            | Effect::GroupDropped { .. } => {}
         }
     }
 

@@ -117,6 +117,8 @@ pub struct Simulator {
     snapshot: Core,
     journal: Vec<(Time, Event)>,
     pub late_reports: u64,
+    /// Every event, if it is set before the run.
+    pub recorded: Option<Vec<(Time, Event)>>,
 }
 
 impl Simulator {
@@ -141,6 +143,7 @@ impl Simulator {
             events: 0,
             snapshot: core.clone(),
             journal: Vec::new(),
+            recorded: None,
             core,
             late_reports: 0,
             scenario,
@@ -195,6 +198,9 @@ impl Simulator {
         self.events += 1;
         if self.scenario.faults.orchestrator_dies > 0.0 {
             self.journal.push((self.now, event.clone()));
+        }
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push((self.now, event.clone()));
         }
         self.observer.saw_event(&event, self.now);
         let effects = self.core.handle(event, self.now);

@@ -17,7 +17,7 @@ mod snapshot;
 mod writer;
 
 pub use reader::{Entry, ReadError, Tail, read_from};
-pub use restore::{RestoreError, Restored, exists, oldest, restore};
+pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
 pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};
 pub use writer::{Journal, JournalError, Progress};
 

@@ -74,6 +74,16 @@ pub fn oldest(folder: &Path) -> Result<Snapshot, RestoreError> {
     pick(folder, list(folder)?.into_iter()).map(|(snapshot, _)| snapshot)
 }
 
+/// How many events the newest snapshot covers.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn newest(folder: &Path) -> std::io::Result<u64> {
+    Ok(files(folder, SNAPSHOT)?
+        .last()
+        .map_or(0, |(number, _)| *number))
+}
+
 fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), RestoreError> {
     pick(folder, list(folder)?.into_iter().rev())
 }

@@ -1,0 +1,123 @@
+"""`primerl trace` and `primerl buffer`: what the journal of a run tells, while it goes on or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from primerl.config.load import fail
+
+FAILED = 1
+NUMBERED = ("rollout", "group", "step", "batch")
+
+
+def trace(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl trace",
+        description="What the journal of a run tells: without more, a summary; of one rollout, group or step (a batch "
+        "is its step's), its story. Nothing is written, and the run may be going on.",
+    )
+    parser.add_argument("output_dir", type=Path, help="output folder of the run")
+    parser.add_argument("what", nargs="?", choices=NUMBERED, help="what to tell the story of")
+    parser.add_argument("number", nargs="?", type=natural, help="which one")
+    questions = parser.add_mutually_exclusive_group()
+    questions.add_argument(
+        "--idle", action="store_true", help="where trainer, engines and workers waited, and for what"
+    )
+    questions.add_argument("--dropped", action="store_true", help="what was sampled and not trained, by reason")
+    questions.add_argument(
+        "--check", action="store_true", help="play everything and check every invariant; exit code 1 if one is broken"
+    )
+    add_json(parser)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
+    flag = next((name for name in ("idle", "dropped", "check") if getattr(chosen, name)), None)
+    if (chosen.what is None) != (chosen.number is None) or (chosen.what is not None and flag is not None):
+        return fail(
+            f"expected a folder, and one of: {', '.join(f'{name} NUMBER' for name in NUMBERED)}, --idle, --dropped, "
+            f"--check; see primerl trace --help",
+            title="No trace",
+        )
+    what = "step" if chosen.what == "batch" else chosen.what or flag or "summary"
+    from primerl._core import inspect_run
+    from primerl.runs import trace as tables
+
+    def show(answer: dict[str, Any]) -> None:
+        print(getattr(tables, what)(answer))
+
+    code = tell(chosen, lambda: inspect_run(chosen.output_dir, what, chosen.number), show, title="No trace")
+    return code if isinstance(code, int) else FAILED if code.get("broken") else 0
+
+
+def buffer(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl buffer",
+        description="The difficulty buffer of a run as it is now: examples of each pool, epochs, movement by step.",
+    )
+    parser.add_argument("output_dir", type=Path, help="output folder of the run")
+    parser.add_argument("--steps", type=natural, default=10, help="so many of the last steps (10)")
+    parser.add_argument("--example", nargs=2, metavar=("ENV", "INDEX"), help="the history of one example")
+    add_json(parser)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
+    environment, example = chosen.example or (None, None)
+    if example is not None and not (example.isascii() and example.isdigit() and int(example) < 2**32):
+        return fail(
+            f"--example {environment} {example}: expected the example's number, counted from 0", title="No buffer"
+        )
+    from primerl._core import inspect_buffer
+    from primerl.runs.buffer import show
+
+    def ask() -> dict[str, Any]:
+        answer = inspect_buffer(chosen.output_dir, environment, None if example is None else int(example))
+        answer["steps"] = answer["steps"][-chosen.steps :] if chosen.steps else []
+        return answer
+
+    code = tell(chosen, ask, lambda answer: print(show(answer)), title="No buffer")
+    return code if isinstance(code, int) else 0
+
+
+def natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**64):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return int(text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | int:
+    """What was chosen, or the exit code after help or a complaint."""
+    try:
+        return parser.parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def tell(
+    chosen: argparse.Namespace,
+    ask: Callable[[], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+    *,
+    title: str,
+) -> dict[str, Any] | int:
+    """Prints the answer, for people or as JSON, and returns it; or the exit code after a complaint."""
+    from primerl._core import PrimerlError
+
+    if not chosen.output_dir.is_dir():
+        return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title=title)
+    try:
+        answer = ask()
+    except PrimerlError as error:
+        return fail(str(error), title=title)
+    if chosen.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        show(answer)
+    return answer

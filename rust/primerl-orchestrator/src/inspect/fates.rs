@@ -1,0 +1,248 @@
+//! From lease to end: every rollout that has begun, and how each one ends.
+
+use primerl_core::counters::{Ended, VoidReason};
+use primerl_core::effect::CancelReason;
+use primerl_core::event::{Outcome, RolloutError};
+use primerl_core::pack::PackedBatch;
+use primerl_core::rollout::Rollout;
+use primerl_core::*;
+use std::collections::BTreeMap;
+
+/// What is known of a rollout that has begun and not ended.
+#[derive(Clone, Debug)]
+pub(super) struct Life {
+    pub rollout: RolloutId,
+    pub group: GroupId,
+    pub slot: usize,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    pub evaluates: Option<PolicyVersion>,
+    pub worker: WorkerId,
+    pub leased_at: Time,
+    /// It ended well and waits for its group, or for a cut.
+    pub is_finished: bool,
+    /// `None` also where that was before the story begins.
+    pub finished_at: Option<Time>,
+    pub turns: u32,
+    pub sampled_tokens: u64,
+    /// Of all traces it reported.
+    pub rewards: Vec<f64>,
+}
+
+/// How a rollout ended.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Trained(Step),
+    /// It had ended well.
+    Voided(VoidReason),
+    Failed(RolloutError),
+    Cancelled(CancelReason),
+    Evaluated,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Fate {
+    pub life: Life,
+    pub at: Time,
+    pub end: End,
+}
+
+impl End {
+    /// As the core counts it.
+    pub fn ended(&self) -> Ended {
+        match self {
+            End::Trained(_) => Ended::Trained,
+            End::Voided(reason) => reason.ended(),
+            End::Failed(_) => Ended::Failed,
+            End::Cancelled(CancelReason::TooManyPolicies | CancelReason::TooOld) => Ended::Stale,
+            End::Cancelled(_) => Ended::Cancelled,
+            End::Evaluated => Ended::Evaluated,
+        }
+    }
+
+    /// Why, in a word; `None` where nothing went wrong.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            End::Trained(_) | End::Evaluated => None,
+            End::Voided(reason) => Some(super::name_of(reason)),
+            End::Failed(error) => Some(error.kind.clone()),
+            End::Cancelled(reason) => Some(super::name_of(reason)),
+        }
+    }
+
+    pub fn message(&self) -> Option<&str> {
+        match self {
+            End::Failed(error) => Some(&error.message),
+            _ => None,
+        }
+    }
+
+    pub fn step(&self) -> Option<Step> {
+        match self {
+            End::Trained(step) => Some(*step),
+            _ => None,
+        }
+    }
+}
+
+impl Life {
+    fn leased(rollout: &Rollout, leased_at: Time) -> Life {
+        let tokens = rollout.turns().iter().map(|turn| turn.sampled.len() as u64);
+        Life {
+            rollout: rollout.id,
+            group: rollout.group,
+            slot: rollout.slot,
+            environment: rollout.environment,
+            example: rollout.example,
+            evaluates: rollout.evaluates,
+            worker: rollout.worker,
+            leased_at,
+            is_finished: false,
+            finished_at: None,
+            turns: rollout.turns().len() as u32,
+            sampled_tokens: tokens.sum(),
+            rewards: Vec::new(),
+        }
+    }
+
+    fn finished(rollout: &Rollout, leased_at: Time) -> Life {
+        let samples = rollout.samples.iter();
+        Life {
+            is_finished: true,
+            turns: rollout.traces.iter().map(|trace| trace.turns).sum(),
+            sampled_tokens: samples.map(|sample| sample.loss_tokens).sum(),
+            rewards: rollout.traces.iter().map(|trace| trace.reward).collect(),
+            ..Life::leased(rollout, leased_at)
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Fates {
+    pub lives: BTreeMap<RolloutId, Life>,
+}
+
+impl Fates {
+    /// What had begun when the story begins.
+    pub fn begin(core: &Core) -> Fates {
+        let span = core.config().timeouts.rollout;
+        let leased_at = |rollout: &Rollout| rollout.deadline - span;
+        let in_flight = core
+            .rollouts()
+            .map(|rollout| Life::leased(rollout, leased_at(rollout)));
+        let finished = core.groups().flat_map(|group| {
+            let rollouts = group.finished();
+            rollouts.map(|rollout| Life::finished(rollout, leased_at(rollout)))
+        });
+        Fates {
+            lives: in_flight
+                .chain(finished)
+                .map(|life| (life.rollout, life))
+                .collect(),
+        }
+    }
+
+    /// Takes in an event and what came of it; `core` is as it is after that.
+    pub fn take_in(&mut self, event: &Event, effects: &[Effect], core: &Core) -> Vec<Fate> {
+        match event {
+            Event::TurnFinished { rollout, turn } => self.turn(*rollout, turn),
+            Event::RolloutFinished {
+                rollout,
+                worker,
+                outcome,
+            } => self.report(*rollout, *worker, outcome),
+            _ => {}
+        }
+        let (mut ended, mut closed) = (Vec::new(), Vec::new());
+        let mut failed: BTreeMap<RolloutId, &RolloutError> = BTreeMap::new();
+        let mut cancelled: BTreeMap<RolloutId, CancelReason> = BTreeMap::new();
+        let mut voided: Vec<(RolloutId, VoidReason)> = Vec::new();
+        let mut cut: Vec<&PackedBatch> = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Lease { rollouts, .. } => self.lease(rollouts, core),
+                Effect::RolloutClosed { rollout } => closed.push(*rollout),
+                Effect::RolloutFailed { rollout, error } => {
+                    failed.insert(*rollout, error);
+                }
+                Effect::CancelRollout {
+                    rollout, reason, ..
+                } => {
+                    cancelled.insert(*rollout, *reason);
+                }
+                Effect::RolloutVoided { rollout, reason } => voided.push((*rollout, *reason)),
+                Effect::BatchCut { batch } => cut.push(batch),
+                _ => {}
+            }
+        }
+        for id in closed {
+            let Some(life) = self.lives.get_mut(&id) else {
+                continue;
+            };
+            let end = match (failed.get(&id), cancelled.get(&id), life.evaluates) {
+                (Some(error), _, _) => End::Failed((*error).clone()),
+                (None, Some(reason), _) => End::Cancelled(*reason),
+                (None, None, Some(_)) => End::Evaluated,
+                (None, None, None) => {
+                    life.is_finished = true;
+                    life.finished_at = Some(core.now());
+                    continue;
+                }
+            };
+            ended.extend(self.end(id, end, core.now()));
+        }
+        for (id, reason) in voided {
+            ended.extend(self.end(id, End::Voided(reason), core.now()));
+        }
+        for batch in cut {
+            for id in rollouts_of(batch) {
+                ended.extend(self.end(id, End::Trained(batch.step), core.now()));
+            }
+        }
+        ended
+    }
+
+    fn turn(&mut self, rollout: RolloutId, turn: &Turn) {
+        if let Some(life) = self
+            .lives
+            .get_mut(&rollout)
+            .filter(|life| !life.is_finished)
+        {
+            life.turns += 1;
+            life.sampled_tokens += turn.sampled.len() as u64;
+        }
+    }
+
+    fn report(&mut self, rollout: RolloutId, worker: WorkerId, outcome: &Outcome) {
+        let life = self.lives.get_mut(&rollout);
+        if let Some(life) = life.filter(|life| !life.is_finished && life.worker == worker) {
+            life.rewards = outcome.traces.iter().map(|trace| trace.reward).collect();
+        }
+    }
+
+    fn lease(&mut self, leased: &[effect::LeasedRollout], core: &Core) {
+        for leased in leased {
+            if let Some(rollout) = core.rollout(leased.rollout) {
+                let life = Life::leased(rollout, core.now());
+                self.lives.insert(leased.rollout, life);
+            }
+        }
+    }
+
+    fn end(&mut self, id: RolloutId, end: End, at: Time) -> Option<Fate> {
+        let life = self.lives.remove(&id)?;
+        Some(Fate { life, at, end })
+    }
+}
+
+/// Rollouts with a sample in the batch, each once, in order.
+pub(super) fn rollouts_of(batch: &PackedBatch) -> Vec<RolloutId> {
+    let micro_batches = batch.ranks.iter().flatten();
+    let mut rollouts: Vec<RolloutId> = micro_batches
+        .flat_map(|micro_batch| micro_batch.sequences())
+        .map(|weighted| weighted.sample.rollout)
+        .collect();
+    rollouts.sort_unstable();
+    rollouts.dedup();
+    rollouts
+}

@@ -1,0 +1,70 @@
+//! Reading a run's journal: conversions of `primerl_orchestrator::inspect`.
+
+use crate::errors::{PrimerlError, with_causes};
+use primerl_core::{ExampleIndex, GroupId, RolloutId, Step};
+use primerl_orchestrator::inspect::{self, InspectError, Question};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+fn question(what: &str, number: Option<u64>) -> PyResult<Question> {
+    let question = match (what, number) {
+        ("summary", None) => Question::Summary,
+        ("idle", None) => Question::Idle,
+        ("dropped", None) => Question::Dropped,
+        ("check", None) => Question::Check,
+        ("rollout", Some(number)) => Question::Rollout(RolloutId(number)),
+        ("group", Some(number)) => Question::Group(GroupId(number)),
+        ("step", Some(number)) => Question::Step(Step(number)),
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "what = {what:?}: one of summary, idle, dropped, check, or rollout, group, step with a number"
+            )));
+        }
+    };
+    Ok(question)
+}
+
+fn convert<'py>(
+    py: Python<'py>,
+    answer: Result<serde_json::Value, InspectError>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let answer = answer.map_err(|error| PrimerlError::new_err(with_causes(&error)))?;
+    pythonize::pythonize(py, &answer).map_err(|error| PrimerlError::new_err(error.to_string()))
+}
+
+/// What the journal in an output folder tells; nothing is written.
+#[pyfunction]
+#[pyo3(signature = (output_dir, what = "summary", number = None))]
+pub fn inspect_run<'py>(
+    py: Python<'py>,
+    output_dir: PathBuf,
+    what: &str,
+    number: Option<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let question = question(what, number)?;
+    let answer = py.detach(|| inspect::answer(&output_dir, question));
+    convert(py, answer)
+}
+
+/// The difficulty buffer of a run, and the history of one example of it.
+#[pyfunction]
+#[pyo3(signature = (output_dir, environment = None, example = None))]
+pub fn inspect_buffer<'py>(
+    py: Python<'py>,
+    output_dir: PathBuf,
+    environment: Option<String>,
+    example: Option<u32>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let asked = match (&environment, example) {
+        (None, None) => None,
+        (Some(environment), Some(example)) => Some((environment.as_str(), ExampleIndex(example))),
+        _ => {
+            return Err(PyValueError::new_err(
+                "environment and example belong together: give both, or none",
+            ));
+        }
+    };
+    let answer = py.detach(|| inspect::answer_buffer(&output_dir, asked));
+    convert(py, answer)
+}
