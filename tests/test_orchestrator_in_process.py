@@ -19,6 +19,7 @@ import pytest
 import torch
 from engine_helpers import Engine, mock_command, running, write_checkpoint
 from primerl._core import Orchestrator, PrimerlError, orchestrate
+from primerl.train.data import decode_batch
 
 PATIENCE_S = 60.0
 
@@ -89,12 +90,11 @@ def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Pa
         publish(orchestrator, output, 0)
         steps: list[int] = []
         while (body := orchestrator.next_batch(len(steps) + 1, 0)) is not None:
-            batch = msgpack.unpackb(body)
-            steps.append(batch["step"])
-            assert body == (output / f"spool/step_{batch['step']}/rank_0.msgpack").read_bytes()
-            ids = [torch.frombuffer(bytearray(m["token_ids"]), dtype=torch.int32) for m in batch["micro_batches"]]
-            assert sum(map(len, ids)) > 0
-            publish(orchestrator, output, batch["step"])
+            batch = decode_batch(body)
+            steps.append(batch.step)
+            assert body == (output / f"spool/step_{batch.step}/rank_0.msgpack").read_bytes()
+            assert sum(len(micro_batch.token_ids) for micro_batch in batch.micro_batches) > 0
+            publish(orchestrator, output, batch.step)
         assert steps == [1, 2]
         worker.join(PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S

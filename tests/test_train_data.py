@@ -8,7 +8,7 @@ import msgpack
 import pytest
 import torch
 from primerl.train.data import BatchError, decode_batch, sequence_at
-from train_helpers import Sequence, encode_batch, encode_micro_batch
+from train_helpers import Sequence, encode_batch, encode_frame, encode_micro_batch
 
 
 def two_sequences() -> list[Sequence]:
@@ -73,18 +73,55 @@ def test_second_sequence_may_not_start_with_a_trained_token() -> None:
         decode_batch(encode_batch(3, [sequences]))
 
 
-def test_columns_of_unequal_length_are_refused() -> None:
+def test_a_bytearray_is_not_copied() -> None:
+    body = bytearray(encode_batch(3, [two_sequences(), two_sequences()]))
+    first, second = decode_batch(body).micro_batches
+    second.token_ids[0] = 77
+    assert [micro_batch.token_ids[0].item() for micro_batch in decode_batch(body).micro_batches] == [5, 77]
+    assert first.token_ids.data_ptr() % 16 == second.token_ids.data_ptr() % 16
+
+
+def test_columns_that_do_not_fit_the_header_are_refused() -> None:
     fields = {"step": 1, "rank": 0, "ranks": 1, "loss_tokens": 1, "metrics": {}}
-    micro_batch = encode_micro_batch([Sequence([5, 6], [7], [-0.5])])
-    with pytest.raises(BatchError, match="column versions has 2 values, sequence_lengths add up to 3"):
-        decode_batch(msgpack.packb({**fields, "micro_batches": [{**micro_batch, "versions": b"\0" * 8}]}))
+    header, columns = encode_micro_batch([Sequence([5, 6], [7], [-0.5])])
+
+    def decode(columns: bytes, **changes: Any) -> None:
+        decode_batch(encode_frame({**fields, "micro_batches": [{**header, **changes}]}, columns))
+
+    decode(columns)
+    with pytest.raises(BatchError, match=r"sequence_lengths \(3,\) do not add up to 2 tokens"):
+        decode(columns, tokens=2)
+    with pytest.raises(BatchError, match="do not add up"):
+        decode(columns, sequence_lengths=[4, -1])
     with pytest.raises(BatchError, match="1 sequences, 0 rollouts"):
-        decode_batch(msgpack.packb({**fields, "micro_batches": [{**micro_batch, "rollouts": []}]}))
+        decode(columns, rollouts=[])
+    with pytest.raises(BatchError, match="column temperatures: 3 values are more than the bytes that are left"):
+        decode(columns[:48])
+    with pytest.raises(BatchError, match="the columns are 80 bytes, the micro-batches' 64"):
+        decode(columns + b"\0" * 16)
+
+
+def test_a_torn_body_is_refused() -> None:
+    body = encode_batch(3, [two_sequences()])
+    for length in range(len(body)):
+        with pytest.raises(BatchError, match="not a batch"):
+            decode_batch(body[:length])
+    with pytest.raises(BatchError, match="1 bytes follow it"):
+        decode_batch(body + b"\0")
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"not msgpack", msgpack.packb([1]), msgpack.packb({"step": 1})])
 def test_bytes_that_are_no_batch(body: bytes) -> None:
     with pytest.raises(BatchError, match="not a batch"):
+        decode_batch(body)
+
+
+@pytest.mark.parametrize("value", [2, 255])
+def test_a_mask_that_is_none(value: int) -> None:
+    body = bytearray(encode_batch(3, [two_sequences()]))
+    (micro_batch,) = decode_batch(body).micro_batches
+    micro_batch.loss_mask[4] = value
+    with pytest.raises(BatchError, match=r"rollout 11: loss_mask is neither 0 nor 1 \(packed token 4\)"):
         decode_batch(body)
 
 

@@ -40,22 +40,34 @@ class Sequence:
         }
 
 
-FORMATS = {"token_ids": "i", "loss_mask": "B", "logprobs": "f", "advantages": "f", "versions": "i", "temperatures": "f"}
+FORMATS = {"token_ids": "i", "logprobs": "f", "advantages": "f", "versions": "i", "temperatures": "f", "loss_mask": "B"}
 
 
-def encode_micro_batch(sequences: list[Sequence]) -> dict[str, Any]:
+def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes]:
+    """Header and columns."""
     values: dict[str, list[Any]] = {name: [] for name in FORMATS}
     for sequence in sequences:
         for name, column in sequence.columns().items():
             values[name] += column
-    fields: dict[str, Any] = {
-        name: struct.pack(f"<{len(values[name])}{kind}", *values[name]) for name, kind in FORMATS.items()
-    }
+    packed = [struct.pack(f"<{len(values[name])}{kind}", *values[name]) for name, kind in FORMATS.items()]
+    columns = b"".join(packed)
     lengths = [len(sequence) for sequence in sequences]
-    fields["sequence_lengths"] = struct.pack(f"<{len(lengths)}i", *lengths)
-    fields["rollouts"] = [sequence.rollout for sequence in sequences]
-    fields["environments"] = [0] * len(sequences)
-    return fields
+    header = {
+        "tokens": sum(lengths),
+        "sequence_lengths": lengths,
+        "rollouts": [sequence.rollout for sequence in sequences],
+        "environments": [0] * len(sequences),
+    }
+    return header, columns + b"\0" * (-len(columns) % 16)
+
+
+def encode_frame(header: dict[str, Any], columns: bytes) -> bytes:
+    def binary(value: bytes) -> bytes:
+        return b"\xc6" + struct.pack(">I", len(value)) + value
+
+    padding = -(26 + len(msgpack.packb({**header, "padding": b""}))) % 16
+    packed = msgpack.packb({**header, "padding": b"\0" * padding})
+    return b"\x82\xa6header" + binary(packed) + b"\xa7columns" + binary(columns)
 
 
 def encode_batch(
@@ -68,16 +80,16 @@ def encode_batch(
     metrics: dict[str, float] | None = None,
 ) -> bytes:
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
+    encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
     fields = {
         "step": step,
         "rank": rank,
         "ranks": ranks,
         "loss_tokens": own if loss_tokens is None else loss_tokens,
         "metrics": metrics or {},
-        "micro_batches": [encode_micro_batch(micro_batch) for micro_batch in micro_batches],
+        "micro_batches": [header for header, _ in encoded],
     }
-    body: bytes = msgpack.packb(fields)
-    return body
+    return encode_frame(fields, b"".join(columns for _, columns in encoded))
 
 
 Answer = tuple[int, bytes]

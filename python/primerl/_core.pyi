@@ -25,6 +25,7 @@ __all__ = [
     "inspect_buffer",
     "inspect_run",
     "orchestrate",
+    "simulate",
 ]
 
 __version__: str
@@ -329,3 +330,11 @@ class InferenceEngine:
         """Whether the engine has ended within `timeout_s`. Handles signals meanwhile; `EngineError` if it failed."""
     def stop(self) -> None:
         """Ends the engine: requests in flight are answered with what they have. Stopping twice is harmless."""
+
+# Capacity planner (rust/primerl-py/src/simulate.rs)
+
+def simulate(plan: dict[str, Any], what_if: bool = True) -> dict[str, Any]:
+    """Play a plan in virtual time: `report` and `what_if` (numbers), `table` (text), `picture` (SVG).
+
+    Raises ValueError for a plan that cannot be simulated; the message begins with the field's name.
+    """

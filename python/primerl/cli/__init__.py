@@ -19,6 +19,7 @@ COMMANDS = {
         "tell what happened to a rollout, group or step; where time went; check it all",
     ),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
+    "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),

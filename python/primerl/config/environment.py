@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from primerl.config.algorithm import Algorithm
 from primerl.config.base import Name, Seconds, Section
 
 
@@ -47,6 +48,8 @@ class TrainSource(Environment):
     """Relative share of the groups that come from this environment; 1 where it is left out."""
     max_retries: NonNegativeInt = 2
     """How often a failed rollout is tried again before its group is dropped."""
+    algorithm: Algorithm | None = None
+    """How its rewards become advantages; the run's algorithm where it is left out."""
 
 
 class EvaluationSampling(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section
 from primerl.config.environment import (
     Environment,
@@ -41,17 +42,6 @@ class Sampling(Section):
                     f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}"
                 )
         return self
-
-
-class Algorithm(Section):
-    """How rewards become advantages."""
-
-    type: Literal["grpo"] = "grpo"
-    """`grpo`: reward minus the mean of its group (Shao et al. 2024, arXiv:2402.03300)."""
-    normalize_std: bool = False
-    """Also divide by the standard deviation of the group."""
-    shuffle_advantages: bool = False
-    """Negative control: permute the advantages over the whole batch, so that nothing can be learnt."""
 
 
 class Buffer(Section):
@@ -167,6 +157,14 @@ class Orchestration(Section):
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""
     admission: Admission = Admission()
+    trajectory_strategy: Literal["interleaved", "branching"] = "interleaved"
+    """`interleaved`: turns that extend each other are one sample. `branching`: each turn is a sample, with all before
+    it as context."""
+    truncated_rollouts: Literal["train", "mask", "drop"] = "train"
+    """Rollouts that the environment cut short: trained as all others, counted in their group's baseline only, or tried
+    again as failed."""
+    long_samples: Literal["drop", "truncate"] = "drop"
+    """Samples longer than `seq_len`: left out, or cut to it at their ends."""
     engines: list[str] = []
     """URLs of inference engines that already run."""
     sampling: Sampling = Sampling()
@@ -178,11 +176,6 @@ class Orchestration(Section):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
-        if self.group_size == 1:
-            raise ValueError(
-                "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
-                "always 0; set group_size to at least 2"
-            )
         if self.min_group_size is not None and self.min_group_size > self.group_size:
             raise ValueError(
                 f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
@@ -225,6 +218,16 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
             )
 
 
+def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
+    """A group of one has nothing to compare with."""
+    algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
+    if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
+        raise ValueError(
+            "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
+            "always 0; set group_size to at least 2"
+        )
+
+
 class OrchestratorSettings(Orchestration):
     """Rollouts, batches and their order."""
 
@@ -234,6 +237,7 @@ class OrchestratorSettings(Orchestration):
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
+        check_groups(self, self.train.env)
         return self
 
     @model_validator(mode="after")
@@ -261,7 +265,7 @@ class OrchestratorConfig(Orchestration):
     max_steps: PositiveInt
     """The run ends after so many steps."""
     seq_len: PositiveInt = 2048
-    """Longest micro-batch, in tokens; a longer sample is dropped and counted."""
+    """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
     data_ranks: PositiveInt = 1
     """Trainer processes among which a batch is divided."""
     model: ServedModel
@@ -271,6 +275,7 @@ class OrchestratorConfig(Orchestration):
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
+        check_groups(self, self.train.env)
         return self
 
     @model_validator(mode="after")

@@ -54,7 +54,7 @@ class OrchestratorClient:
     def close(self) -> None:
         self._connection.close()
 
-    def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes:
+    def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes | bytearray:
         """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
 
         Args:
@@ -110,7 +110,9 @@ class OrchestratorClient:
         if status != 200:
             raise OrchestratorError(f"{self.url}{path} refused ({status}): {_message(body)}")
 
-    def _post(self, path: str, fields: dict[str, object], repeat_for_s: float | None = None) -> tuple[int, bytes]:
+    def _post(
+        self, path: str, fields: dict[str, object], repeat_for_s: float | None = None
+    ) -> tuple[int, bytes | bytearray]:
         """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
         until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
         request = msgpack.packb(fields)
@@ -122,7 +124,7 @@ class OrchestratorClient:
                 headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
                 self._connection.request("POST", self._prefix + path, request, headers)
                 response = self._connection.getresponse()
-                body = response.read()
+                body = _read(response)
                 if response.status < 500:
                     return response.status, body
                 failure = f"{response.status}: {_message(body)}"
@@ -138,7 +140,21 @@ class OrchestratorClient:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _message(body: bytes) -> str:
+def _read(response: http.client.HTTPResponse) -> bytes | bytearray:
+    """The whole body, where its length is known in memory that may be written to: a batch becomes tensors there."""
+    if response.length is None:
+        return response.read()
+    body = bytearray(response.length)
+    view, filled = memoryview(body), 0
+    while filled < len(body):
+        count = response.readinto(view[filled:])
+        if count == 0:
+            raise http.client.IncompleteRead(bytes(view[:filled]), len(body) - filled)
+        filled += count
+    return body
+
+
+def _message(body: bytes | bytearray) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

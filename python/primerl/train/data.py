@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +13,17 @@ from torch import Tensor
 
 COLUMNS = {
     "token_ids": torch.int32,
-    "loss_mask": torch.uint8,
     "logprobs": torch.float32,
     "advantages": torch.float32,
     "versions": torch.int32,
     "temperatures": torch.float32,
+    "loss_mask": torch.uint8,
 }
-"""Columns with one value a token, and their little-endian types."""
+"""Columns with one value a token, and their little-endian types, in the order of the bytes."""
+ALIGNMENT = 16
+"""Of a micro-batch's first column among the bytes."""
+MAX_LOGPROB = 1e-4
+"""An engine's rounding may put a log-probability this far above 0, nats."""
 
 
 class BatchError(ValueError):
@@ -73,48 +79,106 @@ class Batch:
         return result
 
 
-def decode_batch(body: bytes) -> Batch:
+def decode_batch(body: bytes | bytearray) -> Batch:
     """Decode the answer of `POST /trainer/batch`, or a file of the spool.
+
+    The tensors lie in `body` itself where that is a bytearray: nothing is copied. Bytes, which must not be written to,
+    are copied once.
 
     Raises:
         BatchError: the bytes are no batch, or its columns contradict each other.
     """
     try:
-        fields = msgpack.unpackb(body)
+        header, columns = _frame(bytearray(body) if isinstance(body, bytes) else body)
         batch = Batch(
-            step=fields["step"],
-            rank=fields["rank"],
-            ranks=fields["ranks"],
-            loss_tokens=fields["loss_tokens"],
-            metrics=dict(fields["metrics"]),
-            micro_batches=tuple(_micro_batch(columns) for columns in fields["micro_batches"]),
+            step=header["step"],
+            rank=header["rank"],
+            ranks=header["ranks"],
+            loss_tokens=header["loss_tokens"],
+            metrics=dict(header["metrics"]),
+            micro_batches=tuple(_micro_batches(header["micro_batches"], columns)),
         )
     except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
         if isinstance(error, BatchError):
             raise
         raise BatchError(f"not a batch: {type(error).__name__}: {error}") from error
     for micro_batch in batch.micro_batches:
-        _check(micro_batch, batch.step)
+        if not _is_sound(micro_batch, batch.step):
+            _check(micro_batch, batch.step)
     return batch
 
 
-def _column(body: bytes, dtype: torch.dtype) -> Tensor:
-    # torch.frombuffer refuses an empty buffer and warns of one that cannot be written.
-    return torch.frombuffer(bytearray(body), dtype=dtype) if body else torch.empty(0, dtype=dtype)
+def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
+    """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
+    header, rest = _bytes_of(b"\x82\xa6header\xc6", memoryview(body))
+    columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
+    if rest:
+        raise BatchError(f"not a batch: {len(rest)} bytes follow it")
+    return msgpack.unpackb(header), columns
 
 
-def _micro_batch(columns: dict[str, Any]) -> MicroBatch:
-    lengths = tuple(_column(columns["sequence_lengths"], torch.int32).tolist())
-    tensors = {name: _column(columns[name], dtype) for name, dtype in COLUMNS.items()}
-    for name, tensor in tensors.items():
-        if tensor.shape[0] != sum(lengths):
-            raise BatchError(f"column {name} has {tensor.shape[0]} values, sequence_lengths add up to {sum(lengths)}")
-    rollouts, environments = tuple(columns["rollouts"]), tuple(columns["environments"])
-    if not len(rollouts) == len(environments) == len(lengths):
-        raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
-    if lengths and min(lengths) < 1:
-        raise BatchError(f"sequence_lengths holds {min(lengths)}")
-    return MicroBatch(**tensors, sequence_lengths=lengths, rollouts=rollouts, environments=environments)
+def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:
+    """What stands under `key`, and what follows. A length of 4 bytes, big-endian, is behind the key."""
+    if view[: len(key)] != key:
+        raise BatchError(f"not a batch: {bytes(view[: len(key)])!r} is not {key!r}")
+    start = len(key) + 4
+    end = start + int.from_bytes(view[len(key) : start], "big")
+    if len(view) < end:
+        raise BatchError(f"not a batch: it ends {end - len(view)} bytes early")
+    return view[start:end], view[end:]
+
+
+def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterator[MicroBatch]:
+    offset = 0
+    for header in headers:
+        tokens, lengths = header["tokens"], tuple(header["sequence_lengths"])
+        rollouts, environments = tuple(header["rollouts"]), tuple(header["environments"])
+        if sum(lengths) != tokens or (lengths and min(lengths) < 1):
+            raise BatchError(f"sequence_lengths {lengths} do not add up to {tokens} tokens")
+        if not len(rollouts) == len(environments) == len(lengths):
+            raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
+        tensors = {}
+        for name, dtype in COLUMNS.items():
+            if offset + tokens * dtype.itemsize > len(columns):
+                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
+            # torch.frombuffer refuses to make an empty tensor.
+            tensors[name] = (
+                torch.frombuffer(columns, dtype=dtype, count=tokens, offset=offset)
+                if tokens
+                else torch.empty(0, dtype=dtype)
+            )
+            offset += tokens * dtype.itemsize
+        offset += -offset % ALIGNMENT
+        yield MicroBatch(**tensors, sequence_lengths=lengths, rollouts=rollouts, environments=environments)
+    if offset != len(columns):
+        raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _first_tokens(micro_batch: MicroBatch) -> Tensor:
+    """Packed indices of the sequences' first tokens, [S] int64."""
+    return torch.tensor([0, *micro_batch.sequence_lengths[:-1]], dtype=torch.int64).cumsum(0)
+
+
+def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
+    """Whether nothing is wrong, in few passes over the columns. What it doubts may still be fine."""
+    if not micro_batch.sequence_lengths:
+        return True
+    if int(micro_batch.loss_mask.max()) > 1:
+        return False
+    trained = micro_batch.loss_mask.view(torch.bool)
+    if bool(trained[_first_tokens(micro_batch)].any()):
+        return False
+    bounds = {}
+    for name in ("versions", "logprobs", "advantages", "temperatures"):
+        low, high = getattr(micro_batch, name).aminmax()
+        bounds[name] = (low.item(), high.item())
+    low, high = bounds["versions"]
+    if not (low >= -1 and high < step and torch.equal(micro_batch.versions >= 0, trained)):
+        return False
+    # What is not a number is neither below nor above.
+    (lowest_logprob, logprob), (low, high) = bounds["logprobs"], bounds["advantages"]
+    finite = lowest_logprob > -math.inf and logprob <= MAX_LOGPROB and low > -math.inf and high < math.inf
+    return bool(finite and bounds["temperatures"][0] > 0)
 
 
 def _check(micro_batch: MicroBatch, step: int) -> None:
@@ -122,13 +186,13 @@ def _check(micro_batch: MicroBatch, step: int) -> None:
     trained = micro_batch.loss_mask == 1
     untrained = micro_batch.loss_mask == 0
     first = torch.zeros_like(trained)
-    first[torch.tensor([0, *micro_batch.sequence_lengths[:-1]], dtype=torch.int64).cumsum(0)[: len(first)]] = True
+    first[_first_tokens(micro_batch)[: len(first)]] = True
     versions, logprobs = micro_batch.versions, micro_batch.logprobs
     problems = {
         "loss_mask is neither 0 nor 1": ~(trained | untrained),
         "the first token of a sequence is to be trained, but nothing precedes it": trained & first,
         f"a policy version is not in 0..{step - 1}": trained & ((versions < 0) | (versions >= step)),
-        "a log-probability is not finite or above 0": trained & ~(logprobs.isfinite() & (logprobs <= 1e-4)),
+        "a log-probability is not finite or above 0": trained & ~(logprobs.isfinite() & (logprobs <= MAX_LOGPROB)),
         "an advantage is not finite": trained & ~micro_batch.advantages.isfinite(),
         "a temperature is not above 0": trained & ~(micro_batch.temperatures > 0),
     }

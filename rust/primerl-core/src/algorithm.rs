@@ -1,61 +1,141 @@
 //! Rewards to advantages.
 //!
-//! The unit is a trace, one seat of one rollout, with a reward of its own. A rollout with one seat is one trace.
+//! The unit is a trace, one seat of one rollout, with a reward of its own. A rollout with one seat is one trace; in the
+//! papers it is the "output" or "response". An advantage holds for each sampled token of its trace, with the trainer's
+//! loss `-advantage * ratio` summed over tokens and divided by the batch's number of trained tokens.
+//!
+//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each.
 
-use crate::config::Algorithm;
+mod distillation;
+mod length;
+
+pub use distillation::{component_weights, reverse_kl_signal};
+pub use length::{Part, length_scales};
+
+use crate::config::{Algorithm, AlgorithmKind};
 use rand::Rng;
 use rand::seq::SliceRandom;
 
-/// Advantages of the traces of one batch.
-///
-/// `rewards[g][i]` is the reward of trace i of group g; the result has the same shape. With the trainer's loss
-/// `-advantage * ratio` summed over tokens, a trace's advantage holds for each of its sampled tokens.
-///
-/// GRPO (Shao et al. 2024, arXiv:2402.03300, equation 3): `A = r - mean(r of the group)`; with `normalize_std` divided
-/// by the group's population standard deviation (0 stays 0). Not taken from there: the division by the sequence's
-/// length (Dr. GRPO, arXiv:2503.20783, shows its bias).
-pub fn advantages(
-    algorithm: &Algorithm,
-    rewards: &[Vec<f64>],
-    rng: &mut impl Rng,
-) -> Vec<Vec<f32>> {
-    let Algorithm::Grpo {
-        normalize_std,
-        shuffle_advantages,
-    } = *algorithm;
-    let mut advantages: Vec<Vec<f32>> = rewards
+/// The traces of one group.
+#[derive(Clone, Debug)]
+pub struct ScoredGroup<'a> {
+    pub algorithm: &'a Algorithm,
+    pub rewards: Vec<f64>,
+}
+
+/// Advantages of the traces of one batch, whose groups may use different algorithms: the result has the rewards' shape.
+/// Groups of a custom algorithm get zeros here: their advantages come from outside.
+pub fn advantages(groups: &[ScoredGroup], rng: &mut impl Rng) -> Vec<Vec<f32>> {
+    let uses = |group: &ScoredGroup| group.algorithm.kind == AlgorithmKind::ReinforcePlusPlus;
+    let global: Vec<f64> = groups
         .iter()
-        .map(|group| group_advantages(group, normalize_std))
+        .filter(|group| uses(group))
+        .flat_map(|group| group.rewards.iter().copied())
         .collect();
-    if shuffle_advantages {
-        shuffle(&mut advantages, rng);
-    }
+    let scale = Normalization::of(&global);
+    let mut advantages: Vec<Vec<f32>> = groups
+        .iter()
+        .map(|group| {
+            let rewards = &group.rewards;
+            match &group.algorithm.kind {
+                AlgorithmKind::Grpo | AlgorithmKind::DrGrpo => {
+                    grpo(rewards, group.algorithm.normalize_std)
+                }
+                AlgorithmKind::Rloo => rloo(rewards),
+                AlgorithmKind::MaxRl => max_rl(rewards),
+                AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
+                AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
+            }
+        })
+        .collect();
+    let shuffled = groups.iter().zip(&mut advantages);
+    let shuffled = shuffled.filter(|(group, _)| group.algorithm.shuffle_advantages);
+    shuffle(
+        shuffled.flat_map(|(_, advantages)| advantages).collect(),
+        rng,
+    );
     advantages
 }
 
-fn group_advantages(rewards: &[f64], normalize_std: bool) -> Vec<f32> {
+/// GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2): `A = r - mean(r)`; with `normalize_std` also divided by the
+/// group's population standard deviation (all equal: 0). The division by the response's length, which is part of the
+/// paper's objective, is [`crate::config::LengthNormalization::Sequence`].
+///
+/// Dr. GRPO (Liu et al. 2025, arXiv:2503.20783) is the same without the standard deviation, which weighs easy and hard
+/// examples up, and with [`crate::config::LengthNormalization::Constant`], as dividing by each length favours long wrong
+/// answers.
+pub fn grpo(rewards: &[f64], normalize_std: bool) -> Vec<f32> {
+    if normalize_std {
+        return Normalization::of(rewards).apply(rewards);
+    }
     let mean = mean(rewards.iter().copied());
-    let scale = match normalize_std {
-        true => standard_deviation(rewards),
-        false => 1.0,
-    };
     rewards
         .iter()
-        .map(|reward| {
-            if scale > 0.0 {
-                ((reward - mean) / scale) as f32
-            } else {
-                0.0
-            }
+        .map(|reward| (reward - mean) as f32)
+        .collect()
+}
+
+/// RLOO (Ahmadian et al. 2024, arXiv:2402.14740, section 3.1): `A_i = r_i - mean(r_j, j != i)`. Alone in its group: 0.
+pub fn rloo(rewards: &[f64]) -> Vec<f32> {
+    let others = rewards.len().saturating_sub(1);
+    if others == 0 {
+        return vec![0.0; rewards.len()];
+    }
+    let mean = mean(rewards.iter().copied());
+    // r_i - (sum - r_i) / (n - 1) = (r_i - mean) n / (n - 1)
+    let factor = rewards.len() as f64 / others as f64;
+    rewards
+        .iter()
+        .map(|reward| ((reward - mean) * factor) as f32)
+        .collect()
+}
+
+/// MaxRL (arXiv:2602.02710): `A = (r - mean(r)) / mean(r)`; 0 where the mean is 0 (nothing in the group succeeded).
+/// Assumes rewards of at least 0; the paper's are 0 or 1, the mean then being the group's pass rate. (A negative reward
+/// fails its rollout before it gets here.)
+pub fn max_rl(rewards: &[f64]) -> Vec<f32> {
+    let mean = mean(rewards.iter().copied());
+    rewards
+        .iter()
+        .map(|reward| match mean > 0.0 {
+            true => ((reward - mean) / mean) as f32,
+            false => 0.0,
         })
         .collect()
 }
 
+/// REINFORCE++'s normalisation (Hu et al. 2025, arXiv:2501.03262): `A = (r - mean) / standard deviation`, both over all
+/// traces of the batch that use the algorithm, each counted once whatever its length. All equal: 0. Not taken from
+/// there: the KL penalty in the reward.
+struct Normalization {
+    mean: f64,
+    standard_deviation: f64,
+}
+
+impl Normalization {
+    fn of(rewards: &[f64]) -> Self {
+        Normalization {
+            mean: mean(rewards.iter().copied()),
+            standard_deviation: standard_deviation(rewards),
+        }
+    }
+
+    fn apply(&self, rewards: &[f64]) -> Vec<f32> {
+        rewards
+            .iter()
+            .map(|reward| match self.standard_deviation > 0.0 {
+                true => ((reward - self.mean) / self.standard_deviation) as f32,
+                false => 0.0,
+            })
+            .collect()
+    }
+}
+
 /// Permutes over all groups: the values stay, their ties to what was sampled are cut.
-fn shuffle(advantages: &mut [Vec<f32>], rng: &mut impl Rng) {
-    let mut flat: Vec<f32> = advantages.iter().flatten().copied().collect();
-    flat.shuffle(rng);
-    for (slot, value) in advantages.iter_mut().flatten().zip(flat) {
+fn shuffle(slots: Vec<&mut f32>, rng: &mut impl Rng) {
+    let mut values: Vec<f32> = slots.iter().map(|slot| **slot).collect();
+    values.shuffle(rng);
+    for (slot, value) in slots.into_iter().zip(values) {
         *slot = value;
     }
 }
@@ -77,75 +157,4 @@ pub(crate) fn standard_deviation(values: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rand::SeedableRng;
-    use rand_chacha::ChaCha8Rng;
-
-    fn grpo(normalize_std: bool, shuffle_advantages: bool) -> Algorithm {
-        Algorithm::Grpo {
-            normalize_std,
-            shuffle_advantages,
-        }
-    }
-
-    fn rng() -> ChaCha8Rng {
-        ChaCha8Rng::seed_from_u64(7)
-    }
-
-    #[test]
-    fn advantage_is_reward_minus_the_groups_mean() {
-        let rewards = [vec![1.0, 0.0, 0.5, 0.5], vec![2.0, 4.0]];
-        let expected = vec![vec![0.5, -0.5, 0.0, 0.0], vec![-1.0, 1.0]];
-        assert_eq!(
-            advantages(&grpo(false, false), &rewards, &mut rng()),
-            expected
-        );
-    }
-
-    #[test]
-    fn normalised_by_the_groups_deviation() {
-        let rewards = [vec![2.0, 4.0, 6.0, 8.0], vec![0.1, 0.1, 0.1]];
-        let got = advantages(&grpo(true, false), &rewards, &mut rng());
-        let deviation = 5.0_f64.sqrt();
-        let expected: Vec<f32> = [-3.0, -1.0, 1.0, 3.0]
-            .iter()
-            .map(|x| (x / deviation) as f32)
-            .collect();
-        assert_eq!(got, vec![expected, vec![0.0; 3]]);
-    }
-
-    #[test]
-    fn shuffling_permutes_over_groups_and_is_seeded() {
-        let rewards: Vec<Vec<f64>> = (0..8)
-            .map(|group| (0..8).map(|i| f64::from(group * i * i % 13)).collect())
-            .collect();
-        let plain = advantages(&grpo(false, false), &rewards, &mut rng());
-        let shuffled = advantages(&grpo(false, true), &rewards, &mut rng());
-        let sorted = |values: &[Vec<f32>]| {
-            let mut flat: Vec<f32> = values.iter().flatten().copied().collect();
-            flat.sort_by(f32::total_cmp);
-            flat
-        };
-        assert_eq!(sorted(&plain), sorted(&shuffled));
-        assert_ne!(plain, shuffled);
-        assert!(
-            plain
-                .iter()
-                .zip(&shuffled)
-                .any(|(a, b)| sorted(std::slice::from_ref(a)) != sorted(std::slice::from_ref(b)))
-        );
-        assert_eq!(
-            shuffled,
-            advantages(&grpo(false, true), &rewards, &mut rng())
-        );
-    }
-
-    #[test]
-    fn nothing_gives_nothing() {
-        assert_eq!(
-            advantages(&grpo(true, true), &[vec![]], &mut rng()),
-            vec![Vec::<f32>::new()]
-        );
-    }
-}
+mod tests;

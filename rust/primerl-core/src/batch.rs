@@ -6,61 +6,51 @@
 //! a checkpoint of the trainer covers it: a trainer that lost an answer, or that goes on from a checkpoint, asks again and
 //! gets the same.
 
-use crate::algorithm::advantages;
+use crate::algorithm::{Part, ScoredGroup, advantages, length_scales};
 use crate::config::Config;
 use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
-use crate::pack::{PackedBatch, Weighted, pack};
+use crate::pack::{Advantage, PackedBatch, Weighted, pack};
 use crate::time::Time;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// Packs the batch of `step`. Takes the samples out of the groups.
+/// Packs the batch of `step`.
 pub fn build(
     config: &Config,
     step: Step,
-    groups: &mut [Group],
+    groups: &[Group],
     interval: &Interval,
     rng: &mut impl Rng,
 ) -> PackedBatch {
-    let rewards: Vec<Vec<f64>> = groups
+    let scored: Vec<ScoredGroup> = groups
         .iter()
-        .map(|group| {
-            group
-                .finished()
-                .flat_map(|rollout| rollout.traces.iter().map(|trace| trace.reward))
-                .collect()
+        .map(|group| ScoredGroup {
+            algorithm: &config.environment(group.environment).algorithm,
+            rewards: group.traces().map(|trace| trace.reward).collect(),
         })
         .collect();
-    let advantages = advantages(&config.algorithm, &rewards, rng);
-    let mut samples = weigh(groups, &advantages);
-    let sampled = samples.len();
-    samples.retain(|weighted| weighted.sample.len() <= config.seq_len as usize);
-    let ranks = pack(
-        &samples,
-        config.seq_len as usize,
-        config.data_ranks as usize,
-        config.flops,
-    );
-    let mut metrics = batch_metrics(
-        config,
-        step,
-        groups,
-        &samples,
-        &advantages,
-        &ranks,
-        interval,
-    );
-    metrics.insert(
-        "samples/too_long".to_owned(),
-        (sampled - samples.len()) as f64,
-    );
+    let mut advantages = advantages(&scored, rng);
+    for (group, advantages) in groups.iter().zip(&mut advantages) {
+        if let Some(given) = &group.token_advantages {
+            *advantages = means_by_trace(group, given, advantages.len());
+        }
+    }
+    let samples = weigh(config, groups, &advantages);
     let loss_tokens = samples
         .iter()
         .map(|weighted| weighted.sample.loss_tokens)
         .sum();
+    let ranks = pack(
+        samples,
+        config.seq_len as usize,
+        config.data_ranks as usize,
+        config.flops,
+    );
+    let metrics = batch_metrics(config, step, groups, &advantages, &ranks, interval);
     PackedBatch {
         step,
         ranks,
@@ -69,21 +59,60 @@ pub fn build(
     }
 }
 
-fn weigh(groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
-    let mut weighted = Vec::new();
-    for (group, advantages) in groups.iter_mut().zip(advantages) {
-        let environment = group.environment;
-        let mut first_trace = 0;
-        for rollout in group.finished_mut() {
-            for sample in std::mem::take(&mut rollout.samples) {
-                let advantage = advantages[first_trace + sample.trace];
-                weighted.push(Weighted {
-                    sample,
-                    environment,
-                    advantage,
-                });
+/// For metrics: what a custom algorithm gave each trace, on average over its trained tokens.
+fn means_by_trace(group: &Group, given: &[Arc<[f32]>], traces: usize) -> Vec<f32> {
+    let mut sums = vec![(0.0_f64, 0_u64); traces];
+    for ((trace, sample), values) in group.samples().zip(given) {
+        let mut start = 0;
+        for segment in sample.segments() {
+            if segment.trained().is_some() {
+                let values = &values[start..start + segment.len()];
+                sums[trace].0 += values.iter().copied().map(f64::from).sum::<f64>();
+                sums[trace].1 += values.len() as u64;
             }
-            first_trace += rollout.traces.len();
+            start += segment.len();
+        }
+    }
+    sums.into_iter()
+        .map(|(sum, tokens)| (sum / tokens.max(1) as f64) as f32)
+        .collect()
+}
+
+/// The samples with their advantages, which are those of their traces, scaled as the lengths ask for.
+fn weigh(config: &Config, groups: &[Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
+    let (mut weighted, mut parts) = (Vec::new(), Vec::new());
+    let mut sequences = BTreeMap::new();
+    for (group, advantages) in groups.iter().zip(advantages) {
+        let environment = group.environment;
+        for (number, (trace, sample)) in group.samples().enumerate() {
+            let next = sequences.len();
+            parts.push(Part {
+                sequence: *sequences.entry((group.id, trace)).or_insert(next),
+                loss_tokens: sample.loss_tokens,
+                normalization: config
+                    .environment(environment)
+                    .algorithm
+                    .length_normalization,
+            });
+            let advantage = match &group.token_advantages {
+                None => Advantage::Uniform(advantages[trace]),
+                Some(given) => Advantage::PerToken {
+                    values: Arc::clone(&given[number]),
+                    scale: 1.0,
+                },
+            };
+            weighted.push(Weighted {
+                sample: sample.clone(),
+                environment,
+                advantage,
+            });
+        }
+    }
+    let scales = length_scales(&parts, f64::from(config.seq_len));
+    for (weighted, by) in weighted.iter_mut().zip(scales) {
+        match &mut weighted.advantage {
+            Advantage::Uniform(advantage) => *advantage *= by,
+            Advantage::PerToken { scale, .. } => *scale = by,
         }
     }
     weighted

@@ -2,9 +2,11 @@
 
 mod admission;
 mod buffer;
+mod training;
 
 pub use admission::{Admission, LimitRule};
 pub use buffer::Buffer;
+pub use training::*;
 
 use crate::group::OnCancel;
 use crate::ids::{EnvironmentId, PolicyVersion};
@@ -24,7 +26,7 @@ pub struct Config {
     pub min_group_size: Option<u32>,
     /// What becomes of a group that loses a rollout as stale.
     pub group_on_cancel: OnCancel,
-    /// Longest micro-batch, tokens. A longer sample is dropped and counted.
+    /// Longest micro-batch, tokens. What becomes of a longer sample, `long_samples` says.
     pub seq_len: u32,
     pub data_ranks: u32,
     /// How many steps generation may run ahead of the trainer; 0 is synchronous.
@@ -36,8 +38,10 @@ pub struct Config {
     /// Batches kept for a trainer that has saved no checkpoint.
     pub spool_steps: u64,
     pub admission: Admission,
-    pub algorithm: Algorithm,
     pub buffer: Buffer,
+    pub trajectory_strategy: TrajectoryStrategy,
+    pub truncated_rollouts: TruncatedRollouts,
+    pub long_samples: LongSamples,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     pub timeouts: Timeouts,
@@ -54,6 +58,8 @@ pub struct Environment {
     pub ratio: f64,
     /// How often a failed rollout is tried again before its group is dropped.
     pub max_retries: u32,
+    /// How its rewards become advantages. Not looked at in an evaluation.
+    pub algorithm: Algorithm,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,18 +79,6 @@ pub struct Evaluation {
     pub interval: Option<u64>,
     /// Evaluate version 0 before the first step.
     pub base_model: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Algorithm {
-    /// Group-relative advantages (Shao et al. 2024, arXiv:2402.03300): reward minus the group's mean;
-    /// with `normalize_std` also divided by the group's standard deviation.
-    Grpo {
-        normalize_std: bool,
-        /// Negative control: permute advantages over the whole batch, so that nothing can be learnt.
-        shuffle_advantages: bool,
-    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +119,12 @@ pub enum ConfigError {
         group_size: u32,
         lower: u32,
         upper: u32,
+    },
+    #[error("environment {name:?}: algorithm.{field} {problem}")]
+    Algorithm {
+        name: String,
+        field: &'static str,
+        problem: &'static str,
     },
     #[error(
         "group_size = 1: an advantage compares a rollout with the others of its group, and alone it is always 0; \
@@ -260,7 +260,10 @@ impl Config {
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });
         }
-        if self.group_size == 1 {
+        let relative = |environment: &Environment| {
+            environment.role == Role::Train && environment.algorithm.kind.is_relative()
+        };
+        if self.group_size == 1 && self.environments.iter().any(relative) {
             return Err(ConfigError::GroupOfOne);
         }
         let (batch_size, group_size) = (self.batch_size, self.group_size);
@@ -324,7 +327,7 @@ impl Config {
                         ratio: environment.ratio,
                     });
                 }
-                Role::Train => {}
+                Role::Train => environment.algorithm.validate(&name)?,
                 Role::Evaluate(evaluation) => {
                     evaluation_seen = true;
                     evaluation.validate(&name)?;

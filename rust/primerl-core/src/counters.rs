@@ -35,6 +35,13 @@ pub struct Counters {
     pub failed: u64,
     pub cancelled: u64,
     pub evaluated: u64,
+    /// Rollouts to be trained that the environment cut short. This and the next two are no endings: they say more of
+    /// rollouts that are counted above.
+    pub truncated: u64,
+    /// Failed because nothing trainable was sampled.
+    pub empty: u64,
+    /// Failed because the environment said so.
+    pub errored: u64,
 }
 
 impl Counters {
@@ -65,6 +72,8 @@ pub enum VoidReason {
     GroupDropped,
     /// All of its samples are longer than `seq_len`.
     TooLong,
+    /// All of its samples were cut short by the environment, and such are masked.
+    Masked,
     /// All rewards of its group were equal, and such groups are filtered.
     NoSignal,
     /// The run ended before its group was cut.
@@ -72,10 +81,11 @@ pub enum VoidReason {
 }
 
 impl VoidReason {
-    pub const ALL: [VoidReason; 5] = [
+    pub const ALL: [VoidReason; 6] = [
         VoidReason::TooOld,
         VoidReason::GroupDropped,
         VoidReason::TooLong,
+        VoidReason::Masked,
         VoidReason::NoSignal,
         VoidReason::RunFinished,
     ];
@@ -86,6 +96,7 @@ impl VoidReason {
             VoidReason::TooOld => "too_old",
             VoidReason::GroupDropped => "group_dropped",
             VoidReason::TooLong => "too_long",
+            VoidReason::Masked => "masked",
             VoidReason::NoSignal => "no_signal",
             VoidReason::RunFinished => "run_finished",
         }
@@ -95,9 +106,10 @@ impl VoidReason {
     pub fn ended(self) -> Ended {
         match self {
             VoidReason::TooOld => Ended::Stale,
-            VoidReason::GroupDropped | VoidReason::TooLong | VoidReason::NoSignal => {
-                Ended::Filtered
-            }
+            VoidReason::GroupDropped
+            | VoidReason::TooLong
+            | VoidReason::Masked
+            | VoidReason::NoSignal => Ended::Filtered,
             VoidReason::RunFinished => Ended::Cancelled,
         }
     }

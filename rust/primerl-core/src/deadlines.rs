@@ -13,6 +13,7 @@ pub enum Due {
     Lease(RequestId),
     Batch(RequestId),
     Evaluation,
+    Advantages(GroupId),
     Wait(crate::waits::Key),
 }
 

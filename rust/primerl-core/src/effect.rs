@@ -5,6 +5,8 @@ use crate::counters::VoidReason;
 use crate::event::RolloutError;
 use crate::ids::*;
 use crate::pack::PackedBatch;
+use crate::rollout::TrainedTrace;
+use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,6 +84,10 @@ pub enum Effect {
     /// Batches of earlier steps will not be asked for again: they may be deleted.
     ForgetBatches { before: Step },
 
+    /// Let the environment's custom function give the group's advantages; then report
+    /// [`crate::Event::AdvantagesComputed`]. After the request's timeout nobody waits for it any more.
+    ComputeAdvantages { request: Arc<AdvantagesRequest> },
+
     /// An evaluation ended.
     Evaluated(EvaluationReport),
     /// Something a person should read (a dropped group, a lost worker, ...).
@@ -116,6 +122,23 @@ pub struct LeasedRollout {
     pub evaluation: bool,
     /// The environment's own time limit must be shorter than this; microseconds from now.
     pub deadline: crate::Duration,
+}
+
+/// A complete group, for a function that gives its advantages.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AdvantagesRequest {
+    pub group: GroupId,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    /// `module:function`.
+    pub path: String,
+    pub timeout: crate::Duration,
+    /// Rewards and what else is known of each seat of each rollout.
+    pub traces: Vec<TrainedTrace>,
+    /// The rollout of each trace.
+    pub rollouts: Vec<RolloutId>,
+    /// The samples to be trained, their tokens shared, each with the position of its trace in `traces`.
+    pub samples: Vec<(usize, Sample)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -117,6 +117,13 @@ pub enum Event {
     /// The shell was restarted: every request that waited is gone, engines have to be reached again, and workers had
     /// nobody to tell that they live.
     Restarted,
+    /// A custom algorithm answered [`crate::Effect::ComputeAdvantages`]: for each of the request's samples one value
+    /// a token, or why there are none.
+    AdvantagesComputed {
+        group: GroupId,
+        result: Result<Vec<Vec<f32>>, String>,
+    },
+
     /// Time passed: check deadlines.
     Tick,
     /// Stop dispatching, cancel what is in flight, finish.
@@ -175,6 +182,14 @@ mod tests {
                 rollout: RolloutId(7),
                 worker: WorkerId(1),
                 outcome: outcome(0.1),
+            },
+            Event::AdvantagesComputed {
+                group: GroupId(3),
+                result: Ok(vec![vec![0.5, -1.25e-30], vec![]]),
+            },
+            Event::AdvantagesComputed {
+                group: GroupId(4),
+                result: Err("KeyError: 'length'".to_owned()),
             },
             Event::Tick,
         ];

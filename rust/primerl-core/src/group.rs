@@ -12,8 +12,10 @@
 //! for that. It leaves whole: cut into a batch with what it has, or dropped.
 
 use crate::ids::*;
-use crate::rollout::Rollout;
+use crate::rollout::{Rollout, TrainedTrace};
+use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Slot {
@@ -43,6 +45,8 @@ pub struct Group {
     pub slots: Vec<Slot>,
     /// Its place among the complete groups, once it is.
     pub ready_since: Option<u64>,
+    /// Of a custom algorithm: for each of [`Group::samples`], one advantage a token.
+    pub token_advantages: Option<Vec<Arc<[f32]>>>,
     tries: Vec<Tries>,
     finished: usize,
     lost: usize,
@@ -76,6 +80,7 @@ impl Group {
             example,
             slots: vec![Slot::Queued; size],
             ready_since: None,
+            token_advantages: None,
             tries: vec![Tries::default(); size],
             finished: 0,
             lost: 0,
@@ -100,10 +105,22 @@ impl Group {
         })
     }
 
-    pub fn finished_mut(&mut self) -> impl Iterator<Item = &mut Rollout> {
-        self.slots.iter_mut().filter_map(|slot| match slot {
-            Slot::Finished(rollout) => Some(&mut **rollout),
-            _ => None,
+    /// Traces of the finished rollouts, in order of the slots.
+    pub fn traces(&self) -> impl Iterator<Item = &TrainedTrace> {
+        self.finished().flat_map(|rollout| &rollout.traces)
+    }
+
+    /// Samples of the finished rollouts, in order of the slots, each with the position of its trace in
+    /// [`Group::traces`].
+    pub fn samples(&self) -> impl Iterator<Item = (usize, &Sample)> {
+        let mut next = 0;
+        self.finished().flat_map(move |rollout| {
+            let first = next;
+            next += rollout.traces.len();
+            rollout
+                .samples
+                .iter()
+                .map(move |sample| (first + sample.trace, sample))
         })
     }
 
@@ -112,13 +129,6 @@ impl Group {
             Slot::Finished(rollout) => Some(rollout),
             _ => None,
         })
-    }
-
-    /// Whether any of its samples can be trained in a sequence of `seq_len` tokens.
-    pub fn fits(&self, seq_len: u32) -> bool {
-        let limit = seq_len as usize;
-        self.finished()
-            .any(|rollout| rollout.samples.iter().any(|sample| sample.len() <= limit))
     }
 
     pub fn finished_count(&self) -> usize {

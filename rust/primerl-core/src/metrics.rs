@@ -7,9 +7,10 @@ use crate::curriculum::{BufferStep, Pool};
 use crate::effect::CancelReason;
 use crate::group::Group;
 use crate::ids::Step;
-use crate::pack::{MicroBatch, Weighted};
+use crate::pack::MicroBatch;
 use crate::policy::staleness;
-use crate::rollout::TrainedTrace;
+use crate::rollout::{LeftOut, TrainedTrace};
+use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -34,6 +35,9 @@ impl Interval {
                 failed: b.failed - a.failed,
                 cancelled: b.cancelled - a.cancelled,
                 evaluated: b.evaluated - a.evaluated,
+                truncated: b.truncated - a.truncated,
+                empty: b.empty - a.empty,
+                errored: b.errored - a.errored,
             },
             losses: Losses {
                 cancelled: grown(&c.cancelled, &d.cancelled),
@@ -76,7 +80,6 @@ pub fn batch_metrics(
     config: &Config,
     step: Step,
     groups: &[Group],
-    samples: &[Weighted],
     advantages: &[Vec<f32>],
     ranks: &[Vec<MicroBatch>],
     interval: &Interval,
@@ -89,8 +92,16 @@ pub fn batch_metrics(
         .map(|advantage| f64::from(*advantage))
         .collect();
     metrics.set("advantage/all/std", standard_deviation(&advantages));
-    sample_metrics(&mut metrics, step, samples);
     let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
+    let samples = micro_batches
+        .iter()
+        .flat_map(|micro_batch| micro_batch.sequences());
+    sample_metrics(
+        &mut metrics,
+        step,
+        &samples.map(|weighted| &weighted.sample).collect::<Vec<_>>(),
+    );
+    left_out_metrics(&mut metrics, groups);
     let tokens: usize = micro_batches
         .iter()
         .map(|micro_batch| micro_batch.len())
@@ -105,6 +116,9 @@ pub fn batch_metrics(
         groups.iter().filter(|group| group.lost_count() > 0).count() as f64,
     );
     loss_metrics(&mut metrics, interval);
+    metrics.set("rollouts/truncated", interval.counters.truncated as f64);
+    metrics.set("rollouts/empty", interval.counters.empty as f64);
+    metrics.set("rollouts/errored", interval.counters.errored as f64);
     metrics.0
 }
 
@@ -177,11 +191,20 @@ fn reward_metrics(metrics: &mut Metrics, config: &Config, groups: &[Group]) {
     }
 }
 
-fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
-    let lengths: Vec<f64> = samples
-        .iter()
-        .map(|weighted| weighted.sample.len() as f64)
-        .collect();
+/// Samples of the batch's rollouts that are not in it, or not whole.
+fn left_out_metrics(metrics: &mut Metrics, groups: &[Group]) {
+    let left_out = || {
+        let rollouts = groups.iter().flat_map(|group| group.finished());
+        rollouts.map(|rollout| rollout.left_out)
+    };
+    let total = |of: fn(LeftOut) -> u32| left_out().map(of).sum::<u32>() as f64;
+    metrics.set("samples/too_long", total(|left_out| left_out.too_long));
+    metrics.set("samples/cut", total(|left_out| left_out.cut));
+    metrics.set("samples/masked", total(|left_out| left_out.masked));
+}
+
+fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
+    let lengths: Vec<f64> = samples.iter().map(|sample| sample.len() as f64).collect();
     metrics.set("samples/count", samples.len() as f64);
     metrics.mean("seq_len/all/mean", &lengths);
     metrics.set(
@@ -190,7 +213,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
     );
     let staleness: Vec<u64> = samples
         .iter()
-        .map(|weighted| staleness(step, weighted.sample.oldest))
+        .map(|sample| staleness(step, sample.oldest))
         .collect();
     metrics.mean(
         "staleness/mean",
@@ -206,7 +229,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[Weighted]) {
     for steps in staleness {
         *metrics.0.entry(format!("staleness/{steps}")).or_default() += 1.0;
     }
-    if let Some(oldest) = samples.iter().map(|weighted| weighted.sample.oldest).min() {
+    if let Some(oldest) = samples.iter().map(|sample| sample.oldest).min() {
         metrics.set("version/min", oldest.0 as f64);
     }
 }

@@ -9,10 +9,15 @@
 //! are new rollouts. So nothing that a slow or presumed dead worker still does can touch its successor.
 //! Transitions that are not drawn are bugs and panic. [`Rollout::end`] takes the rollout by value: it ends once.
 
+mod rules;
+
+pub use rules::{LeftOut, Rules};
+
+use crate::config::TruncatedRollouts;
 use crate::counters::{Counters, Ended};
 use crate::event::{Outcome, RolloutError, Trace};
 use crate::ids::*;
-use crate::sample::{Sample, interleave};
+use crate::sample::{Sample, samples};
 use crate::time::Time;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
@@ -33,7 +38,7 @@ pub enum State {
 }
 
 /// A seat with something to train on.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainedTrace {
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,
@@ -65,7 +70,9 @@ pub struct Rollout {
     invalid: Option<String>,
     /// Filled by [`Rollout::finish`].
     pub traces: Vec<TrainedTrace>,
+    /// To be trained. May be empty: its traces still count in their group's baseline.
     pub samples: Vec<Sample>,
+    pub left_out: LeftOut,
 }
 
 /// Where a rollout comes from.
@@ -111,6 +118,7 @@ impl Rollout {
             invalid: None,
             traces: Vec::new(),
             samples: Vec::new(),
+            left_out: LeftOut::default(),
         }
     }
 
@@ -165,15 +173,16 @@ impl Rollout {
     /// Takes in the environment's report.
     ///
     /// # Errors
-    /// The rollout failed, or has nothing to train on (kind `empty`); it is still to be ended.
-    pub fn finish(&mut self, outcome: &Outcome) -> Result<(), RolloutError> {
+    /// The rollout failed, has nothing to train on (kind `empty`), or was truncated where those are dropped (kind
+    /// `truncated`); it is still to be ended.
+    pub fn finish(&mut self, outcome: &Outcome, rules: &Rules) -> Result<(), RolloutError> {
         assert_ne!(
             self.state,
             State::Finished,
             "rollout {} ended twice",
             self.id
         );
-        self.check(outcome)?;
+        self.check(outcome, rules.lowest_reward)?;
         let joined = self.join(&outcome.traces);
         let trace_of: Vec<Option<usize>> = self
             .turns
@@ -185,14 +194,25 @@ impl Rollout {
                     .filter(|trace| is_trained(&outcome.traces[*trace]))
             })
             .collect();
-        let mut samples = interleave(self.id, &self.turns, &trace_of);
+        let mut samples = samples(rules.strategy, self.id, &self.turns, &trace_of);
         if samples.is_empty() {
             return Err(error(
                 "empty",
                 "no trainable trace has a sampled token".to_owned(),
             ));
         }
+        let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
+        if rules.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
+            return Err(error(
+                "truncated",
+                "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
+            ));
+        }
         self.keep_trained_traces(&mut samples, outcome, &trace_of);
+        samples.retain_mut(|sample| {
+            let truncated = self.traces[sample.trace].truncated;
+            rules.keep(sample, truncated, &mut self.left_out)
+        });
         self.samples = samples;
         self.state = State::Finished;
         self.turns = Vec::new();
@@ -204,7 +224,7 @@ impl Rollout {
     /// # Errors
     /// The rollout failed, or was sampled by another version than the pinned one; it is still to be ended.
     pub fn score(&self, outcome: &Outcome) -> Result<Score, RolloutError> {
-        self.check(outcome)?;
+        self.check(outcome, f64::NEG_INFINITY)?;
         if let Some(other) = self
             .versions
             .iter()
@@ -277,7 +297,7 @@ impl Rollout {
         Remains { _rollout: self }
     }
 
-    fn check(&self, outcome: &Outcome) -> Result<(), RolloutError> {
+    fn check(&self, outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutError> {
         if let Some(message) = &self.invalid {
             return Err(error("engine", message.clone()));
         }
@@ -290,13 +310,23 @@ impl Rollout {
             };
             return Err(outcome.error.clone().unwrap_or_else(unnamed));
         }
-        let usable = |trace: &&Trace| trace.reward.abs() <= LARGEST_REWARD;
-        match outcome.traces.iter().find(|trace| !usable(trace)) {
-            Some(trace) => Err(error(
+        for Trace { reward, .. } in &outcome.traces {
+            if reward.is_nan() || reward.abs() > LARGEST_REWARD {
+                let message = format!(
+                    "reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}"
+                );
+                return Err(error("environment", message));
+            }
+        }
+        let trained = outcome.traces.iter().filter(|trace| is_trained(trace));
+        match trained
+            .map(|trace| trace.reward)
+            .find(|reward| *reward < lowest_reward)
+        {
+            Some(reward) => Err(error(
                 "environment",
                 format!(
-                    "reward = {} is not a finite number of at most {LARGEST_REWARD:e}",
-                    trace.reward
+                    "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"
                 ),
             )),
             None => Ok(()),

@@ -9,7 +9,8 @@ use crate::batch::{Batch, BatchSequence, arrange};
 use crate::request::{FinishReason, RequestKey};
 use crate::sequence::{Completion, Sequence, Submission};
 use crate::versions::Versions;
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -42,25 +43,64 @@ pub enum Event {
 }
 
 /// Order of running and waiting: priority, then arrival.
-type Rank = (i32, u64);
+pub type Rank = (i32, u64);
+
+/// What the scheduler must know of a sequence to decide about it. A capacity planner has sequences of its own, which
+/// only count their tokens.
+pub trait Schedulable {
+    fn rank(&self) -> Rank;
+
+    /// Tokens it holds, which is the KV it needs before its next token can be sampled.
+    fn kv_needed(&self) -> u64;
+
+    /// Tokens whose KV is not computed, at least 1.
+    fn remaining(&self) -> usize;
+
+    fn has_output(&self) -> bool;
+
+    /// Forget the KV: it will be computed again.
+    fn drop_cache(&mut self);
+}
+
+/// Some of the tokens of one running sequence, in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub key: RequestKey,
+    /// Where its KV lives.
+    pub slot: u32,
+    pub count: usize,
+}
+
+/// Who gets what in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The first so many of those that are one token behind get that token. They come first, so that a long prompt
+    /// cannot starve them.
+    pub decoding: usize,
+    /// Parts of prompts, and of what is computed again.
+    pub prefill: Vec<Part>,
+}
 
 #[derive(Debug)]
-pub struct Scheduler {
+pub struct Scheduler<S = Sequence> {
     limits: Limits,
     gate: Gate,
     arrivals: u64,
-    sequences: HashMap<RequestKey, Sequence>,
+    sequences: HashMap<RequestKey, S>,
     waiting: BTreeMap<Rank, RequestKey>,
-    running: BTreeMap<Rank, RequestKey>,
-    /// Lowest slot last, so that running sequences stay close together.
-    free_slots: Vec<u32>,
+    /// Running and one token behind, with their slots.
+    decoding: BTreeMap<Rank, (RequestKey, u32)>,
+    /// Running and further behind.
+    prefilling: BTreeMap<Rank, (RequestKey, u32)>,
+    /// The lowest is taken first, so that running sequences stay close together.
+    free_slots: BinaryHeap<Reverse<u32>>,
     /// KV entries the running sequences need for their next step.
     held: u64,
     preemptions: u64,
     pub versions: Versions,
 }
 
-impl Scheduler {
+impl<S: Schedulable> Scheduler<S> {
     pub fn new(limits: Limits) -> Self {
         Scheduler {
             limits,
@@ -68,38 +108,25 @@ impl Scheduler {
             arrivals: 0,
             sequences: HashMap::new(),
             waiting: BTreeMap::new(),
-            running: BTreeMap::new(),
-            free_slots: (0..limits.max_num_seqs).rev().collect(),
+            decoding: BTreeMap::new(),
+            prefilling: BTreeMap::new(),
+            free_slots: (0..limits.max_num_seqs).map(Reverse).collect(),
             held: 0,
             preemptions: 0,
             versions: Versions::default(),
         }
     }
 
-    pub fn submit(&mut self, submission: Submission) {
-        let sequence = Sequence::new(submission, self.arrivals);
+    /// Queues a sequence, made from the number of its arrival.
+    pub fn push(&mut self, key: RequestKey, make: impl FnOnce(u64) -> S) {
+        let sequence = make(self.arrivals);
         self.arrivals += 1;
-        self.waiting.insert(sequence.rank(), sequence.key);
-        self.sequences.insert(sequence.key, sequence);
+        self.waiting.insert(sequence.rank(), key);
+        self.sequences.insert(key, sequence);
     }
 
-    /// Ends a sequence with what it has. `None` if it has ended already.
-    pub fn abort(&mut self, key: RequestKey) -> Option<Completion> {
-        let sequence = self.remove(key)?;
-        Some(sequence.complete(FinishReason::Abort, None, &self.versions))
-    }
-
-    /// Ends all of them, in order of arrival.
-    pub fn abort_all(&mut self) -> Vec<Completion> {
-        let mut keys: Vec<(u64, RequestKey)> = self
-            .sequences
-            .values()
-            .map(|s| (s.arrival, s.key))
-            .collect();
-        keys.sort_unstable();
-        keys.into_iter()
-            .filter_map(|(_, key)| self.abort(key))
-            .collect()
+    pub fn get(&self, key: RequestKey) -> Option<&S> {
+        self.sequences.get(&key)
     }
 
     pub fn pause(&mut self) {
@@ -127,7 +154,7 @@ impl Scheduler {
             Gate::Open => false,
             Gate::Closed => true,
             Gate::Draining(until) => {
-                self.running.is_empty() && !self.waiting.keys().any(|&(_, at)| at < until)
+                self.num_running() == 0 && !self.waiting.keys().any(|&(_, at)| at < until)
             }
         }
     }
@@ -147,11 +174,26 @@ impl Scheduler {
         {
             sequence.drop_cache();
         }
+        let start_over = |(_, (key, _)): &(&Rank, &(RequestKey, u32))| {
+            let sequence = self.sequences.get(key);
+            sequence.is_some_and(|sequence| sequence.remaining() != 1)
+        };
+        let behind: Vec<Rank> = self
+            .decoding
+            .iter()
+            .filter(start_over)
+            .map(|(rank, _)| *rank)
+            .collect();
+        for rank in behind {
+            if let Some(running) = self.decoding.remove(&rank) {
+                self.prefilling.insert(rank, running);
+            }
+        }
         self.versions.loaded();
     }
 
     /// The work of the next step; `None` when there is nothing to do.
-    pub fn plan(&mut self) -> Option<Batch> {
+    pub fn plan_work(&mut self) -> Option<Work> {
         if self.gate == Gate::Closed {
             return None;
         }
@@ -160,80 +202,192 @@ impl Scheduler {
             preempted = true;
         }
         let mut budget = self.limits.max_num_batched_tokens as usize;
-        let mut parts = Vec::with_capacity(self.running.len());
-        self.take_running(&mut budget, &mut parts);
-        if !preempted {
-            self.admit(&mut budget, &mut parts);
-        }
-        (!parts.is_empty()).then(|| self.build(parts))
-    }
-
-    /// Sequences that are one token behind come first, so that a long prompt cannot starve them.
-    fn take_running(&self, budget: &mut usize, parts: &mut Vec<(RequestKey, usize)>) {
-        for decoding in [true, false] {
-            for key in self.running.values() {
-                let remaining = self.sequences[key].remaining();
-                let count = remaining.min(*budget);
-                if (remaining == 1) == decoding && count > 0 {
-                    *budget -= count;
-                    parts.push((*key, count));
-                }
+        let decoding = self.decoding.len().min(budget);
+        budget -= decoding;
+        let mut prefill = Vec::new();
+        for (key, slot) in self.prefilling.values() {
+            let count = self.sequences[key].remaining().min(budget);
+            if count > 0 {
+                budget -= count;
+                prefill.push(Part {
+                    key: *key,
+                    slot: *slot,
+                    count,
+                });
             }
         }
+        if !preempted {
+            self.admit(&mut budget, &mut prefill);
+        }
+        (decoding + prefill.len() > 0).then_some(Work { decoding, prefill })
     }
 
-    fn admit(&mut self, budget: &mut usize, parts: &mut Vec<(RequestKey, usize)>) {
+    fn admit(&mut self, budget: &mut usize, prefill: &mut Vec<Part>) {
+        while *budget > 0
+            && let Some((rank, key)) = self.next_admitted()
+            && let Some(Reverse(slot)) = self.free_slots.pop()
+        {
+            let sequence = &self.sequences[&key];
+            self.held += sequence.kv_needed();
+            let count = sequence.remaining().min(*budget);
+            *budget -= count;
+            prefill.push(Part { key, slot, count });
+            self.waiting.remove(&rank);
+            // Also where it is one token behind: it joins the decoding ones when this part is computed.
+            self.prefilling.insert(rank, (key, slot));
+        }
+    }
+
+    /// The next of those that wait, if there is a slot and KV for it.
+    fn next_admitted(&self) -> Option<(Rank, RequestKey)> {
         let until = match self.gate {
             Gate::Open => u64::MAX,
             Gate::Draining(until) => until,
             Gate::Closed => 0,
         };
-        while *budget > 0
-            && let Some((&rank, &key)) = self
-                .waiting
-                .iter()
-                .find(|((_, arrival), _)| *arrival < until)
-            && let Some(&slot) = self.free_slots.last()
-        {
-            // Room for one more token of everybody, or the next step would preempt what this one admitted.
-            let need = self.held + self.sequences[&key].len() + self.running.len() as u64 + 1;
-            if need > self.limits.kv_cache_tokens && !self.running.is_empty() {
-                break;
-            }
-            self.start(rank, key, slot, budget, parts);
+        let mut waiting = self.waiting.iter();
+        let (&rank, &key) = waiting.find(|((_, arrival), _)| *arrival < until)?;
+        // Room for one more token of everybody, or the next step would preempt what this one admitted.
+        let running = self.num_running();
+        let need = self.held + self.sequences[&key].kv_needed() + running as u64 + 1;
+        let fits = need <= self.limits.kv_cache_tokens || running == 0;
+        (fits && !self.free_slots.is_empty()).then_some((rank, key))
+    }
+
+    /// For how many steps from now [`Scheduler::plan_work`] would give each decoding sequence its token and do nothing
+    /// else, if none of them ended: as long as nobody can be admitted and KV lasts.
+    pub fn steady_steps(&self) -> u64 {
+        let running = self.decoding.len() as u64;
+        let steady = running > 0
+            && self.gate != Gate::Closed
+            && self.prefilling.is_empty()
+            && running <= u64::from(self.limits.max_num_batched_tokens)
+            && self.next_admitted().is_none();
+        match self.limits.kv_cache_tokens.checked_sub(self.held) {
+            Some(room) if steady => room / running + 1,
+            _ => 0,
         }
     }
 
-    fn start(
-        &mut self,
-        rank: Rank,
-        key: RequestKey,
-        slot: u32,
-        budget: &mut usize,
-        parts: &mut Vec<(RequestKey, usize)>,
-    ) {
-        let Some(sequence) = self.sequences.get_mut(&key) else {
-            return;
-        };
-        sequence.slot = Some(slot);
-        self.free_slots.pop();
-        self.held += sequence.len();
-        let count = sequence.remaining().min(*budget);
-        *budget -= count;
-        parts.push((key, count));
-        self.waiting.remove(&rank);
-        self.running.insert(rank, key);
+    /// Each decoding sequence has so many tokens more.
+    pub fn decoded(&mut self, steps: u64) {
+        self.held += steps * self.decoding.len() as u64;
     }
 
-    fn build(&self, parts: Vec<(RequestKey, usize)>) -> Batch {
-        let mut counts = HashMap::with_capacity(parts.len());
-        let mut sequences: Vec<BatchSequence> = Vec::with_capacity(parts.len());
+    /// A part of a sequence was computed, and perhaps a token sampled: `change` notes it in the sequence.
+    pub fn computed<R>(&mut self, key: RequestKey, change: impl FnOnce(&mut S) -> R) -> Option<R> {
+        let sequence = self.sequences.get_mut(&key)?;
+        let (rank, before) = (sequence.rank(), sequence.kv_needed());
+        let result = change(sequence);
+        self.held += sequence.kv_needed() - before;
+        if sequence.remaining() == 1
+            && let Some(running) = self.prefilling.remove(&rank)
+        {
+            self.decoding.insert(rank, running);
+        }
+        Some(result)
+    }
+
+    /// Takes a sequence out, wherever it is, and gives back what it held.
+    pub fn remove(&mut self, key: RequestKey) -> Option<S> {
+        let sequence = self.sequences.remove(&key)?;
+        let rank = sequence.rank();
+        self.waiting.remove(&rank);
+        let running = self.decoding.remove(&rank);
+        if let Some((_, slot)) = running.or_else(|| self.prefilling.remove(&rank)) {
+            self.held -= sequence.kv_needed();
+            self.free_slots.push(Reverse(slot));
+        }
+        Some(sequence)
+    }
+
+    fn preempt_newest(&mut self) -> bool {
+        let newest_of =
+            |running: &BTreeMap<Rank, _>| running.last_key_value().map(|(rank, _)| *rank);
+        let newest = match newest_of(&self.decoding) > newest_of(&self.prefilling) {
+            true => self.decoding.pop_last(),
+            false => self.prefilling.pop_last(),
+        };
+        let Some((rank, (key, slot))) = newest else {
+            return false;
+        };
+        if let Some(sequence) = self.sequences.get_mut(&key) {
+            self.held -= sequence.kv_needed();
+            sequence.drop_cache();
+        }
+        self.free_slots.push(Reverse(slot));
+        self.waiting.insert(rank, key);
+        self.preemptions += 1;
+        true
+    }
+
+    pub fn num_running(&self) -> usize {
+        self.decoding.len() + self.prefilling.len()
+    }
+
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    /// KV entries in use.
+    pub fn kv_tokens_held(&self) -> u64 {
+        self.held
+    }
+}
+
+impl Scheduler {
+    pub fn submit(&mut self, submission: Submission) {
+        let key = submission.key;
+        self.push(key, |arrival| Sequence::new(submission, arrival));
+    }
+
+    /// Ends a sequence with what it has. `None` if it has ended already.
+    pub fn abort(&mut self, key: RequestKey) -> Option<Completion> {
+        let sequence = self.remove(key)?;
+        Some(sequence.complete(FinishReason::Abort, None, &self.versions))
+    }
+
+    /// Ends all of them, in order of arrival.
+    pub fn abort_all(&mut self) -> Vec<Completion> {
+        let mut keys: Vec<(u64, RequestKey)> = self
+            .sequences
+            .values()
+            .map(|s| (s.arrival, s.key))
+            .collect();
+        keys.sort_unstable();
+        keys.into_iter()
+            .filter_map(|(_, key)| self.abort(key))
+            .collect()
+    }
+
+    /// [`Scheduler::plan_work`], with the tokens.
+    pub fn plan(&mut self) -> Option<Batch> {
+        let work = self.plan_work()?;
+        let decoding = self.decoding.values().take(work.decoding);
+        let decoding = decoding.map(|&(key, slot)| Part {
+            key,
+            slot,
+            count: 1,
+        });
+        Some(self.build(decoding.chain(work.prefill)))
+    }
+
+    fn build(&self, parts: impl Iterator<Item = Part>) -> Batch {
+        let mut counts = HashMap::new();
+        let mut sequences: Vec<BatchSequence> = Vec::new();
         let (mut token_ids, mut positions) = (Vec::new(), Vec::new());
-        for (key, count) in parts {
-            let sequence = &self.sequences[&key];
-            let Some(slot) = sequence.slot else { continue };
+        for Part { key, slot, count } in parts {
             let start = token_ids.len();
-            sequences.push(sequence.schedule(slot, count, &mut token_ids, &mut positions));
+            sequences.push(self.sequences[&key].schedule(
+                slot,
+                count,
+                &mut token_ids,
+                &mut positions,
+            ));
             counts.insert(key, start..start + count);
         }
         let segments = arrange(&mut sequences);
@@ -260,93 +414,35 @@ impl Scheduler {
         let mut sampled = output.sampled.into_iter();
         let mut scores = output.prompt.into_iter();
         for part in batch.sequences {
-            let Some(sequence) = self.sequences.get_mut(&part.key) else {
-                continue;
-            };
-            sequence.computed += part.query_len as usize;
-            if let Some(targets) = part.prompt_targets {
-                sequence.record_prompt(scores.by_ref().take(targets.targets.len()));
-            }
-            if part.sample.is_none() {
-                continue;
-            }
-            let Some(token) = sampled.next() else {
-                continue;
-            };
-            self.held += 1;
-            let end = sequence.record(token, epoch);
-            if sequence.output_len() == 1 {
-                events.push(Event::FirstToken { key: part.key });
-            }
-            match end {
-                None if sequence.stream => {
+            let end = self.computed(part.key, |sequence| {
+                sequence.computed += part.query_len as usize;
+                if let Some(targets) = part.prompt_targets {
+                    sequence.record_prompt(scores.by_ref().take(targets.targets.len()));
+                }
+                let token = part.sample.and_then(|_| sampled.next())?;
+                let end = sequence.record(token, epoch);
+                if sequence.output_len() == 1 {
+                    events.push(Event::FirstToken { key: part.key });
+                }
+                if end.is_none() && sequence.stream {
                     events.extend(sequence.last_output().cloned().map(|token| Event::Token {
                         key: part.key,
                         token,
                     }));
                 }
-                None => {}
-                Some((finish, stop_token)) => {
-                    if let Some(sequence) = self.remove(part.key) {
-                        events.push(Event::Finished(sequence.complete(
-                            finish,
-                            stop_token,
-                            &self.versions,
-                        )));
-                    }
-                }
+                end
+            });
+            if let Some(Some((finish, stop_token))) = end
+                && let Some(sequence) = self.remove(part.key)
+            {
+                events.push(Event::Finished(sequence.complete(
+                    finish,
+                    stop_token,
+                    &self.versions,
+                )));
             }
         }
         events
-    }
-
-    /// Takes a sequence out, wherever it is, and gives back what it held.
-    fn remove(&mut self, key: RequestKey) -> Option<Sequence> {
-        let mut sequence = self.sequences.remove(&key)?;
-        let rank = sequence.rank();
-        self.waiting.remove(&rank);
-        if self.running.remove(&rank).is_some() {
-            self.held -= sequence.len();
-            self.free_slots.extend(sequence.slot.take());
-            self.sort_free_slots();
-        }
-        Some(sequence)
-    }
-
-    fn preempt_newest(&mut self) -> bool {
-        let Some((rank, key)) = self.running.pop_last() else {
-            return false;
-        };
-        if let Some(sequence) = self.sequences.get_mut(&key) {
-            self.held -= sequence.len();
-            sequence.drop_cache();
-            self.free_slots.extend(sequence.slot.take());
-        }
-        self.sort_free_slots();
-        self.waiting.insert(rank, key);
-        self.preemptions += 1;
-        true
-    }
-
-    fn sort_free_slots(&mut self) {
-        self.free_slots.sort_unstable_by(|a, b| b.cmp(a));
-    }
-
-    pub fn num_running(&self) -> usize {
-        self.running.len()
-    }
-
-    pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    pub fn preemptions(&self) -> u64 {
-        self.preemptions
-    }
-
-    /// KV entries in use.
-    pub fn kv_tokens_held(&self) -> u64 {
-        self.held
     }
 }
 

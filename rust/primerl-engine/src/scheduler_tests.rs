@@ -363,11 +363,21 @@ fn act(
         }
         Action::AbortAll => return Ok(scheduler.abort_all()),
         Action::Step { token } => {
+            let (steady, running) = (scheduler.steady_steps(), scheduler.num_running());
             if let Some(batch) = scheduler.plan() {
+                let plain = batch.sequences.iter().all(|part| part.query_len == 1);
+                let same = batch.sequences.len() == running && scheduler.num_running() == running;
+                prop_assert!(
+                    steady == 0 || (plain && same),
+                    "a steady step is one token for each"
+                );
                 prop_assert!(scheduler.kv_tokens_held() <= scheduler.limits.kv_cache_tokens);
                 check_batch(&batch, scheduler.limits, scheduler.num_running())?;
                 let output = answer(&batch, *token);
-                return Ok(finished(scheduler.apply(batch, output)));
+                let ended = finished(scheduler.apply(batch, output));
+                let shorter = !ended.is_empty() || scheduler.steady_steps() + 1 >= steady;
+                prop_assert!(shorter, "steady steps are foretold");
+                return Ok(ended);
             }
         }
         Action::Pause => scheduler.pause(),
@@ -401,7 +411,10 @@ proptest! {
             record(act(&mut scheduler, action, &mut next_key)?)?;
             let in_use = scheduler.limits.max_num_seqs as usize - scheduler.free_slots.len();
             prop_assert_eq!(in_use, scheduler.num_running(), "a slot for each running one");
-            let held: u64 = scheduler.running.values().map(|key| scheduler.sequences[key].len()).sum();
+            let running = scheduler.decoding.values().chain(scheduler.prefilling.values());
+            let held: u64 = running.map(|(key, _)| scheduler.sequences[key].kv_needed()).sum();
+            let behind = |(key, _): &(RequestKey, u32)| scheduler.sequences[key].remaining();
+            prop_assert!(scheduler.decoding.values().all(|running| behind(running) == 1));
             prop_assert_eq!(held, scheduler.kv_tokens_held());
         }
         scheduler.resume();

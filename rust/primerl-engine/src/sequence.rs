@@ -3,6 +3,7 @@
 use crate::backend::ScoredToken;
 use crate::batch::{BatchSequence, PromptTargets, Sample, uniform};
 use crate::request::{FinishReason, RequestKey, SamplingParams};
+use crate::scheduler::{Rank, Schedulable};
 use crate::versions::{Epoch, VersionSpan, Versions};
 
 /// A request for one sequence.
@@ -31,7 +32,7 @@ pub struct Completion {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Sequence {
+pub struct Sequence {
     pub key: RequestKey,
     pub priority: i32,
     pub arrival: u64,
@@ -46,7 +47,31 @@ pub(crate) struct Sequence {
     prompt_scores: Vec<ScoredToken>,
     /// KV entries that are valid.
     pub computed: usize,
-    pub slot: Option<u32>,
+}
+
+impl Schedulable for Sequence {
+    fn rank(&self) -> Rank {
+        (self.priority, self.arrival)
+    }
+
+    fn kv_needed(&self) -> u64 {
+        self.tokens.len() as u64
+    }
+
+    fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    fn drop_cache(&mut self) {
+        self.computed = 0;
+        if self.output.is_empty() {
+            self.prompt_scores.clear();
+        }
+    }
 }
 
 impl Sequence {
@@ -63,33 +88,6 @@ impl Sequence {
             runs: Vec::new(),
             prompt_scores: Vec::new(),
             computed: 0,
-            slot: None,
-        }
-    }
-
-    /// Order in which sequences run: priority, then arrival.
-    pub fn rank(&self) -> (i32, u64) {
-        (self.priority, self.arrival)
-    }
-
-    /// Tokens it holds, which is the KV it needs before its next token can be sampled.
-    pub fn len(&self) -> u64 {
-        self.tokens.len() as u64
-    }
-
-    pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
-    }
-
-    pub fn has_output(&self) -> bool {
-        !self.output.is_empty()
-    }
-
-    /// Forget the KV: it will be computed again, with the weights of that time.
-    pub fn drop_cache(&mut self) {
-        self.computed = 0;
-        if self.output.is_empty() {
-            self.prompt_scores.clear();
         }
     }
 

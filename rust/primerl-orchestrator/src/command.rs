@@ -1,6 +1,7 @@
 //! The command `primerl-orchestrate`, as a function: the native binary and the Python package are two shells of it.
 
 use crate::config::{Config, ConfigError};
+use crate::custom::CustomAdvantages;
 use crate::failure::RunError;
 use crate::log;
 use crate::run::{Prepared, listen};
@@ -30,8 +31,9 @@ struct Arguments {
     check: bool,
 }
 
-/// Run the command with `arguments` (without the program's name); the result is the exit code.
-pub fn run_command<I>(arguments: I) -> i32
+/// Run the command with `arguments` (without the program's name); the result is the exit code. `functions` calls
+/// custom algorithms; without it a config that names one is refused.
+pub fn run_command<I>(arguments: I, functions: Option<Arc<dyn CustomAdvantages>>) -> i32
 where
     I: IntoIterator,
     I::Item: Into<OsString> + Clone,
@@ -46,7 +48,9 @@ where
                 return error.exit_code();
             }
         };
-    let prepared = match Config::from_file(&arguments.config).and_then(Prepared::new) {
+    let prepared = match Config::from_file(&arguments.config)
+        .and_then(|config| Prepared::new(config, functions))
+    {
         Ok(prepared) => prepared,
         Err(error) => return refuse(&error),
     };

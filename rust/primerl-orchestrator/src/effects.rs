@@ -2,6 +2,7 @@
 
 use crate::app::{App, report_lost_leases};
 use crate::config::Sampling;
+use crate::custom::AdvantagesThread;
 use crate::driver::{BatchReply, DriverHandle};
 use crate::engines::Engines;
 use crate::envs::workers::Workers;
@@ -20,10 +21,12 @@ pub(crate) struct Effects {
     pub engines: Arc<Engines>,
     pub recorder: Recorder,
     pub driver: DriverHandle,
+    /// Where the program can call custom functions.
+    pub advantages: Option<AdvantagesThread>,
 }
 
 impl Effects {
-    pub fn new(app: &App, recorder: Recorder) -> Effects {
+    pub fn new(app: &App, recorder: Recorder, advantages: Option<AdvantagesThread>) -> Effects {
         Effects {
             rollouts: Arc::clone(&app.gateway.rollouts),
             samplings: app.samplings.clone(),
@@ -31,6 +34,7 @@ impl Effects {
             engines: Arc::clone(&app.engines),
             recorder,
             driver: app.driver.clone(),
+            advantages,
         }
     }
 
@@ -101,6 +105,10 @@ impl Effects {
             }
             Effect::ForgetBatches { before } => self.recorder.forget(before),
             Effect::BatchCut { batch } => self.recorder.cut(batch),
+            Effect::ComputeAdvantages { request } => match &self.advantages {
+                Some(thread) => thread.compute(request),
+                None => debug_assert!(false, "a run that cannot call the function is not started"),
+            },
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),
             Effect::Finished { reason } => self.recorder.finished(reason),

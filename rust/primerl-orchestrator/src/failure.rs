@@ -68,6 +68,8 @@ pub enum RunError {
     },
     #[error("{reason}")]
     Core { reason: String },
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
     #[error("the HTTP server stopped: {0}")]
     Server(std::io::Error),
     #[error("{task} stopped unexpectedly; this is a bug in primerl")]

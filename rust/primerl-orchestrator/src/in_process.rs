@@ -4,6 +4,7 @@
 
 use crate::app::App;
 use crate::config::Config;
+use crate::custom::CustomAdvantages;
 use crate::driver::BatchReply;
 use crate::failure::RunError;
 use crate::http::ApiError;
@@ -70,8 +71,13 @@ impl<T> Drop for Pending<T> {
 
 impl InProcess {
     /// Check everything, then bind `host:port` and start.
-    pub fn start(config: Config) -> Result<InProcess, InProcessError> {
-        let prepared = Prepared::new(config).map_err(|error| Arc::new(RunError::from(error)))?;
+    /// `functions` calls custom algorithms.
+    pub fn start(
+        config: Config,
+        functions: Option<Arc<dyn CustomAdvantages>>,
+    ) -> Result<InProcess, InProcessError> {
+        let prepared =
+            Prepared::new(config, functions).map_err(|error| Arc::new(RunError::from(error)))?;
         let runtime = runtime::build().map_err(|error| InProcessError::Runtime(Arc::new(error)))?;
         let running = runtime
             .block_on(async {

@@ -15,6 +15,7 @@
 mod app;
 mod command;
 pub mod config;
+mod custom;
 pub mod driver;
 mod effects;
 pub mod engines;
@@ -40,5 +41,6 @@ pub mod trainer;
 pub use app::App;
 pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};
 pub use config::{Config, ConfigError};
+pub use custom::CustomAdvantages;
 pub use failure::RunError;
 pub use run::{ExitReason, Prepared, Running, run};

@@ -8,6 +8,7 @@
 
 use crate::app::App;
 use crate::config::{Config, ConfigError, flops_model};
+use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
 use crate::engines::{Engines, EnginesConfig};
@@ -50,6 +51,7 @@ pub struct Prepared {
     core: Core,
     renderer: Arc<Renderer>,
     identity: Identity,
+    functions: Option<Arc<dyn CustomAdvantages>>,
 }
 
 /// A run that is going on.
@@ -72,7 +74,7 @@ pub async fn run(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<ExitReason, Arc<RunError>> {
-    let prepared = tokio::task::spawn_blocking(|| Prepared::new(config))
+    let prepared = tokio::task::spawn_blocking(|| Prepared::new(config, None))
         .await
         .map_err(|_| RunError::TaskDied {
             task: "the model's loading",
@@ -83,8 +85,13 @@ pub async fn run(
 
 impl Prepared {
     /// Check the config and load the model's tokenizer and template. Takes up to seconds, writes nothing.
-    pub fn new(config: Config) -> Result<Prepared, ConfigError> {
+    /// `functions` calls custom algorithms; without it a config that names one is refused.
+    pub fn new(
+        config: Config,
+        functions: Option<Arc<dyn CustomAdvantages>>,
+    ) -> Result<Prepared, ConfigError> {
         config.validate()?;
+        custom::load(&config, functions.as_deref())?;
         let renderer = Renderer::load(&config.model.path).map_err(|error| {
             ConfigError::Model(match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
@@ -98,6 +105,7 @@ impl Prepared {
             config,
             core,
             renderer: Arc::new(renderer),
+            functions,
         })
     }
 
@@ -145,7 +153,15 @@ impl Prepared {
                 }
             })?;
         let is_over = story.core.is_over();
-        let driver_task = begin(story, Effects::new(&app, recorder), &app)?;
+        let advantages = self
+            .functions
+            .map(|functions| {
+                AdvantagesThread::start(functions, app.environment_names(), app.driver.clone())
+            })
+            .transpose()
+            .map_err(RunError::Thread)?;
+        let effects = Effects::new(&app, recorder, advantages);
+        let driver_task = begin(story, effects, &app)?;
         let serving = axum::serve(listener, server::router(Arc::clone(&app)))
             .with_graceful_shutdown(stop.clone().cancelled_owned());
         let running = Running {

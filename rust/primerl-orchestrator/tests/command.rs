@@ -49,6 +49,19 @@ fn refused(place: &Place, toml: &str, words: &[&str]) {
     assert!(!place.output().exists(), "nothing is written");
 }
 
+/// Nothing in this binary could call it.
+#[test]
+fn a_function_in_python_is_refused() {
+    let place = Place::new();
+    let custom = "\n[algorithm]\ntype = \"custom\"\npath = \"rewards:advantages\"\n";
+    let toml = place.toml("", "") + custom;
+    refused(
+        &place,
+        &toml,
+        &["algorithm.type", "has no Python", "start the run with"],
+    );
+}
+
 fn address(place: &Place, child: &mut Child) -> String {
     let path = place.output().join("run/orchestrator.json");
     let begun = Instant::now();

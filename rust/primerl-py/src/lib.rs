@@ -1,10 +1,12 @@
 //! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that lives in a Rust crate.
+mod advantages;
 mod engine;
 mod envs;
 mod errors;
 mod inspect;
 mod orchestrator;
 mod render;
+mod simulate;
 
 use pyo3::prelude::*;
 
@@ -32,6 +34,9 @@ mod _core {
 
     #[pymodule_export]
     use render::Renderer;
+
+    #[pymodule_export]
+    use simulate::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,5 +1,6 @@
 //! The orchestrator for Python: conversions of `primerl_orchestrator`.
 
+use crate::advantages::functions;
 use crate::errors::{PrimerlError, with_causes};
 use parking_lot::Mutex;
 use primerl_orchestrator::Config;
@@ -22,7 +23,7 @@ fn run_error(error: &(dyn std::error::Error + 'static)) -> PyErr {
 /// Run the command `primerl-orchestrate` and return its exit code.
 #[pyfunction]
 pub fn orchestrate(py: Python<'_>, argv: Vec<String>) -> i32 {
-    let code = py.detach(|| primerl_orchestrator::run_command(argv));
+    let code = py.detach(|| primerl_orchestrator::run_command(argv, Some(functions())));
     // A Ctrl-C was answered by the command's own orderly stop; Python must not raise it a second time.
     let _ = py.check_signals();
     code
@@ -96,7 +97,7 @@ impl Orchestrator {
         }
         let config = this.config.clone();
         let run = py
-            .detach(|| InProcess::start(config))
+            .detach(|| InProcess::start(config, Some(functions())))
             .map_err(|error| run_error(&error))?;
         *this.run.lock() = Some(Arc::new(run));
         // Journal and spool are closed before the interpreter goes.

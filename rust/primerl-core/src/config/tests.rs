@@ -138,6 +138,50 @@ fn each_message_names_the_field_and_the_mend() {
 }
 
 #[test]
+fn algorithms_are_checked_for_each_environment() {
+    let with = |change: fn(&mut Algorithm)| message(|c| change(&mut c.environments[0].algorithm));
+    let custom = |path: &str| AlgorithmKind::Custom {
+        path: path.to_owned(),
+        timeout: Duration(0),
+    };
+    let cases = [
+        (
+            with(|a| (a.kind, a.normalize_std) = (AlgorithmKind::Rloo, true)),
+            "\"train\": algorithm.normalize_std",
+        ),
+        (
+            message(|c| c.environments[0].algorithm.kind = custom("f")),
+            "algorithm.path",
+        ),
+        (
+            message(|c| c.environments[0].algorithm.kind = custom("m:f")),
+            "algorithm.timeout_s",
+        ),
+        (
+            with(|a| {
+                a.shuffle_advantages = true;
+                a.kind = AlgorithmKind::Custom {
+                    path: "m:f".to_owned(),
+                    timeout: Duration(1),
+                }
+            }),
+            "algorithm.shuffle_advantages",
+        ),
+    ];
+    for (message, part) in cases {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn a_group_of_one_is_fine_where_nothing_is_compared_within_it() {
+    let mut config = config();
+    config.group_size = 1;
+    config.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
+    config.validate().expect("it is normalised over the batch");
+}
+
+#[test]
 fn a_batch_below_one_group_is_told_the_smallest_that_fits() {
     let message = message(|c| (c.batch_size, c.group_size) = (4, 8));
     assert!(message.contains("8 or 16"), "{message}");

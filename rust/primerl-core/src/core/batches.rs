@@ -29,7 +29,7 @@ impl Core {
     }
 
     fn cut(&mut self, chosen: &[GroupId]) {
-        let mut groups: Vec<Group> = chosen
+        let groups: Vec<Group> = chosen
             .iter()
             .filter_map(|id| self.groups.remove(id))
             .collect();
@@ -47,7 +47,7 @@ impl Core {
         let mut batch = build(
             &self.config,
             self.next_step,
-            &mut groups,
+            &groups,
             &interval,
             &mut self.rng,
         );
@@ -56,13 +56,18 @@ impl Core {
         let batch = Arc::new(batch);
         let micro_batches = batch.ranks.iter().flatten();
         let trained: BTreeSet<RolloutId> = micro_batches
-            .flat_map(|micro_batch| micro_batch.rollouts.iter().copied())
+            .flat_map(|micro_batch| micro_batch.sequences())
+            .map(|weighted| weighted.sample.rollout)
             .collect();
         for rollout in groups.into_iter().flat_map(Group::into_finished) {
             if trained.contains(&rollout.id) {
                 rollout.end(Ended::Trained, &mut self.counters);
             } else {
-                self.void(rollout, VoidReason::TooLong);
+                let reason = match rollout.left_out.too_long > 0 {
+                    true => VoidReason::TooLong,
+                    false => VoidReason::Masked,
+                };
+                self.void(rollout, reason);
             }
         }
         self.next_step = self.next_step.next();

@@ -28,7 +28,10 @@ impl Core {
         self.curriculum.check(&self.config)?;
         self.check_ages()?;
         ensure!(
-            self.finished.is_none() || (self.rollouts.is_empty() && self.groups.is_empty()),
+            self.finished.is_none()
+                || (self.rollouts.is_empty()
+                    && self.groups.is_empty()
+                    && self.computing.is_empty()),
             "the run is over, but work is left"
         );
         Ok(())
@@ -112,9 +115,10 @@ impl Core {
         let ready = group
             .ready_since
             .is_some_and(|since| self.ready.contains(&(since, id)));
+        let computing = self.computing.contains_key(&id);
         ensure!(
-            ready == group.is_complete(min_size),
-            "group {id} is among the ready ones: {ready}"
+            !(ready && computing) && (ready || computing) == group.is_complete(min_size),
+            "group {id} is among the ready ones: {ready}, and among those that wait for their advantages: {computing}"
         );
         Ok(())
     }

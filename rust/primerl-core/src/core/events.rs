@@ -63,6 +63,7 @@ impl Core {
                 timeouts,
             } => self.reconfigured(max_steps, timeouts),
             Event::Restarted => self.restarted(),
+            Event::AdvantagesComputed { group, result } => self.advantages_computed(group, result),
             Event::Tick => {}
             Event::ShutdownRequested { reason } => self.end(Effect::Finished { reason }),
         }

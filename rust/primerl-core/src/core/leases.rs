@@ -166,6 +166,21 @@ impl Core {
                 .get_mut(&group_id)
                 .expect("queued slots belong to live groups")
                 .lease(slot, id);
+            self.let_others_go_first(environment, request);
+        }
+    }
+
+    /// Rollouts are dealt out in turn: one worker that asks for many would else run all of them, and others none.
+    fn let_others_go_first(&mut self, environment: EnvironmentId, request: RequestId) {
+        let site = &mut self.sites[environment.0 as usize];
+        let Some(lease) = self.lease_requests.get_mut(&request) else {
+            return;
+        };
+        if site.requests.len() > 1 {
+            site.requests.remove(&lease.place);
+            lease.place = self.next_place;
+            self.next_place += 1;
+            site.requests.insert(lease.place, request);
         }
     }
 

@@ -153,19 +153,22 @@ impl Core {
             return;
         };
         self.void(rollout, VoidReason::TooOld);
+        let computing = self.computing.contains_key(&id);
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        if group.ready_since.is_none() {
+        let computed = group.token_advantages.is_some() || computing;
+        if group.ready_since.is_none() && !computed {
             let again = group.may_refill(slot, rule);
             return self.free_slot(id, slot, again, Blame::Nobody, || {
                 "a finished rollout became stale before the others had ended".to_owned()
             });
         }
-        // A complete group goes on with what it has: refilled, it would only get older.
+        // A complete group goes on with what it has: refilled, it would only get older. Custom advantages were computed
+        // for all of it.
         group.give_up(slot);
         self.losses.slots_lost += 1;
-        if group.is_hopeless(min_size) || !group.fits(self.config.seq_len) {
+        if computed || group.is_hopeless(min_size) || group.samples().next().is_none() {
             let (bound, step) = (self.config.max_off_policy_steps, self.next_step);
             let why = format!(
                 "a sample would be trained at step {step}, more than max_off_policy_steps = {bound} steps late"
@@ -264,6 +267,7 @@ impl Core {
         self.warn(format!(
             "group {id} (example {example} of environment {name:?}) was dropped: {why}"
         ));
+        self.stop_computing(id);
         let environment = group.environment.0 as usize;
         self.sites[environment].set_aside.remove(&id);
         for (index, slot) in group.slots.into_iter().enumerate() {
@@ -289,6 +293,10 @@ impl Core {
     pub(super) fn discard_groups(&mut self) {
         self.ready.clear();
         self.by_age.clear();
+        let computing: Vec<GroupId> = self.computing.keys().copied().collect();
+        computing.into_iter().for_each(|id| {
+            self.stop_computing(id);
+        });
         for site in &mut self.sites {
             site.queue.clear();
             site.set_aside.clear();

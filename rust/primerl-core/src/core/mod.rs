@@ -5,6 +5,7 @@
 //! The rules stand in the modules that own them: [`crate::admission`], [`crate::batch`], [`crate::policy`],
 //! [`crate::evaluation`], [`crate::group`], [`crate::rollout`].
 
+mod advantages;
 mod batches;
 mod buffer;
 mod check;
@@ -38,7 +39,7 @@ use crate::metrics::Interval;
 use crate::policy::Ledger;
 use crate::rollout::{Remains, Rollout};
 use crate::time::Time;
-use crate::waits::Waits;
+use crate::waits::{Armed, Waits};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -105,6 +106,8 @@ pub struct Core {
     /// Complete groups, in the order in which they became so.
     ready: BTreeSet<(u64, GroupId)>,
     next_ready: u64,
+    /// Complete groups that wait for a custom algorithm's advantages.
+    computing: BTreeMap<GroupId, Armed>,
     /// In flight. Boxed: a tree moves its entries about.
     rollouts: BTreeMap<RolloutId, Box<Rollout>>,
     /// Training rollouts that have sampled something, in flight or finished and not cut, by their oldest version; and
@@ -162,6 +165,7 @@ impl Core {
             groups: BTreeMap::new(),
             ready: BTreeSet::new(),
             next_ready: 0,
+            computing: BTreeMap::new(),
             rollouts: BTreeMap::new(),
             by_age: BTreeMap::new(),
             in_flight_evaluation: 0,
@@ -266,6 +270,7 @@ impl Core {
                 Due::Lease(request) => self.lease_poll_ended(request),
                 Due::Batch(request) => self.batch_poll_ended(request),
                 Due::Evaluation => self.evaluation_timed_out(),
+                Due::Advantages(group) => self.advantages_timed_out(group),
                 Due::Wait(key) => self.warn_of_wait(key),
             }
         }

@@ -82,6 +82,12 @@ impl Core {
             self.next_step,
             self.rollouts.len()
         );
+        if !self.computing.is_empty() {
+            let waiting = self.computing.len();
+            words.push_str(&format!(
+                "; {waiting} groups wait for their custom advantages"
+            ));
+        }
         for (id, _) in self
             .config
             .environment_ids()
@@ -296,6 +302,7 @@ impl Core {
                 deadline: lease.deadline,
             });
         }
+        waits.extend(self.waits_for_advantages());
         waits.extend(self.round.as_ref().map(wait_for_evaluation));
         waits
     }

@@ -1,13 +1,15 @@
 //! Rollouts in flight: turns, reports, deadlines; when a group is complete.
 
 use super::Core;
+use crate::config::AlgorithmKind;
 use crate::counters::VoidReason;
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
-use crate::event::Outcome;
+use crate::event::{Outcome, RolloutError};
+use crate::group::Group;
 use crate::ids::*;
 use crate::policy::{oldest_trainable, too_many_policies};
-use crate::rollout::{Rollout, error};
+use crate::rollout::{LeftOut, Rollout, Rules, error};
 use crate::turn::Turn;
 
 impl Core {
@@ -74,11 +76,27 @@ impl Core {
         if rollout.evaluates.is_some() {
             return self.evaluation_rollout_finished(rollout, outcome);
         }
-        match rollout.finish(outcome) {
+        let rules = Rules::of(&self.config, rollout.environment);
+        let finished = rollout.finish(outcome, &rules);
+        self.flag(outcome, finished.as_ref().err());
+        match finished {
             Ok(()) if self.is_too_old(rollout.oldest()) => self.void_at_its_end(rollout),
             Ok(()) => self.finish(rollout),
             Err(error) => self.fail(rollout, &error),
         }
+    }
+
+    /// Counts what a report says beside how the rollout ended.
+    fn flag(&mut self, outcome: &Outcome, error: Option<&RolloutError>) {
+        let mut trained = outcome
+            .traces
+            .iter()
+            .filter(|trace| trace.trainable && trace.ok);
+        let truncated = trained.any(|trace| trace.truncated);
+        let counters = &mut self.counters;
+        counters.errored += u64::from(!outcome.ok);
+        counters.truncated += u64::from(outcome.ok && truncated);
+        counters.empty += u64::from(error.is_some_and(|error| error.kind == "empty"));
     }
 
     pub(super) fn rollout_timed_out(&mut self, id: RolloutId) {
@@ -111,7 +129,7 @@ impl Core {
 
     /// Puts a group whose last slot has come to its end among the ready ones.
     pub(super) fn complete_if_whole(&mut self, id: GroupId) {
-        let (limit, min_size) = (self.config.seq_len, self.config.min_group_size());
+        let min_size = self.config.min_group_size();
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
@@ -119,25 +137,33 @@ impl Core {
             return;
         }
         let environment = group.environment;
-        let fits = group.fits(limit);
-        let is_trained = self.file_example(id);
-        if fits && !is_trained {
-            self.sites[environment.0 as usize].failed_groups = 0;
-            self.filter_group(id);
-        } else if fits {
-            let since = self.next_ready;
-            self.next_ready += 1;
-            if let Some(group) = self.groups.get_mut(&id) {
-                group.ready_since = Some(since);
-            }
-            self.ready.insert((since, id));
-            self.sites[environment.0 as usize].failed_groups = 0;
-        } else {
-            let why = format!(
-                "all of its samples are longer than seq_len = {limit}: raise it or shorten rollouts"
-            );
-            self.drop_failed_group(id, environment, VoidReason::TooLong, &why);
+        if group.samples().next().is_none() {
+            let (why, reason) = why_nothing_is_left(group, self.config.seq_len);
+            self.file_example(id);
+            return self.drop_failed_group(id, environment, reason, &why);
         }
+        if !self.file_example(id) {
+            self.sites[environment.0 as usize].failed_groups = 0;
+            return self.filter_group(id);
+        }
+        match &self.config.environment(environment).algorithm.kind {
+            AlgorithmKind::Custom { path, timeout } => {
+                let (path, timeout) = (path.clone(), *timeout);
+                self.compute_advantages(id, path, timeout);
+            }
+            _ => self.is_ready(id, environment),
+        }
+    }
+
+    /// A complete group, with all that its advantages need, waits for its batch.
+    pub(super) fn is_ready(&mut self, id: GroupId, environment: EnvironmentId) {
+        self.sites[environment.0 as usize].failed_groups = 0;
+        let since = self.next_ready;
+        self.next_ready += 1;
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.ready_since = Some(since);
+        }
+        self.ready.insert((since, id));
     }
 
     /// Takes a rollout out of flight.
@@ -158,4 +184,17 @@ impl Core {
         }
         rollout
     }
+}
+
+fn why_nothing_is_left(group: &Group, seq_len: u32) -> (String, VoidReason) {
+    let left_out: Vec<LeftOut> = group.finished().map(|rollout| rollout.left_out).collect();
+    if left_out.iter().any(|left_out| left_out.too_long > 0) {
+        let why = format!(
+            "all of its samples are longer than seq_len = {seq_len}: raise it or shorten rollouts"
+        );
+        return (why, VoidReason::TooLong);
+    }
+    let why = "all of its rollouts were cut short by the environment, and truncated_rollouts = \"mask\": allow them more \
+               tokens or turns";
+    (why.to_owned(), VoidReason::Masked)
 }

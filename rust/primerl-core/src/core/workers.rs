@@ -79,8 +79,11 @@ impl Core {
         );
         self.sites[worker.environment.0 as usize].workers -= 1;
         for rollout in running {
-            let rollout = self.cancel(rollout, CancelReason::WorkerLost);
-            self.give_back(rollout);
+            // One that was given back may have taken its group along, and others with it.
+            if self.rollouts.contains_key(&rollout) {
+                let rollout = self.cancel(rollout, CancelReason::WorkerLost);
+                self.give_back(rollout);
+            }
         }
         self.workers.remove(&id);
         let waiting = self

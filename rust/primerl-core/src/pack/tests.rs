@@ -1,5 +1,6 @@
 use super::*;
-use crate::sample::interleave;
+use crate::config::TrajectoryStrategy;
+use crate::sample::samples;
 use crate::testing::turn;
 use proptest::prelude::*;
 
@@ -16,11 +17,17 @@ fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
         &vec![id as u32; sampled],
         3,
     )];
-    let sample = interleave(RolloutId(id as u64), &turns, &[Some(0)]).remove(0);
+    let sample = samples(
+        TrajectoryStrategy::Interleaved,
+        RolloutId(id as u64),
+        &turns,
+        &[Some(0)],
+    )
+    .remove(0);
     Weighted {
         sample,
         environment: EnvironmentId(0),
-        advantage: id as f32 + 0.5,
+        advantage: Advantage::Uniform(id as f32 + 0.5),
     }
 }
 
@@ -34,15 +41,15 @@ fn lengths(lengths: &[usize]) -> Vec<Weighted> {
 
 fn cost(rank: &[MicroBatch]) -> f64 {
     rank.iter()
-        .flat_map(|micro_batch| &micro_batch.sequence_lengths)
-        .map(|length| FLOPS.of(*length as usize))
+        .flat_map(MicroBatch::sequences)
+        .map(|weighted| FLOPS.of(weighted.sample.len()))
         .sum()
 }
 
 #[test]
 fn columns_are_the_samples_in_order() {
-    let ranks = pack(&[weighted(0, 2, 1), weighted(1, 1, 2)], 8, 1, FLOPS);
-    let expected = MicroBatch {
+    let ranks = pack(vec![weighted(0, 2, 1), weighted(1, 1, 2)], 8, 1, FLOPS);
+    let expected = Columns {
         token_ids: vec![0, 0, 0, 1, 1, 1],
         loss_mask: vec![0, 0, 1, 0, 1, 1],
         logprobs: vec![0.0, 0.0, -1.0, 0.0, -1.0, -1.0],
@@ -53,20 +60,50 @@ fn columns_are_the_samples_in_order() {
         rollouts: vec![RolloutId(0), RolloutId(1)],
         environments: vec![EnvironmentId(0); 2],
     };
-    assert_eq!(ranks, [[expected]]);
+    assert_eq!(ranks.len(), 1);
+    assert_eq!(ranks[0].len(), 1);
+    assert_eq!(ranks[0][0].columns(), expected);
+}
+
+#[test]
+fn each_token_has_its_own_advantage_where_the_sample_has_them() {
+    let turns = [
+        turn(None, &[1, 2], &[10], 3),
+        turn(Some(0), &[3], &[11, 12], 4),
+    ];
+    let sample = samples(
+        TrajectoryStrategy::Interleaved,
+        RolloutId(0),
+        &turns,
+        &[Some(0); 2],
+    )
+    .remove(0);
+    let advantage = Advantage::PerToken {
+        values: (1..=6).map(|value| value as f32).collect(),
+        scale: 0.5,
+    };
+    let weighted = Weighted {
+        sample,
+        environment: EnvironmentId(0),
+        advantage,
+    };
+    let columns = pack(vec![weighted], 8, 1, FLOPS)[0][0].columns();
+    assert_eq!(columns.token_ids, [1, 2, 10, 3, 11, 12]);
+    assert_eq!(columns.advantages, [0.0, 0.0, 1.5, 0.0, 2.5, 3.0]);
+    assert_eq!(columns.versions, [-1, -1, 3, -1, 4, 4]);
 }
 
 #[test]
 fn fills_micro_batches_well() {
     // 6+4, 5+5, 3+3+4 of 10: no room is wasted.
-    let ranks = pack(&lengths(&[3, 6, 5, 4, 3, 5, 4]), 10, 1, FLOPS);
+    let ranks = pack(lengths(&[3, 6, 5, 4, 3, 5, 4]), 10, 1, FLOPS);
     assert_eq!(ranks[0].len(), 3);
     assert!(ranks[0].iter().all(|micro_batch| micro_batch.len() == 10));
 }
 
 #[test]
 fn a_rank_gets_half_the_work_rather_than_none() {
-    let ranks = pack(&lengths(&[4, 4]), 10, 2, FLOPS);
+    let ranks = pack(lengths(&[4, 4]), 10, 2, FLOPS);
     assert_eq!(
         ranks.iter().map(|rank| rank[0].len()).collect::<Vec<_>>(),
         [4, 4]
@@ -75,7 +112,7 @@ fn a_rank_gets_half_the_work_rather_than_none() {
 
 #[test]
 fn ranks_without_samples_get_empty_micro_batches() {
-    let ranks = pack(&lengths(&[4]), 10, 3, FLOPS);
+    let ranks = pack(lengths(&[4]), 10, 3, FLOPS);
     assert_eq!(
         ranks
             .iter()
@@ -83,15 +120,15 @@ fn ranks_without_samples_get_empty_micro_batches() {
             .collect::<Vec<_>>(),
         [(1, 4), (1, 0), (1, 0)]
     );
-    assert_eq!(pack(&[], 10, 2, FLOPS), [vec![], vec![]]);
+    assert_eq!(pack(vec![], 10, 2, FLOPS), [vec![], vec![]]);
 }
 
 #[test]
 fn longer_samples_than_seq_len_are_left_out() {
-    let ranks = pack(&lengths(&[11, 10, 3]), 10, 1, FLOPS);
+    let ranks = pack(lengths(&[11, 10, 3]), 10, 1, FLOPS);
     let mut kept: Vec<RolloutId> = ranks[0]
         .iter()
-        .flat_map(|micro_batch| micro_batch.rollouts.clone())
+        .flat_map(|micro_batch| micro_batch.columns().rollouts)
         .collect();
     kept.sort_unstable();
     assert_eq!(kept, [RolloutId(1), RolloutId(2)]);
@@ -106,13 +143,15 @@ proptest! {
     ) {
         let samples: Vec<Weighted> =
             sizes.iter().enumerate().map(|(id, (prompt, sampled))| weighted(id, *prompt, *sampled)).collect();
-        let ranks = pack(&samples, seq_len, data_ranks, FLOPS);
+        let ranks = pack(samples.clone(), seq_len, data_ranks, FLOPS);
         prop_assert_eq!(ranks.len(), data_ranks);
         prop_assert!(ranks.iter().all(|rank| rank.len() == ranks[0].len()), "equal numbers of micro-batches");
 
         let mut seen: Vec<u64> = Vec::new();
         for micro_batch in ranks.iter().flatten() {
             let n = micro_batch.len();
+            let micro_batch = micro_batch.columns();
+            prop_assert_eq!(micro_batch.token_ids.len(), n);
             prop_assert!(n <= seq_len);
             let columns = [
                 micro_batch.loss_mask.len(), micro_batch.logprobs.len(), micro_batch.advantages.len(),
@@ -125,7 +164,7 @@ proptest! {
             for (rollout, length) in micro_batch.rollouts.iter().zip(&micro_batch.sequence_lengths) {
                 let sample = &samples[rollout.0 as usize].sample;
                 let end = start + *length as usize;
-                prop_assert_eq!(&micro_batch.loss_mask[start..end], &sample.loss_mask[..]);
+                prop_assert_eq!(&micro_batch.loss_mask[start..end], &sample.loss_mask()[..]);
                 prop_assert!(micro_batch.token_ids[start..end].iter().all(|token| *token as u64 == rollout.0));
                 seen.push(rollout.0);
                 start = end;
@@ -134,13 +173,34 @@ proptest! {
         seen.sort_unstable();
         let fitting = (0..samples.len()).filter(|id| samples[*id].sample.len() <= seq_len).map(|id| id as u64);
         prop_assert_eq!(seen, fitting.collect::<Vec<_>>(), "every sample once");
-        prop_assert_eq!(&ranks, &pack(&samples, seq_len, data_ranks, FLOPS), "deterministic");
+        prop_assert_eq!(&ranks, &pack(samples.clone(), seq_len, data_ranks, FLOPS), "deterministic");
+    }
+
+    /// The tree finds what looking at one bin after the other finds.
+    #[test]
+    fn every_sample_is_in_the_first_micro_batch_it_fits_in(
+        lengths in prop::collection::vec(1_usize..30, 0..80),
+        seq_len in 30_usize..60,
+    ) {
+        let mut order: Vec<usize> = (0..lengths.len()).collect();
+        order.sort_by_key(|index| (std::cmp::Reverse(lengths[*index]), *index));
+        let mut expected: Vec<Vec<usize>> = Vec::new();
+        for index in order {
+            let used = |bin: &Vec<usize>| bin.iter().map(|member| lengths[*member]).sum::<usize>();
+            match expected.iter().position(|bin| used(bin) + lengths[index] <= seq_len) {
+                Some(bin) => expected[bin].push(index),
+                None => expected.push(vec![index]),
+            }
+        }
+        let bins: Vec<Vec<usize>> =
+            first_fit_decreasing(&lengths, seq_len, FLOPS).into_iter().map(|bin| bin.members).collect();
+        prop_assert_eq!(bins, expected);
     }
 
     #[test]
     fn ranks_are_balanced(sizes in prop::collection::vec(1_usize..100, 40..80), data_ranks in 2_usize..5) {
         let samples: Vec<Weighted> = sizes.iter().enumerate().map(|(id, size)| weighted(id, *size, 1)).collect();
-        let costs: Vec<f64> = pack(&samples, 101, data_ranks, FLOPS).iter().map(|rank| cost(rank)).collect();
+        let costs: Vec<f64> = pack(samples, 101, data_ranks, FLOPS).iter().map(|rank| cost(rank)).collect();
         let most = costs.iter().copied().fold(0.0, f64::max);
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         // Dearest first leaves the ranks at most about one micro-batch apart.

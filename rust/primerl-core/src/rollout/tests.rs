@@ -1,5 +1,6 @@
 use super::*;
-use crate::testing::{outcome, trace, turn};
+use crate::config::LongSamples;
+use crate::testing::{config, outcome, trace, turn};
 
 fn rollout() -> Box<Rollout> {
     let lease = Lease {
@@ -13,6 +14,10 @@ fn rollout() -> Box<Rollout> {
         deadline: Time(5),
     };
     Box::new(Rollout::leased(lease, &mut Counters::default()))
+}
+
+fn rules() -> Rules {
+    Rules::of(&config(), EnvironmentId(0))
 }
 
 fn with_turns(turns: impl IntoIterator<Item = Turn>) -> Box<Rollout> {
@@ -50,12 +55,12 @@ fn seats_are_joined_by_session() {
     ];
     let mut rollout = with_turns(turns);
     rollout
-        .finish(&traces(vec![trace("y", 0.25), trace("x", 0.75)]))
+        .finish(&traces(vec![trace("y", 0.25), trace("x", 0.75)]), &rules())
         .expect("both seats are trained");
     let rewards: Vec<(u32, f64)> = rollout
         .samples
         .iter()
-        .map(|sample| (sample.token_ids[1], rollout.traces[sample.trace].reward))
+        .map(|sample| (sample.token_ids()[1], rollout.traces[sample.trace].reward))
         .collect();
     assert_eq!(rewards, [(10, 0.75), (11, 0.25)]);
 }
@@ -74,7 +79,7 @@ fn only_trainable_seats_that_went_well_are_trained() {
         ..trace("broken", 1.0)
     };
     rollout
-        .finish(&traces(vec![judge, broken, trace("good", 0.5)]))
+        .finish(&traces(vec![judge, broken, trace("good", 0.5)]), &rules())
         .expect("one seat is trained");
     assert_eq!(rollout.samples.len(), 1);
     assert_eq!(
@@ -92,25 +97,102 @@ fn only_trainable_seats_that_went_well_are_trained() {
 fn a_client_without_session_names_has_one_trace() {
     let mut rollout = with_turns([turn(None, &[1], &[10], 0), turn(Some(0), &[2], &[11], 0)]);
     rollout
-        .finish(&traces(vec![trace("a name of the environment's", 1.0)]))
+        .finish(
+            &traces(vec![trace("a name of the environment's", 1.0)]),
+            &rules(),
+        )
         .expect("they belong together");
     assert_eq!((rollout.samples.len(), rollout.traces[0].turns), (1, 2));
+}
+
+fn two_seats_one_truncated() -> (Box<Rollout>, Outcome) {
+    let rollout = with_turns([
+        in_session("x", turn(None, &[1, 2], &[10, 11], 0)),
+        in_session("y", turn(None, &[1], &[12, 13, 14], 0)),
+    ]);
+    let truncated = Trace {
+        truncated: true,
+        ..trace("x", 0.25)
+    };
+    (rollout, traces(vec![truncated, trace("y", 0.75)]))
+}
+
+#[test]
+fn truncated_seats_are_trained_masked_or_a_failure() {
+    let with = |truncated| Rules {
+        truncated,
+        ..rules()
+    };
+    let (mut rollout, outcome) = two_seats_one_truncated();
+    rollout
+        .finish(&outcome, &with(TruncatedRollouts::Train))
+        .expect("both are trained");
+    assert_eq!(rollout.samples.len(), 2);
+    let (mut rollout, outcome) = two_seats_one_truncated();
+    rollout
+        .finish(&outcome, &with(TruncatedRollouts::Mask))
+        .expect("one is trained");
+    let trained: Vec<usize> = rollout.samples.iter().map(|sample| sample.trace).collect();
+    assert_eq!((trained, rollout.traces.len()), (vec![1], 2));
+    assert_eq!(rollout.left_out.masked, 1);
+    let (mut rollout, outcome) = two_seats_one_truncated();
+    let refused = rollout.finish(&outcome, &with(TruncatedRollouts::Drop));
+    assert_eq!(kind_of(refused), "truncated");
+}
+
+#[test]
+fn long_samples_are_left_out_or_cut() {
+    let with = |long, seq_len| Rules {
+        long,
+        seq_len,
+        ..rules()
+    };
+    let lengths = |rules: Rules| {
+        let (mut rollout, outcome) = two_seats_one_truncated();
+        rollout
+            .finish(&outcome, &rules)
+            .expect("the environment is not to blame");
+        let lengths: Vec<usize> = rollout.samples.iter().map(Sample::len).collect();
+        let LeftOut { too_long, cut, .. } = rollout.left_out;
+        (lengths, too_long, cut)
+    };
+    assert_eq!(lengths(with(LongSamples::Drop, 4)), (vec![4, 4], 0, 0));
+    assert_eq!(lengths(with(LongSamples::Drop, 3)), (vec![], 2, 0));
+    assert_eq!(lengths(with(LongSamples::Truncate, 3)), (vec![3, 3], 0, 2));
+    // Only the prompt of the first one is left.
+    assert_eq!(lengths(with(LongSamples::Truncate, 2)), (vec![2], 1, 1));
+}
+
+#[test]
+fn a_reward_the_algorithm_has_no_meaning_for_is_refused() {
+    let rules = Rules {
+        lowest_reward: 0.0,
+        ..rules()
+    };
+    let rollout = || with_turns([turn(None, &[1], &[10], 0)]);
+    let error = rollout()
+        .finish(&outcome(-0.5), &rules)
+        .expect_err("it is negative");
+    assert!(error.message.contains("reward = -0.5"), "{}", error.message);
+    rollout()
+        .finish(&outcome(0.0), &rules)
+        .expect("it may be 0");
 }
 
 #[test]
 fn two_traces_and_one_unknown_session_are_not_guessed() {
     let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
     assert_eq!(
-        kind_of(rollout.finish(&traces(vec![trace("x", 1.0), trace("y", 1.0)]))),
+        kind_of(rollout.finish(&traces(vec![trace("x", 1.0), trace("y", 1.0)]), &rules())),
         "empty"
     );
 }
 
 #[test]
 fn nothing_sampled_is_empty() {
-    assert_eq!(kind_of(rollout().finish(&outcome(1.0))), "empty");
+    assert_eq!(kind_of(rollout().finish(&outcome(1.0), &rules())), "empty");
     assert_eq!(
-        kind_of(with_turns([turn(None, &[1], &[], 0)]).finish(&outcome(1.0))),
+        kind_of(with_turns([turn(None, &[1], &[], 0)]).finish(&outcome(1.0), &rules())),
         "empty"
     );
 }
@@ -127,16 +209,19 @@ fn failures_keep_the_environments_error() {
         error: Some(error.clone()),
     };
     assert_eq!(
-        with_turns([turn(None, &[1], &[10], 0)]).finish(&failed),
+        with_turns([turn(None, &[1], &[10], 0)]).finish(&failed, &rules()),
         Err(error)
     );
     assert_eq!(
-        kind_of(rollout().finish(&Outcome::default())),
+        kind_of(rollout().finish(&Outcome::default(), &rules())),
         "environment"
     );
     for reward in [f64::NAN, f64::INFINITY, 1e39, -1e308] {
         let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
-        assert_eq!(kind_of(rollout.finish(&outcome(reward))), "environment");
+        assert_eq!(
+            kind_of(rollout.finish(&outcome(reward), &rules())),
+            "environment"
+        );
     }
 }
 
@@ -152,13 +237,19 @@ fn turns_that_cannot_be_trusted_fail_the_rollout() {
     };
     let orphan = turn(Some(0), &[1], &[10], 0);
     for bad in [short, infinite, orphan] {
-        assert_eq!(kind_of(with_turns([bad]).finish(&outcome(1.0))), "engine");
+        assert_eq!(
+            kind_of(with_turns([bad]).finish(&outcome(1.0), &rules())),
+            "engine"
+        );
     }
     let turns = [
         in_session("x", turn(None, &[1], &[10], 0)),
         in_session("y", turn(Some(0), &[1], &[10], 0)),
     ];
-    assert_eq!(kind_of(with_turns(turns).finish(&outcome(1.0))), "engine");
+    assert_eq!(
+        kind_of(with_turns(turns).finish(&outcome(1.0), &rules())),
+        "engine"
+    );
 }
 
 #[test]
@@ -201,7 +292,9 @@ fn nothing_unfinished_is_trained() {
 #[should_panic(expected = "cannot go from Finished to Failed")]
 fn nothing_finished_fails() {
     let mut rollout = with_turns([turn(None, &[1], &[10], 0)]);
-    rollout.finish(&outcome(1.0)).expect("it finishes");
+    rollout
+        .finish(&outcome(1.0), &rules())
+        .expect("it finishes");
     rollout.end(Ended::Failed, &mut Counters::default());
 }
 

@@ -6,15 +6,39 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const ROLLOUT: RolloutId = RolloutId(9);
+const STRATEGIES: [TrajectoryStrategy; 2] = [
+    TrajectoryStrategy::Interleaved,
+    TrajectoryStrategy::Branching,
+];
 
 fn trained(sample: &Sample) -> Vec<u32> {
-    sample
-        .token_ids
+    let trained = sample
+        .segments
         .iter()
-        .zip(&sample.loss_mask)
-        .filter(|(_, mask)| **mask == 1)
-        .map(|(token, _)| *token)
+        .filter(|segment| segment.trained.is_some());
+    trained
+        .flat_map(|segment| segment.token_ids().to_vec())
         .collect()
+}
+
+fn interleave(rollout: RolloutId, turns: &[Turn], trace_of: &[Option<usize>]) -> Vec<Sample> {
+    samples(TrajectoryStrategy::Interleaved, rollout, turns, trace_of)
+}
+
+/// Version of each token, -1 for context.
+fn versions(sample: &Sample) -> Vec<i32> {
+    let mut column = Vec::new();
+    for segment in &sample.segments {
+        match &segment.trained {
+            None => column.resize(column.len() + segment.len, -1),
+            Some(trained) => {
+                for run in &trained.versions {
+                    column.resize(column.len() + run.n_tokens as usize, run.version.0 as i32);
+                }
+            }
+        }
+    }
+    column
 }
 
 #[test]
@@ -34,19 +58,87 @@ fn turns_that_extend_are_one_sample() {
     second.temperature = 0.7;
     let turns = [turn(None, &[1, 2], &[10], 5), second];
     let samples = interleave(ROLLOUT, &turns, &[Some(0), Some(0)]);
-    let expected = Sample {
-        rollout: ROLLOUT,
-        trace: 0,
-        token_ids: vec![1, 2, 10, 20, 21, 30, 31],
-        loss_mask: vec![0, 0, 1, 0, 0, 1, 1],
-        logprobs: vec![0.0, 0.0, -1.0, 0.0, 0.0, -0.5, -0.25],
-        versions: vec![-1, -1, 5, -1, -1, 4, 6],
-        temperatures: vec![1.0, 1.0, 1.0, 1.0, 1.0, 0.7, 0.7],
-        loss_tokens: 3,
-        oldest: PolicyVersion(4),
-        turns: 2,
+    let [sample] = &samples[..] else {
+        panic!("{samples:?} is not one sample");
     };
-    assert_eq!(samples, [expected]);
+    assert_eq!(sample.token_ids(), [1, 2, 10, 20, 21, 30, 31]);
+    assert_eq!(sample.loss_mask(), [0, 0, 1, 0, 0, 1, 1]);
+    assert_eq!(sample.logprobs(), [0.0, 0.0, -1.0, 0.0, 0.0, -0.5, -0.25]);
+    assert_eq!(versions(sample), [-1, -1, 5, -1, -1, 4, 6]);
+    let temperatures: Vec<f32> = sample
+        .segments
+        .iter()
+        .filter_map(|segment| Some(segment.trained.as_ref()?.temperature))
+        .collect();
+    assert_eq!(temperatures, [1.0, 0.7]);
+    assert_eq!((sample.rollout, sample.trace), (ROLLOUT, 0));
+    assert_eq!((sample.loss_tokens, sample.turns), (3, 2));
+    assert_eq!(sample.oldest, PolicyVersion(4));
+}
+
+#[test]
+fn branching_gives_each_turn_its_own_sample() {
+    // The drawing in the module's documentation.
+    let turns = [
+        turn(None, &[1], &[10], 1),
+        turn(Some(0), &[2], &[11], 1),
+        turn(Some(1), &[3], &[12], 1),
+        turn(Some(0), &[4], &[13], 2),
+        turn(None, &[5], &[], 3),
+    ];
+    let samples = samples(
+        TrajectoryStrategy::Branching,
+        ROLLOUT,
+        &turns,
+        &[Some(0); 5],
+    );
+    let shape: Vec<(Vec<u32>, Vec<u32>)> = samples
+        .iter()
+        .map(|sample| (sample.token_ids(), trained(sample)))
+        .collect();
+    assert_eq!(
+        shape,
+        [
+            (vec![1, 10], vec![10]),
+            (vec![1, 10, 2, 11], vec![11]),
+            (vec![1, 10, 2, 11, 3, 12], vec![12]),
+            (vec![1, 10, 4, 13], vec![13]),
+        ]
+    );
+}
+
+#[test]
+fn a_truncated_sample_is_its_front() {
+    let turns = [turn(None, &[1, 2], &[10, 11], 5), {
+        let mut second = turn(Some(0), &[3], &[12, 13, 14], 6);
+        second.versions = [(4, 1), (6, 2)]
+            .map(|(version, n_tokens)| VersionRun {
+                version: PolicyVersion(version),
+                n_tokens,
+            })
+            .to_vec();
+        second
+    }];
+    let whole = interleave(ROLLOUT, &turns, &[Some(0); 2]).remove(0);
+    for len in 0..=whole.len() {
+        let mut sample = whole.clone();
+        sample.truncate(len);
+        assert_eq!(sample.token_ids(), whole.token_ids()[..len]);
+        assert_eq!(sample.loss_mask(), whole.loss_mask()[..len]);
+        assert_eq!(sample.logprobs(), whole.logprobs()[..len]);
+        assert_eq!(versions(&sample), versions(&whole)[..len]);
+        assert_eq!(sample.len(), len);
+        let sampled: Vec<i32> = versions(&sample)
+            .into_iter()
+            .filter(|version| *version >= 0)
+            .collect();
+        assert_eq!(sample.loss_tokens, sampled.len() as u64);
+        let oldest = sampled
+            .iter()
+            .min()
+            .map(|version| PolicyVersion(*version as u64));
+        assert_eq!(sample.oldest, oldest.unwrap_or(PolicyVersion(u64::MAX)));
+    }
 }
 
 #[test]
@@ -62,7 +154,7 @@ fn forks_are_samples_of_their_own_and_shared_turns_are_trained_once() {
     let samples = interleave(ROLLOUT, &turns, &[Some(0); 5]);
     let shape: Vec<(Vec<u32>, Vec<u32>, u64)> = samples
         .iter()
-        .map(|sample| (sample.token_ids.clone(), trained(sample), sample.oldest.0))
+        .map(|sample| (sample.token_ids(), trained(sample), sample.oldest.0))
         .collect();
     assert_eq!(
         shape,
@@ -138,13 +230,15 @@ proptest! {
             let own = seats[number].then_some(1);
             trace_of.push(turn.parent.map_or(own, |parent| trace_of[parent.0 as usize]));
         }
-        let mut times: BTreeMap<u32, u32> = BTreeMap::new();
-        for sample in interleave(ROLLOUT, &turns, &trace_of) {
-            trained(&sample).into_iter().for_each(|token| *times.entry(token).or_default() += 1);
-        }
-        for (turn, trace) in turns.iter().zip(&trace_of) {
-            for token in turn.sampled.iter() {
-                prop_assert_eq!(times.get(token).copied().unwrap_or(0), u32::from(trace.is_some()));
+        for strategy in STRATEGIES {
+            let mut times: BTreeMap<u32, u32> = BTreeMap::new();
+            for sample in samples(strategy, ROLLOUT, &turns, &trace_of) {
+                trained(&sample).into_iter().for_each(|token| *times.entry(token).or_default() += 1);
+            }
+            for (turn, trace) in turns.iter().zip(&trace_of) {
+                for token in turn.sampled.iter() {
+                    prop_assert_eq!(times.get(token).copied().unwrap_or(0), u32::from(trace.is_some()));
+                }
             }
         }
     }
@@ -152,19 +246,19 @@ proptest! {
     #[test]
     fn cut_at_any_turn_a_sample_is_the_engines_prompt(turns in forest()) {
         let trace_of = vec![Some(0); turns.len()];
-        for sample in interleave(ROLLOUT, &turns, &trace_of) {
-            let n = sample.len();
-            prop_assert_eq!([sample.loss_mask.len(), sample.logprobs.len(), sample.versions.len(), sample.temperatures.len()], [n; 4]);
-            prop_assert_eq!(sample.loss_tokens, sample.loss_mask.iter().filter(|mask| **mask == 1).count() as u64);
-            let versions = sample.versions.iter().filter(|version| **version >= 0);
-            prop_assert_eq!(versions.min().copied(), Some(sample.oldest.0 as i32));
-            for (at, mask) in sample.loss_mask.iter().enumerate() {
+        for sample in STRATEGIES.into_iter().flat_map(|strategy| samples(strategy, ROLLOUT, &turns, &trace_of)) {
+            let (n, token_ids, loss_mask, versions) =
+                (sample.len(), sample.token_ids(), sample.loss_mask(), versions(&sample));
+            prop_assert_eq!([token_ids.len(), loss_mask.len(), sample.logprobs().len(), versions.len()], [n; 4]);
+            prop_assert_eq!(sample.loss_tokens, loss_mask.iter().filter(|mask| **mask == 1).count() as u64);
+            let oldest = versions.iter().filter(|version| **version >= 0).min();
+            prop_assert_eq!(oldest.copied(), Some(sample.oldest.0 as i32));
+            for (at, mask) in loss_mask.iter().enumerate() {
                 // In these forests a turn's number is its version, so it says which turn a trained token is of.
-                let token = sample.token_ids[at];
-                if *mask == 0 || turns[sample.versions[at] as usize].sampled[0] != token {
+                if *mask == 0 || turns[versions[at] as usize].sampled[0] != token_ids[at] {
                     continue;
                 }
-                prop_assert_eq!(&sample.token_ids[..at], &prompt(&turns, sample.versions[at] as usize)[..]);
+                prop_assert_eq!(&token_ids[..at], &prompt(&turns, versions[at] as usize)[..]);
             }
         }
     }

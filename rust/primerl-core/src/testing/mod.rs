@@ -3,9 +3,7 @@
 pub mod observer;
 pub mod simulator;
 
-use crate::config::{
-    Admission, Algorithm, Buffer, Config, Environment, Evaluation, FlopsModel, Role, Timeouts,
-};
+use crate::config::*;
 use crate::event::{Outcome, Trace};
 use crate::group::OnCancel;
 use crate::ids::*;
@@ -28,10 +26,6 @@ pub fn config() -> Config {
         oversampling_factor: 1.0,
         spool_steps: 100,
         admission: Admission::default(),
-        algorithm: Algorithm::Grpo {
-            normalize_std: false,
-            shuffle_advantages: false,
-        },
         buffer: Buffer {
             online_difficulty_filtering: false,
             easy_threshold: 0.8,
@@ -40,6 +34,9 @@ pub fn config() -> Config {
             hard_fraction: 0.0,
             seed: None,
         },
+        trajectory_strategy: TrajectoryStrategy::Interleaved,
+        truncated_rollouts: TruncatedRollouts::Train,
+        long_samples: LongSamples::Drop,
         environments: vec![environment("train")],
         timeouts: Timeouts {
             rollout: Duration::from_secs(120),
@@ -62,6 +59,17 @@ pub fn environment(name: &str) -> Environment {
         role: Role::Train,
         ratio: 1.0,
         max_retries: 2,
+        algorithm: grpo(),
+    }
+}
+
+/// Plain GRPO. Change it with struct update.
+pub fn grpo() -> Algorithm {
+    Algorithm {
+        kind: AlgorithmKind::Grpo,
+        normalize_std: false,
+        length_normalization: LengthNormalization::Token,
+        shuffle_advantages: false,
     }
 }
 

@@ -2,11 +2,11 @@
 
 mod limits;
 
-use crate::config::{Config, Role};
+use crate::config::*;
 use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
 use crate::event::{Event, Outcome};
 use crate::ids::*;
-use crate::pack::{MicroBatch, PackedBatch};
+use crate::pack::{Columns, PackedBatch};
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,6 +34,8 @@ pub struct Observer {
     pub sampled: BTreeMap<u32, SampledToken>,
     trained_tokens: BTreeSet<u32>,
     trained_rollouts: BTreeMap<RolloutId, Step>,
+    /// Cut short by their environments.
+    truncated: BTreeSet<RolloutId>,
     leased: BTreeMap<RolloutId, LeasedAt>,
     /// Rewards of the rollouts that went well, by group.
     rewards: BTreeMap<GroupId, Vec<f64>>,
@@ -64,6 +66,7 @@ impl Observer {
             sampled: BTreeMap::new(),
             trained_tokens: BTreeSet::new(),
             trained_rollouts: BTreeMap::new(),
+            truncated: BTreeSet::new(),
             leased: BTreeMap::new(),
             rewards: BTreeMap::new(),
             proved: None,
@@ -96,7 +99,12 @@ impl Observer {
             }
             Event::RolloutFinished {
                 rollout, outcome, ..
-            } => self.saw_report(*rollout, outcome),
+            } => {
+                if outcome.traces.iter().any(|trace| trace.truncated) {
+                    self.truncated.insert(*rollout);
+                }
+                self.saw_report(*rollout, outcome);
+            }
             Event::EngineProved { engine, version } => {
                 self.proved = self.proved.max(Some(*version));
                 self.serving.insert(*engine);
@@ -184,6 +192,7 @@ impl Observer {
             Effect::LimitEngine { engine, limit } => self.saw_limit(*engine, *limit),
             Effect::UpdateEngine { .. }
             | Effect::WorkerLost { .. }
+            | Effect::ComputeAdvantages { .. }
             | Effect::RolloutFailed { .. }
             | Effect::RolloutVoided { .. }
             | Effect::GroupDropped { .. } => {}
@@ -293,12 +302,9 @@ impl Observer {
         let mut loss_tokens = 0;
         for micro_batch in batch.ranks.iter().flatten() {
             assert!(micro_batch.len() <= self.config.seq_len as usize);
-            loss_tokens += micro_batch
-                .loss_mask
-                .iter()
-                .filter(|mask| **mask == 1)
-                .count() as u64;
-            self.saw_micro_batch(batch.step, micro_batch);
+            let columns = micro_batch.columns();
+            loss_tokens += columns.loss_mask.iter().filter(|mask| **mask == 1).count() as u64;
+            self.saw_micro_batch(batch.step, &columns);
         }
         assert!(loss_tokens > 0, "a batch without anything to train");
         self.saw_groups(batch);
@@ -311,12 +317,12 @@ impl Observer {
     /// With filtering on, every group that is trained has something to compare.
     fn saw_groups(&self, batch: &PackedBatch) {
         let micro_batches = batch.ranks.iter().flatten();
-        let rollouts = micro_batches.flat_map(|micro_batch| &micro_batch.rollouts);
-        let groups: BTreeSet<GroupId> = rollouts
-            .map(|rollout| self.leased[rollout].rollout.group)
+        let sequences = micro_batches.flat_map(|micro_batch| micro_batch.sequences());
+        let groups: BTreeSet<GroupId> = sequences
+            .map(|weighted| self.leased[&weighted.sample.rollout].rollout.group)
             .collect();
         for group in groups {
-            // Also of rollouts that became too old, or are too long: the signal may lie there.
+            // Also of rollouts that became too old, or are left out: the signal may lie there.
             let rewards = &self.rewards[&group];
             assert!(rewards.len() >= self.config.min_group_size());
             assert!(
@@ -327,7 +333,7 @@ impl Observer {
         }
     }
 
-    fn saw_micro_batch(&mut self, step: Step, micro_batch: &MicroBatch) {
+    fn saw_micro_batch(&mut self, step: Step, micro_batch: &Columns) {
         let n = micro_batch.token_ids.len();
         for len in [
             micro_batch.loss_mask.len(),
@@ -357,7 +363,7 @@ impl Observer {
         &mut self,
         step: Step,
         rollout: RolloutId,
-        columns: &MicroBatch,
+        columns: &Columns,
         start: usize,
         end: usize,
     ) {
@@ -375,11 +381,28 @@ impl Observer {
             trained_at, step,
             "rollout {rollout} is trained in two steps"
         );
+        assert!(
+            self.config.truncated_rollouts == TruncatedRollouts::Train
+                || !self.truncated.contains(&rollout),
+            "a truncated rollout is trained"
+        );
+        let algorithm = self.config.environment(leased.rollout.environment);
+        let algorithm = algorithm.algorithm.clone();
+        let mut turns = 0;
         for at in start..end {
             let token = columns.token_ids[at] as u32;
             if columns.loss_mask[at] == 0 {
-                assert_eq!(columns.versions[at], -1);
+                assert_eq!((columns.versions[at], columns.advantages[at]), (-1, 0.0));
                 continue;
+            }
+            assert!(columns.advantages[at].is_finite());
+            if matches!(algorithm.kind, AlgorithmKind::Custom { .. })
+                && algorithm.length_normalization == LengthNormalization::Token
+            {
+                assert_eq!(
+                    columns.advantages[at], token as f32,
+                    "the function's value for the token"
+                );
             }
             let sampled = &self.sampled[&token];
             assert_eq!(sampled.rollout, rollout, "a token of another rollout");
@@ -393,6 +416,7 @@ impl Observer {
                 self.trained_tokens.insert(token),
                 "token {token} is trained twice"
             );
+            turns += usize::from(sampled.prompt.is_some());
             if let Some(prompt) = &sampled.prompt {
                 let before: Vec<u32> = columns.token_ids[start..at]
                     .iter()
@@ -404,5 +428,10 @@ impl Observer {
                 );
             }
         }
+        assert!(turns > 0, "a sequence without a trained turn");
+        assert!(
+            turns == 1 || self.config.trajectory_strategy == TrajectoryStrategy::Interleaved,
+            "{turns} turns are trained in one sequence"
+        );
     }
 }

@@ -2,6 +2,8 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+mod custom;
+mod messages;
 mod restarts;
 mod turns;
 
@@ -24,6 +26,10 @@ pub struct Faults {
     pub rollout_fails: f64,
     /// A rollout ends well with nothing sampled.
     pub rollout_empty: f64,
+    /// A rollout is cut short by its environment.
+    pub rollout_truncated: f64,
+    /// A custom algorithm answers with an error, with nonsense, or not at all.
+    pub advantages_fail: f64,
     /// A rollout never reports.
     pub rollout_hangs: f64,
     /// A rollout takes many times longer than usual.
@@ -40,6 +46,14 @@ pub struct Faults {
     pub trainer_dies: f64,
     /// The orchestrator is restarted some seconds after it started.
     pub orchestrator_dies: f64,
+    /// The answer to a lease request never reaches the worker, whose next heartbeats do not name the rollouts.
+    pub lease_lost: f64,
+    /// An event comes twice: a worker's report, a trainer's request.
+    pub message_repeated: f64,
+    /// A worker goes on with a rollout that was taken from it, and reports a turn and the end of it.
+    pub report_late: f64,
+    /// An engine, from its start to its death, takes many times longer than usual.
+    pub engine_slow: f64,
 }
 
 /// A component that is killed for good, to see that someone is told.
@@ -85,6 +99,8 @@ pub struct Simulator {
     pub observer: Observer,
     scenario: Scenario,
     rng: ChaCha8Rng,
+    /// Faults of messages have a generator of their own: without them a seed gives the run it always gave.
+    message_rng: ChaCha8Rng,
     now: Time,
     agenda: BTreeMap<(Time, u64), Action>,
     sequence: u64,
@@ -100,6 +116,7 @@ pub struct Simulator {
     /// What a journal would hold: the core as it was at some time, and every event since.
     snapshot: Core,
     journal: Vec<(Time, Event)>,
+    pub late_reports: u64,
     /// Every event, if it is set before the run.
     pub recorded: Option<Vec<(Time, Event)>>,
 }
@@ -112,6 +129,7 @@ impl Simulator {
         let mut simulator = Simulator {
             observer: Observer::new(scenario.config.clone()),
             rng: ChaCha8Rng::seed_from_u64(scenario.seed),
+            message_rng: ChaCha8Rng::seed_from_u64(scenario.seed ^ 0x6d65_7373),
             now: Time(0),
             agenda: BTreeMap::new(),
             sequence: 0,
@@ -127,6 +145,7 @@ impl Simulator {
             journal: Vec::new(),
             recorded: None,
             core,
+            late_reports: 0,
             scenario,
         };
         simulator.start();
@@ -213,6 +232,7 @@ impl Simulator {
             Effect::UpdateEngine {
                 engine, version, ..
             } => self.engine_updates(engine, version),
+            Effect::ComputeAdvantages { request } => self.compute_advantages(&request),
             Effect::Batch { request, .. } => self.trainer_gets(request),
             Effect::BatchNotReady { request, .. } => self.trainer_asks_again(request),
             _ => {}
@@ -240,5 +260,7 @@ impl Simulator {
     }
 }
 
+#[cfg(test)]
+mod message_tests;
 #[cfg(test)]
 mod tests;

@@ -8,5 +8,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ! {
     std::process::exit(primerl_orchestrator::run_command(
         std::env::args_os().skip(1),
+        None,
     ))
 }

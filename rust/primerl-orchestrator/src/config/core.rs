@@ -1,9 +1,7 @@
 //! The config as the core wants it.
 
 use super::{AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling};
-use primerl_core::config::{
-    Algorithm, Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts,
-};
+use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
 use serde::Deserialize;
@@ -18,6 +16,11 @@ impl Config {
             role: Role::Train,
             ratio,
             max_retries: environment.max_retries,
+            algorithm: environment
+                .algorithm
+                .as_ref()
+                .unwrap_or(&self.algorithm)
+                .to_core(),
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
@@ -29,11 +32,8 @@ impl Config {
             }),
             ratio: 1.0,
             max_retries: 1,
+            algorithm: AlgorithmConfig::default().to_core(),
         });
-        let AlgorithmConfig::Grpo {
-            normalize_std,
-            shuffle_advantages,
-        } = self.algorithm;
         let seconds = Duration::from_secs_f64;
         primerl_core::Config {
             seed: self.seed,
@@ -52,11 +52,10 @@ impl Config {
             oversampling_factor: self.oversampling_factor,
             spool_steps: self.retention.spool_steps,
             admission: self.admission.to_core(),
-            algorithm: Algorithm::Grpo {
-                normalize_std,
-                shuffle_advantages,
-            },
             buffer: self.buffer.to_core(),
+            trajectory_strategy: self.trajectory_strategy.into(),
+            truncated_rollouts: self.truncated_rollouts.into(),
+            long_samples: self.long_samples.into(),
             environments: training.chain(evaluation).collect(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),

@@ -1,10 +1,12 @@
 //! What the orchestrator is told: one TOML file, unknown keys refused, every refusal naming the field and the mend.
 
 mod admission;
+mod algorithm;
 mod core;
 mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
+pub use self::algorithm::*;
 pub use self::core::flops_model;
 
 use serde::Deserialize;
@@ -32,7 +34,11 @@ pub enum ConfigError {
     Model(String),
 }
 
-fn field(name: &str, problem: impl Into<String>, mend: impl Into<String>) -> ConfigError {
+pub(crate) fn field(
+    name: &str,
+    problem: impl Into<String>,
+    mend: impl Into<String>,
+) -> ConfigError {
     ConfigError::Field {
         field: name.into(),
         problem: problem.into(),
@@ -75,6 +81,15 @@ pub struct Config {
     pub oversampling_factor: f64,
     #[serde(default)]
     pub admission: AdmissionConfig,
+    /// Which samples a rollout's turns become.
+    #[serde(default)]
+    pub trajectory_strategy: TrajectoryStrategyType,
+    /// What becomes of rollouts the environment cut short.
+    #[serde(default)]
+    pub truncated_rollouts: TruncatedRolloutsType,
+    /// What becomes of samples longer than `seq_len`.
+    #[serde(default)]
+    pub long_samples: LongSamplesType,
     /// URLs of engines that do not join by themselves.
     #[serde(default)]
     pub engines: Vec<String>,
@@ -179,26 +194,6 @@ pub struct EvalSamplingConfig {
     pub max_tokens: Option<u32>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, tag = "type", rename_all = "snake_case")]
-pub enum AlgorithmConfig {
-    Grpo {
-        #[serde(default)]
-        normalize_std: bool,
-        #[serde(default)]
-        shuffle_advantages: bool,
-    },
-}
-
-impl Default for AlgorithmConfig {
-    fn default() -> Self {
-        AlgorithmConfig::Grpo {
-            normalize_std: false,
-            shuffle_advantages: false,
-        }
-    }
-}
-
 /// The difficulty buffer. Names and defaults are those of Prime Intellect's hosted form.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -255,6 +250,8 @@ pub struct TrainEnvironment {
     pub ratio: Option<f64>,
     #[serde(default = "default_retries")]
     pub max_retries: u32,
+    /// `None`: the run's.
+    pub algorithm: Option<AlgorithmConfig>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

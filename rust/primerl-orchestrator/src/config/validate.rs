@@ -28,6 +28,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_sampling()?;
         self.validate_evaluation_sampling()?;
+        self.validate_algorithms()?;
         self.validate_timeouts()?;
         self.validate_engines()?;
         self.validate_ratios()?;

@@ -124,6 +124,10 @@ impl Driver {
                 effect => self.effects.carry_out(effect, None),
             }
         }
+        for request in self.core.unanswered_advantages() {
+            let effect = Effect::ComputeAdvantages { request };
+            self.effects.carry_out(effect, None);
+        }
         self.handle(Event::Restarted, None)?;
         if let Some(reason) = self.core.finished() {
             let reason = reason.to_owned();

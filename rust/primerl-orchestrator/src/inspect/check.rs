@@ -171,8 +171,8 @@ fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
             ));
         }
     }
-    let masked = micro_batches().flat_map(|micro_batch| &micro_batch.loss_mask);
-    let trained = masked.filter(|mask| **mask == 1).count() as u64;
+    let masked = micro_batches().flat_map(|micro_batch| micro_batch.columns().loss_mask);
+    let trained = masked.filter(|mask| *mask == 1).count() as u64;
     if trained != batch.loss_tokens {
         let told = batch.loss_tokens;
         return Err(format!(
@@ -273,8 +273,11 @@ fn check_spool(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use primerl_core::pack::MicroBatch;
-    use primerl_core::testing::config;
+    use primerl_core::EnvironmentId;
+    use primerl_core::config::TrajectoryStrategy;
+    use primerl_core::pack::{Advantage, MicroBatch, Weighted};
+    use primerl_core::sample::samples;
+    use primerl_core::testing::{config, turn};
 
     fn checker() -> Checker {
         let core = Core::new(config()).expect("a valid config");
@@ -285,15 +288,17 @@ mod tests {
         Checker::begin(Path::new("nowhere"), &beginning)
     }
 
-    fn batch(step: u64, version: i32) -> PackedBatch {
-        let micro_batch = MicroBatch {
-            token_ids: vec![1, 2],
-            loss_mask: vec![0, 1],
-            versions: vec![-1, version],
-            sequence_lengths: vec![2],
-            rollouts: vec![RolloutId(4)],
-            ..MicroBatch::default()
-        };
+    fn batch(step: u64, version: u64) -> PackedBatch {
+        let turns = [turn(None, &[1], &[2], version)];
+        let strategy = TrajectoryStrategy::Interleaved;
+        let weighted = samples(strategy, RolloutId(4), &turns, &[Some(0)])
+            .into_iter()
+            .map(|sample| Weighted {
+                sample,
+                environment: EnvironmentId(0),
+                advantage: Advantage::Uniform(1.0),
+            });
+        let micro_batch = MicroBatch::new(weighted.collect());
         PackedBatch {
             step: Step(step),
             ranks: vec![vec![micro_batch]],

@@ -262,7 +262,8 @@ impl Fates {
 pub(super) fn rollouts_of(batch: &PackedBatch) -> Vec<RolloutId> {
     let micro_batches = batch.ranks.iter().flatten();
     let mut rollouts: Vec<RolloutId> = micro_batches
-        .flat_map(|micro_batch| micro_batch.rollouts.iter().copied())
+        .flat_map(|micro_batch| micro_batch.sequences())
+        .map(|weighted| weighted.sample.rollout)
         .collect();
     rollouts.sort_unstable();
     rollouts.dedup();

@@ -113,15 +113,17 @@ impl Summed {
 }
 
 /// Of each sequence: the oldest version among its trained tokens.
-pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> impl Iterator<Item = u64> + '_ {
-    let mut start = 0;
-    micro_batch.sequence_lengths.iter().map(move |length| {
-        let end = start + *length as usize;
-        let versions = micro_batch.versions.get(start..end).unwrap_or_default();
-        start = end;
+pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> Vec<u64> {
+    let columns = micro_batch.columns();
+    let mut rest = &columns.versions[..];
+    let mut oldest = Vec::with_capacity(columns.sequence_lengths.len());
+    for length in columns.sequence_lengths {
+        let (versions, after) = rest.split_at(length as usize);
+        rest = after;
         let sampled = versions.iter().filter(|version| **version >= 0);
-        sampled.min().map_or(0, |version| *version as u64)
-    })
+        oldest.push(sampled.min().map_or(0, |version| *version as u64));
+    }
+    oldest
 }
 
 struct Seeker {

@@ -69,6 +69,7 @@ fn kind(event: &Event) -> &'static str {
         Event::WeightsPublished { .. } => "weights_published",
         Event::TrainerResumed { .. } => "trainer_resumed",
         Event::CheckpointSaved { .. } => "checkpoint_saved",
+        Event::AdvantagesComputed { .. } => "advantages_computed",
         Event::Reconfigured { .. } => "reconfigured",
         Event::Restarted => "restarted",
         Event::Tick => "tick",

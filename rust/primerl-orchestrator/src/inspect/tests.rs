@@ -50,6 +50,7 @@ fn scenario(seed: u64) -> Scenario {
             trainer_forgets: 0.1,
             trainer_dies: 0.05,
             orchestrator_dies: 0.3,
+            ..Faults::default()
         },
         kill: None,
         give_up: Time(24 * 3600 * 1_000_000),

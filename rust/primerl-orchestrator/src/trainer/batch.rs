@@ -1,77 +1,72 @@
-//! A rank's part of a batch as the trainer takes it: msgpack, columns as little-endian bytes for `torch.frombuffer`.
+//! A rank's part of a batch as the trainer takes it: a msgpack header, and all columns behind it as little-endian bytes
+//! for `torch.frombuffer`. The columns are written here, once, straight from the tokens of the turns.
+//!
+//! ```text
+//! {"header": bin(msgpack map), "columns": bin}
+//! ```
+//! The columns of one micro-batch of N tokens follow those of the one before: `token_ids` i32, `logprobs` f32,
+//! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
+//! of [`ALIGNMENT`]. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
+//! use them where they are.
 
 use crate::failure::RunError;
 use bytes::Bytes;
-use primerl_core::pack::{MicroBatch, PackedBatch};
+use primerl_core::pack::{Advantage, MicroBatch, PackedBatch};
+use primerl_core::sample::{Segment, Trained};
 use primerl_core::{EnvironmentId, RolloutId, Step};
 use serde::Serialize;
-use serde_bytes::ByteBuf;
 use std::collections::BTreeMap;
 
+/// Of a micro-batch's first column, in bytes; a multiple of every value's size.
+const ALIGNMENT: usize = 16;
+/// Of all columns together.
+const BYTES_PER_TOKEN: usize = 5 * 4 + 1;
+/// msgpack of a map of two entries and the first one's key, and of the second one's key.
+const HEADER_KEY: &[u8] = b"\x82\xa6header";
+const COLUMNS_KEY: &[u8] = b"\xa7columns";
+/// msgpack's mark of bytes whose length follows in four bytes, big-endian.
+const BIN_32: u8 = 0xc6;
+
 #[derive(Serialize)]
-struct WireBatch<'a> {
+struct Header<'a> {
     step: Step,
     rank: u32,
     ranks: u32,
     /// Over all ranks.
     loss_tokens: u64,
     metrics: &'a BTreeMap<String, f64>,
-    micro_batches: Vec<WireMicroBatch<'a>>,
+    micro_batches: Vec<MicroBatchHeader>,
+    /// Makes the columns begin where they should.
+    padding: &'a serde_bytes::Bytes,
 }
 
 /// N tokens in S sequences.
 #[derive(Serialize)]
-struct WireMicroBatch<'a> {
-    /// i32 `[N]`
-    token_ids: ByteBuf,
-    /// u8 `[N]`
-    loss_mask: &'a serde_bytes::Bytes,
-    /// f32 `[N]`
-    logprobs: ByteBuf,
-    /// f32 `[N]`
-    advantages: ByteBuf,
-    /// i32 `[N]`
-    versions: ByteBuf,
-    /// f32 `[N]`
-    temperatures: ByteBuf,
-    /// i32 `[S]`
-    sequence_lengths: ByteBuf,
+struct MicroBatchHeader {
+    /// N
+    tokens: usize,
     /// `[S]`
-    rollouts: &'a [RolloutId],
+    sequence_lengths: Vec<usize>,
     /// `[S]`
-    environments: &'a [EnvironmentId],
+    rollouts: Vec<RolloutId>,
+    /// `[S]`
+    environments: Vec<EnvironmentId>,
 }
 
-fn i32_column(column: &[i32]) -> ByteBuf {
-    ByteBuf::from(
-        column
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect::<Vec<u8>>(),
-    )
-}
-
-fn f32_column(column: &[f32]) -> ByteBuf {
-    ByteBuf::from(
-        column
-            .iter()
-            .flat_map(|value| value.to_le_bytes())
-            .collect::<Vec<u8>>(),
-    )
-}
-
-impl<'a> From<&'a MicroBatch> for WireMicroBatch<'a> {
-    fn from(micro_batch: &'a MicroBatch) -> Self {
-        WireMicroBatch {
-            token_ids: i32_column(&micro_batch.token_ids),
-            loss_mask: serde_bytes::Bytes::new(&micro_batch.loss_mask),
-            logprobs: f32_column(&micro_batch.logprobs),
-            advantages: f32_column(&micro_batch.advantages),
-            versions: i32_column(&micro_batch.versions),
-            temperatures: f32_column(&micro_batch.temperatures),
-            sequence_lengths: i32_column(&micro_batch.sequence_lengths),
-            rollouts: &micro_batch.rollouts,
-            environments: &micro_batch.environments,
+impl From<&MicroBatch> for MicroBatchHeader {
+    fn from(micro_batch: &MicroBatch) -> Self {
+        let sequences = micro_batch.sequences().iter();
+        MicroBatchHeader {
+            tokens: micro_batch.len(),
+            sequence_lengths: sequences
+                .clone()
+                .map(|weighted| weighted.sample.len())
+                .collect(),
+            rollouts: sequences
+                .clone()
+                .map(|weighted| weighted.sample.rollout)
+                .collect(),
+            environments: sequences.map(|weighted| weighted.environment).collect(),
         }
     }
 }
@@ -88,79 +83,148 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, RunError> {
             batch.ranks.len()
         ))
     })?;
-    let wire = WireBatch {
+    let header = header(batch, rank, micro_batches).map_err(|error| failed(error.to_string()))?;
+    let columns: usize = micro_batches.iter().map(aligned_size).sum();
+    let mut body = Body(Vec::with_capacity(frame(header.len()) + columns));
+    body.0.extend_from_slice(HEADER_KEY);
+    body.bytes_of(header.len()).map_err(failed)?;
+    body.0.extend_from_slice(&header);
+    body.0.extend_from_slice(COLUMNS_KEY);
+    body.bytes_of(columns).map_err(failed)?;
+    for micro_batch in micro_batches {
+        body.columns(micro_batch);
+    }
+    Ok(Bytes::from(body.0))
+}
+
+/// Where the columns begin behind a header of that many bytes.
+fn frame(header: usize) -> usize {
+    HEADER_KEY.len() + 5 + header + COLUMNS_KEY.len() + 5
+}
+
+fn aligned_size(micro_batch: &MicroBatch) -> usize {
+    (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT)
+}
+
+fn header(
+    batch: &PackedBatch,
+    rank: u32,
+    micro_batches: &[MicroBatch],
+) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let mut header = Header {
         step: batch.step,
         rank,
         ranks: batch.ranks.len() as u32,
         loss_tokens: batch.loss_tokens,
         metrics: &batch.metrics,
-        micro_batches: micro_batches.iter().map(WireMicroBatch::from).collect(),
+        micro_batches: micro_batches.iter().map(MicroBatchHeader::from).collect(),
+        padding: serde_bytes::Bytes::new(&[]),
     };
-    rmp_serde::to_vec_named(&wire)
-        .map(Bytes::from)
-        .map_err(|error| failed(error.to_string()))
+    let start = frame(rmp_serde::to_vec_named(&header)?.len());
+    let padding = [0; ALIGNMENT];
+    header.padding = serde_bytes::Bytes::new(&padding[..start.next_multiple_of(ALIGNMENT) - start]);
+    rmp_serde::to_vec_named(&header)
+}
+
+struct Body(Vec<u8>);
+
+impl Body {
+    /// Announces so many bytes.
+    fn bytes_of(&mut self, length: usize) -> Result<(), String> {
+        let length = u32::try_from(length)
+            .map_err(|_| format!("{length} bytes are too many for one answer: raise data_ranks"))?;
+        self.0.push(BIN_32);
+        self.0.extend_from_slice(&length.to_be_bytes());
+        Ok(())
+    }
+
+    fn columns(&mut self, micro_batch: &MicroBatch) {
+        let segments = || {
+            let sequences = micro_batch.sequences().iter();
+            sequences.flat_map(|weighted| weighted.sample.segments())
+        };
+        for segment in segments() {
+            self.values(segment.token_ids(), |token| (*token as i32).to_le_bytes());
+        }
+        for segment in segments() {
+            match segment.logprobs() {
+                Some(logprobs) => self.values(logprobs, |logprob| logprob.to_le_bytes()),
+                None => self.zeros(4 * segment.len()),
+            }
+        }
+        for weighted in micro_batch.sequences() {
+            self.advantages(weighted.sample.segments(), &weighted.advantage);
+        }
+        for segment in segments() {
+            self.versions(segment.trained(), segment.len());
+        }
+        for segment in segments() {
+            let temperature = segment.trained().map_or(1.0, |trained| trained.temperature);
+            self.repeated(temperature.to_le_bytes(), segment.len());
+        }
+        for segment in segments() {
+            let mask = u8::from(segment.trained().is_some());
+            self.0.resize(self.0.len() + segment.len(), mask);
+        }
+        let size = micro_batch.len() * BYTES_PER_TOKEN;
+        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+    }
+
+    fn advantages(&mut self, segments: &[Segment], advantage: &Advantage) {
+        let mut start = 0;
+        for segment in segments {
+            let end = start + segment.len();
+            match (segment.trained(), advantage) {
+                (None, _) => self.zeros(4 * segment.len()),
+                (Some(_), Advantage::Uniform(advantage)) => {
+                    self.repeated(advantage.to_le_bytes(), segment.len())
+                }
+                (Some(_), Advantage::PerToken { values, scale }) => {
+                    self.values(&values[start..end], |value| (value * scale).to_le_bytes())
+                }
+            }
+            start = end;
+        }
+    }
+
+    fn versions(&mut self, trained: Option<&Trained>, tokens: usize) {
+        let Some(trained) = trained else {
+            return self.repeated((-1_i32).to_le_bytes(), tokens);
+        };
+        for run in &trained.versions {
+            self.repeated((run.version.0 as i32).to_le_bytes(), run.n_tokens as usize);
+        }
+    }
+
+    fn zeros(&mut self, bytes: usize) {
+        self.0.resize(self.0.len() + bytes, 0);
+    }
+
+    /// In pieces that stay in the cache: one value after the other would be several times slower.
+    fn values<T>(&mut self, values: &[T], to_bytes: impl Fn(&T) -> [u8; 4]) {
+        let mut piece = [0_u8; 4096];
+        for values in values.chunks(piece.len() / 4) {
+            for (bytes, value) in piece.chunks_exact_mut(4).zip(values) {
+                bytes.copy_from_slice(&to_bytes(value));
+            }
+            self.0.extend_from_slice(&piece[..4 * values.len()]);
+        }
+    }
+
+    fn repeated(&mut self, value: [u8; 4], times: usize) {
+        let mut piece = [0_u8; 4096];
+        let filled = piece.len().min(4 * times);
+        for bytes in piece[..filled].chunks_exact_mut(4) {
+            bytes.copy_from_slice(&value);
+        }
+        let mut left = 4 * times;
+        while left > 0 {
+            let length = left.min(piece.len());
+            self.0.extend_from_slice(&piece[..length]);
+            left -= length;
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde::Deserialize;
-
-    #[derive(Deserialize)]
-    struct Decoded {
-        step: u64,
-        rank: u32,
-        ranks: u32,
-        loss_tokens: u64,
-        metrics: BTreeMap<String, f64>,
-        micro_batches: Vec<DecodedColumns>,
-    }
-
-    #[derive(Deserialize)]
-    struct DecodedColumns {
-        token_ids: ByteBuf,
-        loss_mask: ByteBuf,
-        versions: ByteBuf,
-        logprobs: ByteBuf,
-        rollouts: Vec<u64>,
-    }
-
-    #[test]
-    fn columns_are_little_endian_bytes() {
-        let micro_batch = MicroBatch {
-            token_ids: vec![1, 256],
-            loss_mask: vec![0, 1],
-            logprobs: vec![0.0, -0.5],
-            advantages: vec![0.0, 2.0],
-            versions: vec![-1, 3],
-            temperatures: vec![1.0, 1.0],
-            sequence_lengths: vec![2],
-            rollouts: vec![RolloutId(9)],
-            environments: vec![EnvironmentId(0)],
-        };
-        let batch = PackedBatch {
-            step: Step(4),
-            ranks: vec![vec![], vec![micro_batch]],
-            loss_tokens: 1,
-            metrics: BTreeMap::from([("reward/all/mean".into(), 0.5)]),
-        };
-        let body = encode(&batch, 1).expect("encodes");
-        let decoded: Decoded = rmp_serde::from_slice(&body).expect("is a map");
-        assert_eq!((decoded.step, decoded.rank, decoded.ranks), (4, 1, 2));
-        assert_eq!(decoded.loss_tokens, 1);
-        assert_eq!(decoded.metrics["reward/all/mean"], 0.5);
-        let columns = &decoded.micro_batches[0];
-        assert_eq!(columns.token_ids.as_slice(), [1, 0, 0, 0, 0, 1, 0, 0]);
-        assert_eq!(columns.loss_mask.as_slice(), [0, 1]);
-        assert_eq!(
-            columns.versions.as_slice(),
-            [255, 255, 255, 255, 3, 0, 0, 0]
-        );
-        assert_eq!(columns.logprobs.as_slice(), [0, 0, 0, 0, 0, 0, 0, 191]);
-        assert_eq!(columns.rollouts, [9]);
-        assert!(matches!(
-            encode(&batch, 2),
-            Err(RunError::Encode { step: 4, .. })
-        ));
-    }
-}
+mod tests;

@@ -1,5 +1,5 @@
 //! The trainer's side: batches out, weights in.
 
-pub(crate) mod batch;
+pub mod batch;
 pub(crate) mod endpoints;
 pub mod manifest;

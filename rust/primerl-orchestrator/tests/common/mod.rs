@@ -89,7 +89,7 @@ pub struct Orchestrator {
 impl Orchestrator {
     pub async fn start(config: Config) -> Orchestrator {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let running: Running = Prepared::new(config)
+        let running: Running = Prepared::new(config, None)
             .unwrap()
             .start(listener)
             .await

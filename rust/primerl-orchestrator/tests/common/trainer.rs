@@ -17,16 +17,21 @@ pub struct Batch {
     pub loss_tokens: u64,
     pub metrics: BTreeMap<String, f64>,
     pub micro_batches: Vec<MicroBatch>,
+    #[serde(skip)]
+    columns: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct MicroBatch {
-    token_ids: ByteBuf,
-    pub loss_mask: ByteBuf,
-    logprobs: ByteBuf,
-    versions: ByteBuf,
-    sequence_lengths: ByteBuf,
+    tokens: usize,
+    sequence_lengths: Vec<usize>,
     pub rollouts: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Frame {
+    header: ByteBuf,
+    columns: ByteBuf,
 }
 
 fn i32s(bytes: &[u8]) -> Vec<i32> {
@@ -47,35 +52,49 @@ pub struct Sequence {
 }
 
 impl Batch {
+    pub fn decode(body: &[u8]) -> Batch {
+        let frame: Frame = rmp_serde::from_slice(body).unwrap();
+        let mut batch: Batch = rmp_serde::from_slice(&frame.header).unwrap();
+        batch.columns = frame.columns.into_vec();
+        batch
+    }
+
     pub fn sequences(&self) -> Vec<Sequence> {
-        self.micro_batches
-            .iter()
-            .flat_map(MicroBatch::sequences)
-            .collect()
+        let (mut sequences, mut start) = (Vec::new(), 0);
+        for micro_batch in &self.micro_batches {
+            sequences.extend(micro_batch.sequences(&self.columns[start..]));
+            start += (21 * micro_batch.tokens).next_multiple_of(16);
+        }
+        assert_eq!(start, self.columns.len());
+        sequences
     }
 }
 
 impl MicroBatch {
-    fn sequences(&self) -> Vec<Sequence> {
-        let (ids, versions) = (i32s(&self.token_ids), i32s(&self.versions));
-        let logprobs: Vec<f32> = i32s(&self.logprobs)
+    /// `columns`: beginning with its own, in the order of `docs/architecture.md`.
+    fn sequences(&self, columns: &[u8]) -> Vec<Sequence> {
+        let n = self.tokens;
+        let words = |column: usize| i32s(&columns[4 * n * column..][..4 * n]);
+        let (ids, versions) = (words(0), words(3));
+        let logprobs: Vec<f32> = words(1)
             .iter()
             .map(|bits| f32::from_bits(*bits as u32))
             .collect();
+        let mask = &columns[20 * n..][..n];
         let mut start = 0;
         let mut sequences = Vec::new();
-        for (length, rollout) in i32s(&self.sequence_lengths).into_iter().zip(&self.rollouts) {
-            let range = start..start + length as usize;
+        for (length, rollout) in self.sequence_lengths.iter().zip(&self.rollouts) {
+            let range = start..start + length;
             start = range.end;
             sequences.push(Sequence {
                 rollout: *rollout,
                 ids: ids[range.clone()].to_vec(),
-                mask: self.loss_mask[range.clone()].to_vec(),
+                mask: mask[range.clone()].to_vec(),
                 logprobs: logprobs[range.clone()].to_vec(),
                 versions: versions[range].to_vec(),
             });
         }
-        assert_eq!(start, ids.len());
+        assert_eq!(start, n);
         sequences
     }
 }
@@ -190,7 +209,7 @@ pub async fn train_after(checkpoint: u64, url: String, output: std::path::PathBu
             bytes, spool,
             "the spool holds what was answered, before it was answered"
         );
-        batches.push(rmp_serde::from_slice(&bytes).unwrap());
+        batches.push(Batch::decode(&bytes));
         publish_with(&http, &url, &output, step).await;
     }
     batches

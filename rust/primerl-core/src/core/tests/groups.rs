@@ -48,7 +48,7 @@ fn a_group_goes_on_without_a_slot_that_is_given_up() {
     let batch = &cut(&effects)[0];
     // Rewards are the rollouts' numbers, 0, 2 and 3: their own mean is what they are compared with.
     let mut advantages: Vec<f32> = Vec::new();
-    for micro_batch in batch.ranks.iter().flatten() {
+    for micro_batch in batch.ranks.iter().flatten().map(|it| it.columns()) {
         let trained = micro_batch.advantages.iter().zip(&micro_batch.loss_mask);
         advantages.extend(trained.filter(|(_, mask)| **mask == 1).map(|(a, _)| *a));
     }

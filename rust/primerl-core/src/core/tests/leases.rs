@@ -363,3 +363,30 @@ fn a_dead_environment_is_waited_for_by_name() {
         .expect("it is listed");
     assert!(wait.deadline > run.now);
 }
+
+#[test]
+fn rollouts_are_dealt_out_in_turn_among_the_workers_that_wait() {
+    let mut run = Run::new(Config {
+        batch_size: 8,
+        group_size: 4,
+        ..config()
+    });
+    run.join(0, 0);
+    run.join(1, 0);
+    run.ask(0, 100);
+    run.ask(1, 100);
+    run.send(Event::EngineJoined {
+        engine: EngineId(0),
+        url: "http://engine".to_owned(),
+    });
+    run.publish(0);
+    let effects = run.prove(0, 0);
+    let given: Vec<usize> = effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Lease { rollouts, .. } => Some(rollouts.len()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(given, [4, 4]);
+}

@@ -1,11 +1,13 @@
 //! Rules of the whole, one by one. `Run` plays the shell.
 
 mod admission;
+mod advantages;
 mod buffer;
 mod evaluations;
 mod groups;
 mod leases;
 mod restart;
+mod rules;
 mod training;
 
 use crate::Config;

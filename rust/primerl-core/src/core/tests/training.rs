@@ -1,6 +1,8 @@
 //! Batches, versions, the end.
 
 use super::*;
+use crate::config::{Algorithm, Environment};
+use crate::testing::grpo;
 
 #[test]
 fn a_batch_is_cut_as_soon_as_it_is_complete() {
@@ -62,6 +64,11 @@ fn the_metrics_of_a_batch() {
         ("pack/fill", 0.25),
         ("samples/count", 4.0),
         ("samples/too_long", 0.0),
+        ("samples/cut", 0.0),
+        ("samples/masked", 0.0),
+        ("rollouts/errored", 1.0),
+        ("rollouts/empty", 0.0),
+        ("rollouts/truncated", 0.0),
     ];
     for (name, value) in expected {
         assert!(
@@ -344,12 +351,16 @@ fn replaying_the_events_gives_the_same_effects() {
         effects.extend(run.batch(1));
         format!("{effects:?}")
     };
-    let shuffled = crate::config::Algorithm::Grpo {
+    let shuffled = Algorithm {
         normalize_std: true,
         shuffle_advantages: true,
+        ..grpo()
     };
     let config = Config {
-        algorithm: shuffled,
+        environments: vec![Environment {
+            algorithm: shuffled,
+            ..environment("train")
+        }],
         ..config()
     };
     assert_eq!(

@@ -31,18 +31,19 @@ impl Observer {
         );
     }
 
-    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be too long).
+    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be left out).
     pub(super) fn check_groups(&self, batch: &PackedBatch) {
         let mut groups: BTreeMap<GroupId, BTreeSet<RolloutId>> = BTreeMap::new();
         for micro_batch in batch.ranks.iter().flatten() {
-            for rollout in &micro_batch.rollouts {
+            for weighted in micro_batch.sequences() {
+                let rollout = &weighted.sample.rollout;
                 let group = self.leased[rollout].rollout.group;
                 groups.entry(group).or_default().insert(*rollout);
             }
         }
         let wanted = (self.config.batch_size / self.config.group_size) as usize;
         assert!(groups.len() <= wanted, "more groups than a batch has");
-        if batch.metrics["samples/too_long"] > 0.0 {
+        if batch.metrics["samples/too_long"] + batch.metrics["samples/masked"] > 0.0 {
             return;
         }
         assert_eq!(groups.len(), wanted, "a batch is so many groups");

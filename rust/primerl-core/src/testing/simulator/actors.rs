@@ -24,6 +24,9 @@ pub enum Action {
     TrainerPublishes(PolicyVersion, u32),
     TrainerStarts,
     OrchestratorRestarts,
+    AdvantagesComputed(GroupId, Result<Vec<Vec<f32>>, String>),
+    LeaseMissed(WorkerId, RolloutId),
+    ReportsLate(WorkerId, RolloutId),
     Kill(Kill),
 }
 
@@ -43,6 +46,7 @@ pub struct Engine {
     pub runs: bool,
     /// Requests it has.
     pub requests: u32,
+    pub slow: bool,
     dead_for_good: bool,
 }
 
@@ -76,6 +80,8 @@ pub struct Trainer {
     pub step: u64,
     pub requests: BTreeMap<RequestId, u32>,
     pub fetched: BTreeSet<u32>,
+    /// It has all parts of its step: what comes now is a repeated answer.
+    pub works: bool,
     /// Counts restarts, so that what an earlier life had planned comes to nothing.
     pub life: u32,
     /// What a new life begins with.
@@ -101,6 +107,11 @@ impl Simulator {
             Action::TrainerPublishes(version, life) => self.trainer_publishes(version, life),
             Action::TrainerStarts => self.trainer_starts(),
             Action::OrchestratorRestarts => self.restart(),
+            Action::AdvantagesComputed(group, result) => {
+                self.send(Event::AdvantagesComputed { group, result })
+            }
+            Action::LeaseMissed(worker, rollout) => self.lease_missed(worker, rollout),
+            Action::ReportsLate(worker, rollout) => self.reports_late(worker, rollout),
             Action::Kill(kill) => self.kill(kill),
         }
     }
@@ -116,6 +127,8 @@ impl Simulator {
             let after = self.spread(1.0, 60.0);
             self.plan(after, Action::EngineDies(id, life));
         }
+        let slow = self.message_fault(self.scenario.faults.engine_slow);
+        self.engines.entry(id).or_default().slow = slow;
         self.plan(
             crate::Duration::from_secs(1),
             Action::EngineReports(id, life),
@@ -249,6 +262,9 @@ impl Simulator {
             Some(worker),
             "a lease goes to whoever asked"
         );
+        if self.message_fault(self.scenario.faults.lease_lost) {
+            return self.lease_is_lost(worker, &rollouts);
+        }
         let capacity = self.scenario.rollouts_per_worker as usize;
         for leased in rollouts {
             let running = Running {
@@ -292,6 +308,12 @@ impl Simulator {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.running.remove(&rollout);
             self.plan(crate::Duration(1_000), Action::AskForLease(id));
+            if self.message_fault(self.scenario.faults.report_late) {
+                self.plan(
+                    crate::Duration::from_secs(2),
+                    Action::ReportsLate(id, rollout),
+                );
+            }
         }
     }
 
@@ -299,20 +321,34 @@ impl Simulator {
         if self.trainer.dead || self.trainer.life != life {
             return;
         }
-        let request = self.new_request();
-        self.trainer.requests.insert(request, rank);
-        self.send(Event::BatchRequested {
-            request,
-            step,
-            rank,
-        });
+        let times = match self.message_fault(self.scenario.faults.message_repeated) {
+            true => 2,
+            false => 1,
+        };
+        for _ in 0..times {
+            let request = self.new_request();
+            self.trainer.requests.insert(request, rank);
+            self.send(Event::BatchRequested {
+                request,
+                step,
+                rank,
+            });
+        }
     }
 
     pub(super) fn trainer_asks_again(&mut self, request: RequestId) {
         // A trainer that died since does not ask again.
-        if let Some(rank) = self.trainer.requests.remove(&request) {
+        if let Some(rank) = self.trainer.requests.remove(&request)
+            && !self.is_answered(rank)
+        {
             self.trainer_repeats(rank);
         }
+    }
+
+    /// Whether the trainer has all it asked for, or a repeated request of the same rank still waits: one answer is
+    /// enough.
+    fn is_answered(&self, rank: u32) -> bool {
+        self.trainer.works || self.trainer.requests.values().any(|other| *other == rank)
     }
 
     pub(super) fn trainer_repeats(&mut self, rank: u32) {
@@ -327,6 +363,9 @@ impl Simulator {
         let Some(rank) = self.trainer.requests.remove(&request) else {
             return;
         };
+        if self.is_answered(rank) {
+            return;
+        }
         let dies = self.scenario.faults.trainer_dies;
         if dies > 0.0 && self.chance(dies) {
             return self.trainer_dies();
@@ -337,6 +376,7 @@ impl Simulator {
         self.trainer.fetched.insert(rank);
         if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
             self.trainer.fetched.clear();
+            self.trainer.works = true;
             let after = self.spread(0.5, 6.0);
             let version = PolicyVersion(self.trainer.step);
             self.plan(after, Action::TrainerPublishes(version, self.trainer.life));
@@ -348,6 +388,7 @@ impl Simulator {
             return;
         }
         self.trainer.step = version.0 + 1;
+        self.trainer.works = false;
         let manifest = format!("step_{version}/manifest.json");
         self.send(Event::WeightsPublished {
             version,

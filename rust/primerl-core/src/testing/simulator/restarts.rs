@@ -63,6 +63,7 @@ impl Simulator {
         self.trainer.life += 1;
         self.trainer.requests.clear();
         self.trainer.fetched.clear();
+        self.trainer.works = false;
         let after = self.spread(0.5, 10.0);
         self.plan(after, Action::TrainerStarts);
     }

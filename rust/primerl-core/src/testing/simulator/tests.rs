@@ -1,7 +1,7 @@
 mod admission;
 
 use super::*;
-use crate::config::{Admission, Algorithm, Buffer, Environment, LimitRule};
+use crate::config::*;
 use crate::counters::VoidReason;
 use crate::curriculum::report::Pools;
 use crate::effect::CancelReason;
@@ -9,14 +9,18 @@ use crate::group::OnCancel;
 use crate::testing::{config, environment, evaluation};
 
 /// A scenario drawn from a seed, so that many seeds cover many shapes of runs.
-fn scenario(seed: u64) -> Scenario {
+pub(super) fn scenario(seed: u64) -> Scenario {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let group_size = rng.random_range(2..=5);
     let max_async_level = rng.random_range(0..=3);
-    let mut environments: Vec<Environment> = vec![environment("train")];
+    let mut environments: Vec<Environment> = vec![Environment {
+        algorithm: algorithm(&mut rng),
+        ..environment("train")
+    }];
     if rng.random_bool(0.3) {
         environments.push(Environment {
             ratio: 2.5,
+            algorithm: algorithm(&mut rng),
             ..environment("second")
         });
     }
@@ -41,10 +45,16 @@ fn scenario(seed: u64) -> Scenario {
             .then(|| rng.random_range(2..=group_size)),
         group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
         admission: admission(&mut rng),
-        algorithm: Algorithm::Grpo {
-            normalize_std: rng.random_bool(0.5),
-            shuffle_advantages: rng.random_bool(0.1),
-        },
+        trajectory_strategy: [
+            TrajectoryStrategy::Interleaved,
+            TrajectoryStrategy::Branching,
+        ][rng.random_range(0..2)],
+        truncated_rollouts: [
+            TruncatedRollouts::Train,
+            TruncatedRollouts::Mask,
+            TruncatedRollouts::Drop,
+        ][rng.random_range(0..3)],
+        long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
         environments,
         ..config()
     };
@@ -90,23 +100,50 @@ fn admission(rng: &mut ChaCha8Rng) -> Admission {
     }
 }
 
-fn faults() -> Faults {
+fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
+    let kinds = [
+        AlgorithmKind::Grpo,
+        AlgorithmKind::DrGrpo,
+        AlgorithmKind::Rloo,
+        AlgorithmKind::MaxRl,
+        AlgorithmKind::ReinforcePlusPlus,
+        AlgorithmKind::Custom {
+            path: "rewards:advantages".to_owned(),
+            timeout: Duration::from_secs(30),
+        },
+    ];
+    let kind = kinds[rng.random_range(0..kinds.len())].clone();
+    let is_custom = matches!(kind, AlgorithmKind::Custom { .. });
+    Algorithm {
+        normalize_std: kind == AlgorithmKind::Grpo && rng.random_bool(0.5),
+        shuffle_advantages: !is_custom && rng.random_bool(0.1),
+        length_normalization: [
+            LengthNormalization::Token,
+            LengthNormalization::Sequence,
+            LengthNormalization::Constant,
+        ][rng.random_range(0..3)],
+        kind,
+    }
+}
+
+pub(super) fn faults() -> Faults {
     Faults {
         rollout_fails: 0.1,
         rollout_empty: 0.03,
+        rollout_truncated: 0.1,
+        advantages_fail: 0.1,
         rollout_hangs: 0.02,
         rollout_slow: 0.1,
         worker_dies: 0.02,
         engine_fails: 0.1,
         engine_dies: 0.3,
         trainer_forgets: 0.1,
-        trainer_dies: 0.0,
-        orchestrator_dies: 0.0,
+        ..Faults::default()
     }
 }
 
 /// Plays a scenario to its end and looks at the whole.
-fn play(scenario: Scenario) -> Simulator {
+pub(super) fn play(scenario: Scenario) -> Simulator {
     let seed = scenario.seed;
     let mut simulator = Simulator::new(scenario);
     let reason = simulator.run();
@@ -142,9 +179,12 @@ fn check_losses(simulator: &Simulator) {
         counters.filtered,
         voided(VoidReason::GroupDropped)
             + voided(VoidReason::TooLong)
+            + voided(VoidReason::Masked)
             + voided(VoidReason::NoSignal)
     );
-    let failed = losses.failed.iter().filter(|(kind, _)| *kind != "turn");
+    // The others are no failures of a rollout.
+    let of_rollouts = |kind: &str| kind != "turn" && kind != "advantages";
+    let failed = losses.failed.iter().filter(|(kind, _)| of_rollouts(kind));
     assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
     let lost = cancelled(CancelReason::WorkerLost)
         + cancelled(CancelReason::GroupDropped)
@@ -174,6 +214,7 @@ fn runs_without_faults_end_and_keep_every_rule() {
 #[test]
 fn runs_with_faults_end_and_keep_every_rule() {
     let (mut failed, mut stale, mut cancelled, mut filtered) = (0, 0, 0, 0);
+    let (mut truncated, mut empty, mut errored, mut unanswered) = (0, 0, 0, 0);
     for seed in 1000..1200 {
         let simulator = play(Scenario {
             faults: faults(),
@@ -184,11 +225,20 @@ fn runs_with_faults_end_and_keep_every_rule() {
         stale += counters.stale;
         cancelled += counters.cancelled;
         filtered += counters.filtered;
+        truncated += counters.truncated;
+        empty += counters.empty;
+        errored += counters.errored;
+        let failures = simulator.core.status().failures;
+        unanswered += failures.get("advantages").copied().unwrap_or(0);
     }
     // The scenarios are hard enough to end rollouts in every way.
     assert!(
         failed > 100 && stale > 20 && cancelled > 100 && filtered > 20,
         "{failed} {stale} {cancelled} {filtered}"
+    );
+    assert!(
+        truncated > 100 && empty > 50 && errored > 100 && unanswered > 20,
+        "{truncated} {empty} {errored} {unanswered}"
     );
 }
 

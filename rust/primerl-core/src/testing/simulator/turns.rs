@@ -49,7 +49,7 @@ impl Simulator {
         let (life, requests) = (chosen.life, chosen.requests);
         let capacity = self.scenario.engine_capacity.unwrap_or(u32::MAX);
         let crowded = (f64::from(requests) / f64::from(capacity)).max(1.0);
-        let after = if slow {
+        let after = if slow || self.engines[&engine].slow {
             self.spread(5.0, 30.0)
         } else {
             self.spread(0.1, 2.0)
@@ -232,6 +232,12 @@ impl Simulator {
             traces,
             error: None,
         };
+        if self.chance(self.scenario.faults.rollout_truncated) {
+            outcome
+                .traces
+                .iter_mut()
+                .for_each(|trace| trace.truncated = true);
+        }
         if self.chance(self.scenario.faults.rollout_fails) {
             let error = RolloutError {
                 kind: "environment".to_owned(),
@@ -258,7 +264,7 @@ impl Simulator {
             worker: id,
             outcome: outcome.clone(),
         });
-        if self.chance(0.05) {
+        if self.chance(0.05) || self.message_fault(self.scenario.faults.message_repeated) {
             self.send(Event::RolloutFinished {
                 rollout,
                 worker: id,

@@ -59,7 +59,8 @@ fn a_long_tail_holds_no_batch_back_and_what_is_finished_is_kept() {
     let rollouts = |batch: &crate::pack::PackedBatch| -> Vec<RolloutId> {
         let micro_batches = batch.ranks.iter().flatten();
         micro_batches
-            .flat_map(|micro_batch| micro_batch.rollouts.clone())
+            .flat_map(|micro_batch| micro_batch.sequences())
+            .map(|weighted| weighted.sample.rollout)
             .collect()
     };
     let batches: Vec<Vec<RolloutId>> = oversampled

@@ -1,0 +1,41 @@
+"""`primerl simulate`: a run in virtual time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from primerl.config.load import ConfigError, fail, load
+
+
+def simulate(arguments: list[str]) -> int:
+    from primerl.config.simulate import SimulateConfig
+
+    # How it is shown is no part of the plan.
+    as_json = "--json" in arguments
+    short = {"--output": "--output-dir"}
+    plan = [short.get(argument, argument) for argument in arguments if argument != "--json"]
+    try:
+        config = load(SimulateConfig, plan, program="primerl simulate")
+    except ConfigError as error:
+        return fail(str(error))
+    from primerl import _core
+
+    try:
+        simulated = _core.simulate(config.plan(), config.what_if)
+    except ValueError as error:
+        return fail(str(error))
+    numbers = json.dumps({"report": simulated["report"], "what_if": simulated["what_if"]}, indent=2)
+    print(numbers if as_json else simulated["table"].rstrip("\n"))
+    if config.output_dir is not None:
+        folder = Path(config.output_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "report.json").write_text(numbers + "\n")
+            (folder / "report.txt").write_text(simulated["table"])
+            (folder / "timeline.svg").write_text(simulated["picture"])
+        except OSError as error:
+            return fail(f"output_dir: {folder} cannot be written: {error}")
+        if not as_json:
+            print(f"the picture is {folder / 'timeline.svg'}")
+    return 0 if simulated["report"]["completed"] else 1

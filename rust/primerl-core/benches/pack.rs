@@ -1,0 +1,278 @@
+//! Samples, advantages, packing: from finished rollouts to the columns of a step's batch.
+//!
+//! Inputs: sample lengths of `benches/data` (log-normal, mean 2,000, at most 16,384), a quarter of each a prompt; 8 data
+//! ranks; FLOPs of the Qwen3-8B shape. Prints, beside the times, how well the ranks are filled and balanced, and the
+//! memory of the packed columns against what packing allocated at its peak. Run: `cargo bench -p primerl-core --bench pack`.
+//!
+//! * fill: tokens / (micro-batches * seq_len). Micro-batches are not padded; this is how much room there is in them.
+//! * beyond the fewest: micro-batches more than the smallest number that could hold the tokens and divides by the ranks.
+//! * imbalance: work of the dearest rank, by estimated FLOPs, against the mean.
+
+#![allow(clippy::unwrap_used, reason = "a bench may panic")]
+
+use criterion::{Bencher, Criterion, criterion_group, criterion_main};
+use mimalloc::MiMalloc;
+use primerl_core::algorithm::{Part, ScoredGroup, advantages, length_scales};
+use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
+use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack};
+use primerl_core::sample::samples;
+use primerl_core::testing::{grpo, turn};
+use primerl_core::{EnvironmentId, RolloutId, Turn};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+const RANKS: usize = 8;
+
+/// hidden 4096, 32 / 8 heads of 128, FFN 12288, 36 layers, vocabulary 151936: 6 a parameter and token, and causal
+/// attention's 6 * layers * heads * head_dim a pair.
+fn qwen3_8b() -> FlopsModel {
+    let layer = 4096.0 * (2.0 * 4096.0 + 2.0 * 1024.0 + 3.0 * 12288.0);
+    FlopsModel {
+        linear: 6.0 * (36.0 * layer + 151_936.0 * 4096.0),
+        quadratic: 6.0 * 36.0 * 4096.0,
+    }
+}
+
+/// The allocator of the orchestrator's binary; counts what is allocated, to see the peak.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+#[expect(
+    unsafe_code,
+    reason = "an allocator is unsafe by its trait; it only counts and passes on"
+)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
+        PEAK.fetch_max(now, Relaxed);
+        unsafe { MiMalloc.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Relaxed);
+        unsafe { MiMalloc.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn lengths(name: &str) -> Vec<usize> {
+    let path = format!("{}/../../benches/data/{name}", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// CPU time of this thread, of which others on the machine take nothing. The kernel counts it by its ticks, so a
+/// measurement has to last some of them.
+fn cpu_time<T>(bencher: &mut Bencher, mut routine: impl FnMut() -> T) {
+    let now = || -> u64 {
+        let schedule = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        schedule.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    bencher.iter_custom(|iterations| {
+        let start = now();
+        for _ in 0..iterations {
+            black_box(routine());
+        }
+        Duration::from_nanos(now() - start)
+    });
+}
+
+/// A quarter prompt, the rest sampled with log-probabilities of -Exponential(2).
+fn weighted(rollout: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Weighted {
+    let mut ids = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.random_range(0..151_936)).collect() };
+    let (prompt, sampled) = (ids(tokens / 4), ids(tokens - tokens / 4));
+    let mut turn = turn(None, &prompt, &sampled, 3);
+    turn.logprobs = (0..sampled.len())
+        .map(|_| 2.0 * rng.random::<f32>().max(1e-9).ln())
+        .collect();
+    let rollout = RolloutId(rollout as u64);
+    let sample = samples(
+        TrajectoryStrategy::Interleaved,
+        rollout,
+        &[turn],
+        &[Some(0)],
+    )
+    .remove(0);
+    Weighted {
+        sample,
+        environment: EnvironmentId(0),
+        advantage: Advantage::Uniform(rng.random_range(-1.0..1.0)),
+    }
+}
+
+fn write(ranks: &[Vec<MicroBatch>]) -> Vec<Columns> {
+    ranks.iter().flatten().map(MicroBatch::columns).collect()
+}
+
+fn bytes(columns: &Columns) -> usize {
+    (4 + 1 + 4 + 4 + 4 + 4) * columns.token_ids.len() + 16 * columns.sequence_lengths.len()
+}
+
+fn describe(name: &str, samples: &[Weighted], seq_len: usize) {
+    let before = NOW.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let ranks = pack(samples.to_vec(), seq_len, RANKS, qwen3_8b());
+    let columns = write(&ranks);
+    let extra = PEAK.load(Relaxed) - before;
+    let columns: usize = columns.iter().map(bytes).sum();
+    let tokens: usize = ranks.iter().flatten().map(MicroBatch::len).sum();
+    let micro_batches = ranks.iter().map(Vec::len).sum::<usize>();
+    let fewest = tokens.div_ceil(seq_len).div_ceil(RANKS) * RANKS;
+    let work = ranks.iter().map(|rank| {
+        let sequences = rank.iter().flat_map(MicroBatch::sequences);
+        sequences
+            .map(|weighted| qwen3_8b().of(weighted.sample.len()))
+            .sum::<f64>()
+    });
+    let work: Vec<f64> = work.collect();
+    let mean = work.iter().sum::<f64>() / RANKS as f64;
+    println!(
+        "{name}: {tokens} tokens in {micro_batches} micro-batches, fill {:.2} %, {} beyond the fewest, imbalance {:.3} %, \
+         extra memory {:.3} x the columns ({:.1} bytes a token)",
+        100.0 * tokens as f64 / (micro_batches * seq_len) as f64,
+        micro_batches - fewest,
+        100.0 * (work.iter().copied().fold(0.0, f64::max) / mean - 1.0),
+        extra as f64 / columns as f64,
+        columns as f64 / tokens as f64,
+    );
+}
+
+fn packing(criterion: &mut Criterion) {
+    let inputs = [
+        ("512", lengths("lengths_512.json"), 16_384),
+        ("4096", lengths("lengths_4096.json"), 16_384),
+        ("256_of_32k", vec![32_768; 256], 32_768),
+    ];
+    for (name, lengths, seq_len) in inputs {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let lengths = lengths.iter().enumerate();
+        let samples: Vec<Weighted> = lengths
+            .map(|(rollout, tokens)| weighted(rollout, *tokens, &mut rng))
+            .collect();
+        describe(name, &samples, seq_len);
+        criterion.bench_function(&format!("pack/{name}/with_columns"), |bencher| {
+            cpu_time(bencher, || {
+                write(&pack(
+                    black_box(&samples).to_vec(),
+                    seq_len,
+                    RANKS,
+                    qwen3_8b(),
+                ))
+            });
+        });
+        criterion.bench_function(&format!("pack/{name}/without_columns"), |bencher| {
+            cpu_time(bencher, || {
+                pack(black_box(&samples).to_vec(), seq_len, RANKS, qwen3_8b())
+            });
+        });
+    }
+}
+
+fn sampling(criterion: &mut Criterion) {
+    for turns in [8_u32, 32, 100] {
+        let half = 64 * 1024 / turns / 2;
+        let turns: Vec<Turn> = (0..turns)
+            .map(|index| {
+                let tokens: Vec<u32> = (0..half).collect();
+                // The first 4 tokens of an assistant's turn are scaffold.
+                let prompt: Vec<u32> = (0..half + 4).collect();
+                turn(
+                    index.checked_sub(1),
+                    &prompt,
+                    &tokens[4..],
+                    u64::from(index),
+                )
+            })
+            .collect();
+        let trace_of = vec![Some(0); turns.len()];
+        for strategy in [
+            TrajectoryStrategy::Interleaved,
+            TrajectoryStrategy::Branching,
+        ] {
+            let name = format!("samples/{}_turns/{strategy:?}", turns.len());
+            criterion.bench_function(&name, |bencher| {
+                bencher.iter(|| samples(strategy, RolloutId(0), black_box(&turns), &trace_of));
+            });
+        }
+        // What a sample leaves to packing: the columns written, by one rank, of this sample alone.
+        let one: Vec<Weighted> = samples(
+            TrajectoryStrategy::Interleaved,
+            RolloutId(0),
+            &turns,
+            &trace_of,
+        )
+        .into_iter()
+        .map(|sample| Weighted {
+            sample,
+            environment: EnvironmentId(0),
+            advantage: Advantage::Uniform(1.0),
+        })
+        .collect();
+        criterion.bench_function(
+            &format!("samples_and_columns/{}_turns", turns.len()),
+            |bencher| {
+                bencher.iter(|| {
+                    black_box(samples(
+                        TrajectoryStrategy::Interleaved,
+                        RolloutId(0),
+                        black_box(&turns),
+                        &trace_of,
+                    ));
+                    MicroBatch::new(one.clone()).columns()
+                });
+            },
+        );
+    }
+}
+
+/// 64 groups of 8 rollouts, of 2,000 tokens each: GRPO's advantages with their scales by length, and written for every
+/// token (which packing does with the other columns).
+fn grpo_advantages(criterion: &mut Criterion) {
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let algorithm = grpo();
+    let groups: Vec<ScoredGroup> = (0..64)
+        .map(|_| ScoredGroup {
+            algorithm: &algorithm,
+            rewards: (0..8).map(|_| rng.random_range(0.0..1.0)).collect(),
+        })
+        .collect();
+    let parts: Vec<Part> = (0..512)
+        .map(|sequence| Part {
+            sequence,
+            loss_tokens: 1500,
+            normalization: LengthNormalization::Sequence,
+        })
+        .collect();
+    criterion.bench_function("grpo/512_rollouts_x_2k", |bencher| {
+        bencher.iter(|| {
+            let advantages = advantages(black_box(&groups), &mut rng);
+            let scales = length_scales(black_box(&parts), 16_384.0);
+            let scaled = advantages.iter().flatten().zip(scales);
+            scaled
+                .map(|(advantage, scale)| advantage * scale)
+                .collect::<Vec<f32>>()
+        });
+    });
+    let mut columns = vec![0.0_f32; 512 * 2000];
+    criterion.bench_function("grpo/512_rollouts_x_2k_by_token", |bencher| {
+        bencher.iter(|| {
+            let advantages = advantages(black_box(&groups), &mut rng);
+            let scales = length_scales(black_box(&parts), 16_384.0);
+            let scaled = advantages.iter().flatten().zip(scales);
+            for ((advantage, scale), column) in scaled.zip(columns.chunks_exact_mut(2000)) {
+                column[500..].fill(advantage * scale);
+            }
+            black_box(&columns);
+        });
+    });
+}
+
+criterion_group!(benches, packing, sampling, grpo_advantages);
+criterion_main!(benches);

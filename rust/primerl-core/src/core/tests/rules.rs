@@ -1,0 +1,83 @@
+//! What of a group is trained, and by which algorithm.
+
+use super::*;
+use crate::config::{Algorithm, AlgorithmKind, Environment, TruncatedRollouts};
+use crate::testing::grpo;
+
+#[test]
+fn a_masked_rollout_counts_in_the_baseline_and_is_not_trained() {
+    let mut run = Run::started(Config {
+        truncated_rollouts: TruncatedRollouts::Mask,
+        ..config()
+    });
+    let rollouts = run.lease(0, 4);
+    let mut effects = Vec::new();
+    for (leased, reward) in rollouts.iter().zip([3.0, 1.0, 5.0, 7.0]) {
+        run.turn(leased.rollout, 0);
+        let mut outcome = outcome(reward);
+        outcome.traces[0].truncated = reward == 3.0;
+        effects = run.report(0, leased.rollout, outcome);
+    }
+    let batch = cut(&effects).remove(0);
+    let columns = batch.ranks[0][0].columns();
+    let trained: Vec<RolloutId> = rollouts[1..].iter().map(|leased| leased.rollout).collect();
+    assert_eq!(columns.rollouts, trained);
+    assert_eq!(
+        columns.advantages[2..4],
+        [-1.0, -1.0],
+        "1 against a mean of 2"
+    );
+    assert_eq!(batch.metrics["samples/masked"], 1.0);
+    assert_eq!(batch.metrics["rollouts/truncated"], 1.0);
+    let counters = run.core.counters();
+    assert_eq!((counters.trained, counters.filtered), (3, 1));
+}
+
+#[test]
+fn a_group_of_masked_rollouts_is_dropped_with_the_reason() {
+    let mut run = Run::started(Config {
+        truncated_rollouts: TruncatedRollouts::Mask,
+        ..config()
+    });
+    let rollouts = run.lease(0, 2);
+    let mut effects = Vec::new();
+    for leased in &rollouts {
+        run.turn(leased.rollout, 0);
+        let mut outcome = outcome(1.0);
+        outcome.traces[0].truncated = true;
+        effects = run.report(0, leased.rollout, outcome);
+    }
+    assert_said(&effects, "truncated_rollouts = \"mask\"");
+    assert_eq!(run.core.status().groups.live, 0);
+}
+
+#[test]
+fn each_environment_has_its_own_algorithm() {
+    let second = Environment {
+        algorithm: Algorithm {
+            kind: AlgorithmKind::MaxRl,
+            ..grpo()
+        },
+        ..environment("second")
+    };
+    let mut run = Run::started(Config {
+        environments: vec![environment("train"), second],
+        ..config()
+    });
+    let mut batches = Vec::new();
+    for worker in [0, 1] {
+        let rollouts = run.lease(worker, 2);
+        assert_eq!(rollouts.len(), 2);
+        for (leased, reward) in rollouts.iter().zip([0.0, 4.0]) {
+            run.turn(leased.rollout, 0);
+            batches.extend(cut(&run.report(worker, leased.rollout, outcome(reward))));
+        }
+    }
+    let columns = batches[0].ranks[0][0].columns();
+    let trained = columns.advantages.iter().zip(&columns.loss_mask);
+    let trained: Vec<f32> = trained
+        .filter(|(_, mask)| **mask == 1)
+        .map(|(advantage, _)| *advantage)
+        .collect();
+    assert_eq!(trained, [-2.0, -2.0, 2.0, 2.0, -1.0, -1.0, 1.0, 1.0]);
+}

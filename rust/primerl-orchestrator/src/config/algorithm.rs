@@ -1,0 +1,182 @@
+//! `[algorithm]`, and an environment's own one.
+
+use super::{Config, ConfigError, field};
+use primerl_core::config::{
+    Algorithm, AlgorithmKind, LengthNormalization, LongSamples, TrajectoryStrategy,
+    TruncatedRollouts,
+};
+use primerl_core::time::Duration;
+use serde::Deserialize;
+
+/// How rewards become advantages; `primerl_core::algorithm` has the formulas and their papers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmType {
+    #[default]
+    Grpo,
+    DrGrpo,
+    Rloo,
+    Maxrl,
+    ReinforcePlusPlus,
+    Opd,
+    Sft,
+    Custom,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LengthNormalizationType {
+    Token,
+    Sequence,
+    Constant,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AlgorithmConfig {
+    pub r#type: AlgorithmType,
+    pub normalize_std: bool,
+    /// `None`: the type's own, `constant` for `dr_grpo` and `token` for the others.
+    pub length_normalization: Option<LengthNormalizationType>,
+    pub shuffle_advantages: bool,
+    /// `module:function` of `custom`.
+    pub path: Option<String>,
+    /// Of `custom`: a group is dropped when the function has not answered for this long, seconds.
+    pub timeout_s: f64,
+}
+
+impl Default for AlgorithmConfig {
+    fn default() -> Self {
+        AlgorithmConfig {
+            r#type: AlgorithmType::Grpo,
+            normalize_std: false,
+            length_normalization: None,
+            shuffle_advantages: false,
+            path: None,
+            timeout_s: 60.0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrajectoryStrategyType {
+    #[default]
+    Interleaved,
+    Branching,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TruncatedRolloutsType {
+    #[default]
+    Train,
+    Mask,
+    Drop,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongSamplesType {
+    #[default]
+    Drop,
+    Truncate,
+}
+
+impl From<TrajectoryStrategyType> for TrajectoryStrategy {
+    fn from(strategy: TrajectoryStrategyType) -> Self {
+        match strategy {
+            TrajectoryStrategyType::Interleaved => TrajectoryStrategy::Interleaved,
+            TrajectoryStrategyType::Branching => TrajectoryStrategy::Branching,
+        }
+    }
+}
+
+impl From<TruncatedRolloutsType> for TruncatedRollouts {
+    fn from(rule: TruncatedRolloutsType) -> Self {
+        match rule {
+            TruncatedRolloutsType::Train => TruncatedRollouts::Train,
+            TruncatedRolloutsType::Mask => TruncatedRollouts::Mask,
+            TruncatedRolloutsType::Drop => TruncatedRollouts::Drop,
+        }
+    }
+}
+
+impl From<LongSamplesType> for LongSamples {
+    fn from(rule: LongSamplesType) -> Self {
+        match rule {
+            LongSamplesType::Drop => LongSamples::Drop,
+            LongSamplesType::Truncate => LongSamples::Truncate,
+        }
+    }
+}
+
+impl AlgorithmConfig {
+    pub(super) fn to_core(&self) -> Algorithm {
+        let kind = match self.r#type {
+            // Refused by `validate`; nothing is run with these.
+            AlgorithmType::Grpo | AlgorithmType::Opd | AlgorithmType::Sft => AlgorithmKind::Grpo,
+            AlgorithmType::DrGrpo => AlgorithmKind::DrGrpo,
+            AlgorithmType::Rloo => AlgorithmKind::Rloo,
+            AlgorithmType::Maxrl => AlgorithmKind::MaxRl,
+            AlgorithmType::ReinforcePlusPlus => AlgorithmKind::ReinforcePlusPlus,
+            AlgorithmType::Custom => AlgorithmKind::Custom {
+                path: self.path.clone().unwrap_or_default(),
+                timeout: Duration::from_secs_f64(self.timeout_s),
+            },
+        };
+        let length_normalization = match (self.length_normalization, self.r#type) {
+            (Some(LengthNormalizationType::Token), _) => LengthNormalization::Token,
+            (Some(LengthNormalizationType::Sequence), _) => LengthNormalization::Sequence,
+            (Some(LengthNormalizationType::Constant), _) | (None, AlgorithmType::DrGrpo) => {
+                LengthNormalization::Constant
+            }
+            (None, _) => LengthNormalization::Token,
+        };
+        Algorithm {
+            kind,
+            normalize_std: self.normalize_std,
+            length_normalization,
+            shuffle_advantages: self.shuffle_advantages,
+        }
+    }
+
+    /// What the core cannot see. `name` is where it stands in the file.
+    fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        if let AlgorithmType::Opd | AlgorithmType::Sft = self.r#type {
+            return Err(field(
+                &format!("{name}.type"),
+                "trains on a teacher, which this version cannot ask for its tokens or log-probabilities",
+                "use grpo, dr_grpo, rloo, maxrl, reinforce_plus_plus or custom",
+            ));
+        }
+        if self.r#type != AlgorithmType::Custom && self.path.is_some() {
+            return Err(field(
+                &format!("{name}.path"),
+                "is read for type = \"custom\" only",
+                "leave it out, or set the type",
+            ));
+        }
+        // A year: larger numbers overflow the clock's arithmetic.
+        if !(self.timeout_s > 0.0 && self.timeout_s <= 366.0 * 86_400.0) {
+            return Err(field(
+                &format!("{name}.timeout_s"),
+                format!("is {}", self.timeout_s),
+                "give seconds above 0 and up to a year",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    pub(super) fn validate_algorithms(&self) -> Result<(), ConfigError> {
+        self.algorithm.validate("algorithm")?;
+        for environment in &self.train.env {
+            if let Some(algorithm) = &environment.algorithm {
+                algorithm.validate(&format!("train.env.{}.algorithm", environment.name()))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Custom advantages: a function of the user's, called for one group after the other on a thread of its own.
+//!
+//! The function is whoever embeds the orchestrator's to give (the Python package does); the core waits for its answer
+//! with a deadline, so a function that hangs costs groups, and in the end the run, but holds up nothing else.
+
+use crate::config::{AlgorithmType, Config, ConfigError, field};
+use crate::driver::DriverHandle;
+use primerl_core::Event;
+use primerl_core::effect::AdvantagesRequest;
+use std::collections::BTreeSet;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Finds and calls the functions that `algorithm.path` names.
+pub trait CustomAdvantages: Send + Sync {
+    /// Find the function `module:function`; called before the run starts.
+    ///
+    /// # Errors
+    /// Why there is no such function.
+    fn load(&self, path: &str) -> Result<(), String>;
+
+    /// The advantages of one group: for each of the request's samples one value a token. May take long.
+    ///
+    /// # Errors
+    /// What went wrong, for a person to read.
+    fn compute(
+        &self,
+        request: &AdvantagesRequest,
+        environment: &str,
+    ) -> Result<Vec<Vec<f32>>, String>;
+}
+
+/// Find every function the config names.
+pub(crate) fn load(
+    config: &Config,
+    functions: Option<&dyn CustomAdvantages>,
+) -> Result<(), ConfigError> {
+    let own = config
+        .train
+        .env
+        .iter()
+        .map(|environment| environment.algorithm.as_ref());
+    let used = own.map(|algorithm| algorithm.unwrap_or(&config.algorithm));
+    let custom = used.filter(|algorithm| algorithm.r#type == AlgorithmType::Custom);
+    let paths: BTreeSet<&str> = custom
+        .filter_map(|algorithm| algorithm.path.as_deref())
+        .collect();
+    for path in paths {
+        let Some(functions) = functions else {
+            return Err(field(
+                "algorithm.type",
+                "`custom` calls a Python function, and this program has no Python",
+                "start the run with `primerl` or from a script that imports it",
+            ));
+        };
+        functions.load(path).map_err(|problem| {
+            let mend = "give module:function of a function that Python can import";
+            field("algorithm.path", format!("`{path}`: {problem}"), mend)
+        })?;
+    }
+    Ok(())
+}
+
+struct Job {
+    request: Arc<AdvantagesRequest>,
+    asked: Instant,
+}
+
+/// The way to the thread.
+#[derive(Clone, Debug)]
+pub(crate) struct AdvantagesThread(mpsc::Sender<Job>);
+
+impl AdvantagesThread {
+    /// The thread ends when every `AdvantagesThread` is gone, and nobody waits for it to: it may hang in the function.
+    /// `environments` are names by environment.
+    pub fn start(
+        functions: Arc<dyn CustomAdvantages>,
+        environments: Vec<String>,
+        driver: DriverHandle,
+    ) -> std::io::Result<AdvantagesThread> {
+        let (jobs, receiver) = mpsc::channel::<Job>();
+        let work = move || {
+            for Job { request, asked } in receiver {
+                if asked.elapsed() >= Duration::from_micros(request.timeout.0) {
+                    continue; // The core has given it up.
+                }
+                let environment = environments
+                    .get(request.environment.0 as usize)
+                    .map_or("", String::as_str);
+                let result = functions.compute(&request, environment);
+                let group = request.group;
+                driver.send(Event::AdvantagesComputed { group, result });
+            }
+        };
+        std::thread::Builder::new()
+            .name("advantages".into())
+            .spawn(work)?;
+        Ok(AdvantagesThread(jobs))
+    }
+
+    pub fn compute(&self, request: Arc<AdvantagesRequest>) {
+        let asked = Instant::now();
+        // The thread is there for as long as the driver is.
+        let _ = self.0.send(Job { request, asked });
+    }
+}

@@ -1,0 +1,187 @@
+use super::*;
+use primerl_core::config::{FlopsModel, TrajectoryStrategy};
+use primerl_core::pack::{Columns, Weighted, pack};
+use primerl_core::sample::samples;
+use primerl_core::testing::turn;
+use primerl_core::{PolicyVersion, VersionRun};
+use serde::Deserialize;
+use serde_bytes::ByteBuf;
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+struct Frame {
+    header: ByteBuf,
+    columns: ByteBuf,
+}
+
+#[derive(Deserialize)]
+struct DecodedHeader {
+    step: u64,
+    rank: u32,
+    ranks: u32,
+    loss_tokens: u64,
+    metrics: BTreeMap<String, f64>,
+    micro_batches: Vec<DecodedMicroBatch>,
+}
+
+#[derive(Deserialize)]
+struct DecodedMicroBatch {
+    tokens: usize,
+    sequence_lengths: Vec<i32>,
+    rollouts: Vec<u64>,
+    environments: Vec<u32>,
+}
+
+/// A sample of two turns, the second by two versions at another temperature.
+fn weighted(rollout: u64, tokens: u32) -> Weighted {
+    let sampled: Vec<u32> = (1000..1000 + tokens).collect();
+    let mut second = turn(Some(0), &[7; 3], &sampled, 4);
+    second.temperature = 0.7;
+    second.logprobs = (0..tokens).map(|at| -0.5 - at as f32).collect();
+    let crossing = tokens / 3;
+    second.versions = [(4, crossing), (6, tokens - crossing)]
+        .map(|(version, n_tokens)| VersionRun {
+            version: PolicyVersion(version),
+            n_tokens,
+        })
+        .to_vec();
+    let turns = [turn(None, &[1, 256], &[3, 4], 2), second];
+    let mut samples = samples(
+        TrajectoryStrategy::Interleaved,
+        RolloutId(rollout),
+        &turns,
+        &[Some(0); 2],
+    );
+    let sample = samples.remove(0);
+    let advantage = match rollout % 2 {
+        0 => Advantage::Uniform(1.5 + rollout as f32),
+        _ => Advantage::PerToken {
+            values: (0..sample.len())
+                .map(|at| at as f32)
+                .collect::<Arc<[f32]>>(),
+            scale: -0.25,
+        },
+    };
+    Weighted {
+        sample,
+        environment: EnvironmentId(rollout as u32 % 3),
+        advantage,
+    }
+}
+
+fn batch(samples: Vec<Weighted>, ranks: usize) -> PackedBatch {
+    let loss_tokens = samples
+        .iter()
+        .map(|weighted| weighted.sample.loss_tokens)
+        .sum();
+    let flops = FlopsModel {
+        linear: 1.0,
+        quadratic: 0.0,
+    };
+    PackedBatch {
+        step: Step(4),
+        ranks: pack(samples, 4000, ranks, flops),
+        loss_tokens,
+        metrics: BTreeMap::from([("reward/all/mean".into(), 0.5)]),
+    }
+}
+
+/// The columns, read from the bytes one value after the other.
+fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
+    let frame: Frame = rmp_serde::from_slice(body).expect("is a map");
+    let header: DecodedHeader = rmp_serde::from_slice(&frame.header).expect("is a map");
+    assert_eq!((body.len() - frame.columns.len()) % ALIGNMENT, 0);
+    let mut rest = frame.columns.as_slice();
+    let columns = header.micro_batches.iter().map(|micro_batch| {
+        let mut take = |bytes: usize| {
+            let (taken, left) = rest.split_at(bytes);
+            rest = left;
+            taken
+        };
+        let word = |bytes: &[u8]| [bytes[0], bytes[1], bytes[2], bytes[3]];
+        let n = micro_batch.tokens;
+        let i32s = |bytes: &[u8]| {
+            bytes
+                .chunks(4)
+                .map(|value| i32::from_le_bytes(word(value)))
+                .collect()
+        };
+        let f32s = |bytes: &[u8]| {
+            bytes
+                .chunks(4)
+                .map(|value| f32::from_le_bytes(word(value)))
+                .collect()
+        };
+        let columns = Columns {
+            token_ids: i32s(take(4 * n)),
+            logprobs: f32s(take(4 * n)),
+            advantages: f32s(take(4 * n)),
+            versions: i32s(take(4 * n)),
+            temperatures: f32s(take(4 * n)),
+            loss_mask: take(n).to_vec(),
+            sequence_lengths: micro_batch.sequence_lengths.clone(),
+            rollouts: micro_batch
+                .rollouts
+                .iter()
+                .copied()
+                .map(RolloutId)
+                .collect(),
+            environments: micro_batch
+                .environments
+                .iter()
+                .copied()
+                .map(EnvironmentId)
+                .collect(),
+        };
+        take((21 * n).next_multiple_of(16) - 21 * n);
+        columns
+    });
+    let columns = columns.collect();
+    assert!(rest.is_empty(), "{} bytes are left", rest.len());
+    (header, columns)
+}
+
+#[test]
+fn the_bytes_are_the_columns() {
+    // Longer than a piece, and of every remainder.
+    let lengths = [1, 2, 3, 1023, 1024, 1025, 3500, 17];
+    let samples = lengths.into_iter().enumerate();
+    let samples = samples.map(|(rollout, tokens)| weighted(rollout as u64, tokens));
+    let batch = batch(samples.collect(), 2);
+    for (rank, micro_batches) in batch.ranks.iter().enumerate() {
+        let body = encode(&batch, rank as u32).expect("encodes");
+        let (header, columns) = decode(&body);
+        assert_eq!(
+            (header.step, header.rank, header.ranks),
+            (4, rank as u32, 2)
+        );
+        assert_eq!(header.loss_tokens, batch.loss_tokens);
+        assert_eq!(header.metrics["reward/all/mean"], 0.5);
+        let expected: Vec<Columns> = micro_batches.iter().map(MicroBatch::columns).collect();
+        assert_eq!(columns, expected);
+    }
+    assert!(matches!(
+        encode(&batch, 2),
+        Err(RunError::Encode { step: 4, .. })
+    ));
+}
+
+#[test]
+fn columns_are_little_endian_bytes() {
+    let body = encode(&batch(vec![weighted(0, 1)], 1), 0).expect("encodes");
+    let frame: Frame = rmp_serde::from_slice(&body).expect("is a map");
+    let columns = frame.columns.as_slice();
+    // 8 tokens: [1 256 | 3 4 | 7 7 7 | 1000].
+    assert_eq!(columns[..8], [1, 0, 0, 0, 0, 1, 0, 0]);
+    assert_eq!(columns[32 + 28..64], (-0.5_f32).to_le_bytes());
+    assert_eq!(columns[96..104], [255; 8]);
+    assert_eq!(columns[160..168], [0, 0, 1, 1, 0, 0, 0, 1]);
+    assert_eq!(columns.len(), 176);
+}
+
+#[test]
+fn a_rank_without_samples_has_no_bytes() {
+    let (header, columns) = decode(&encode(&batch(vec![weighted(0, 1)], 2), 1).expect("encodes"));
+    assert_eq!(header.micro_batches[0].tokens, 0);
+    assert_eq!(columns, [Columns::default()]);
+}

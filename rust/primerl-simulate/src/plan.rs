@@ -1,0 +1,319 @@
+//! What is simulated. The names and defaults are those of a run's config where it has them.
+
+use crate::distribution::Distribution;
+use primerl_core::config::*;
+use primerl_core::group::OnCancel;
+use primerl_core::{Config, Duration};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    pub seed: u64,
+    pub max_steps: u64,
+    /// Longest micro-batch, and longest sequence an engine takes, tokens.
+    pub seq_len: u32,
+    pub data_ranks: u32,
+    pub orchestrator: Orchestration,
+    pub inference: Inference,
+    pub environment: EnvironmentPlan,
+    pub trainer: TrainerPlan,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Orchestration {
+    pub batch_size: u32,
+    pub group_size: u32,
+    pub max_async_level: u64,
+    pub max_off_policy_steps: u64,
+    pub oversampling_factor: f64,
+    /// A rollout that takes longer is cancelled and tried again, seconds.
+    pub rollout_s: f64,
+}
+
+/// One forward step of an engine takes `step_s`, plus `step_per_sequence_s` for each sequence that decodes, plus
+/// `step_per_prefill_token_s` for each prompt token computed in it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inference {
+    pub engines: u32,
+    pub max_num_seqs: u32,
+    pub kv_cache_tokens: u64,
+    pub max_num_batched_tokens: u32,
+    pub step_s: f64,
+    pub step_per_sequence_s: f64,
+    pub step_per_prefill_token_s: f64,
+    /// Pause for each weight update.
+    pub update_s: f64,
+    /// Share of a conversation's earlier tokens whose KV a later turn finds again, 0 to 1.
+    pub prefix_cache_hit: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentPlan {
+    pub num_workers: u32,
+    pub max_concurrent: u32,
+    pub examples: u32,
+    pub turns: Distribution,
+    /// The worker process's own CPU time for each turn; its rollouts take turns on one core.
+    pub cpu_s: f64,
+    /// Before the first turn.
+    pub setup_s: Distribution,
+    /// After each turn: tools, tests, scoring.
+    pub turn_s: Distribution,
+    pub prompt_tokens: Distribution,
+    pub answer_tokens: Distribution,
+    /// Prompt tokens that each later turn adds.
+    pub observation_tokens: Distribution,
+    /// Probability that a rollout fails at its end.
+    pub failure_probability: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainerPlan {
+    pub step_s: f64,
+    /// For each token of the fullest data rank.
+    pub step_per_token_s: f64,
+    pub publish_s: f64,
+}
+
+/// A plan that cannot be simulated; the message begins with the field's name.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct PlanError {
+    pub field: String,
+    pub problem: String,
+}
+
+impl PlanError {
+    fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        PlanError {
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+}
+
+impl Plan {
+    /// # Errors
+    /// The first field found wrong.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        self.validate_counts()?;
+        self.validate_numbers()?;
+        self.validate_distributions()?;
+        let needed = u64::from(self.seq_len);
+        if self.inference.kv_cache_tokens < needed {
+            return Err(PlanError::new(
+                "inference.kv_cache_tokens",
+                format!(
+                    "{} tokens cannot hold one sequence of seq_len = {needed}; raise it",
+                    self.inference.kv_cache_tokens
+                ),
+            ));
+        }
+        if self.inference.max_num_batched_tokens < self.inference.max_num_seqs {
+            return Err(PlanError::new(
+                "inference.max_num_batched_tokens",
+                format!(
+                    "must be at least max_num_seqs ({})",
+                    self.inference.max_num_seqs
+                ),
+            ));
+        }
+        let core = self.core_config();
+        core.validate().map_err(|error| {
+            let message = error.to_string();
+            let field = message
+                .split([' ', ':'])
+                .next()
+                .unwrap_or("plan")
+                .to_owned();
+            PlanError::new(format!("orchestrator.{field}"), message)
+        })
+    }
+
+    fn validate_counts(&self) -> Result<(), PlanError> {
+        let counts = [
+            ("max_steps", self.max_steps),
+            ("seq_len", u64::from(self.seq_len)),
+            ("data_ranks", u64::from(self.data_ranks)),
+            ("inference.engines", u64::from(self.inference.engines)),
+            (
+                "inference.max_num_seqs",
+                u64::from(self.inference.max_num_seqs),
+            ),
+            (
+                "environment.num_workers",
+                u64::from(self.environment.num_workers),
+            ),
+            (
+                "environment.max_concurrent",
+                u64::from(self.environment.max_concurrent),
+            ),
+            ("environment.examples", u64::from(self.environment.examples)),
+            (
+                "orchestrator.batch_size",
+                u64::from(self.orchestrator.batch_size),
+            ),
+            (
+                "orchestrator.group_size",
+                u64::from(self.orchestrator.group_size),
+            ),
+        ];
+        match counts.into_iter().find(|(_, count)| *count == 0) {
+            Some((field, _)) => Err(PlanError::new(field, "is 0; set it to at least 1")),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_numbers(&self) -> Result<(), PlanError> {
+        let (inference, environment) = (&self.inference, &self.environment);
+        let times = [
+            ("inference.step_s", inference.step_s),
+            (
+                "inference.step_per_sequence_s",
+                inference.step_per_sequence_s,
+            ),
+            (
+                "inference.step_per_prefill_token_s",
+                inference.step_per_prefill_token_s,
+            ),
+            ("inference.update_s", inference.update_s),
+            ("inference.prefix_cache_hit", inference.prefix_cache_hit),
+            ("environment.cpu_s", environment.cpu_s),
+            (
+                "environment.failure_probability",
+                environment.failure_probability,
+            ),
+            ("trainer.step_s", self.trainer.step_s),
+            ("trainer.step_per_token_s", self.trainer.step_per_token_s),
+            ("trainer.publish_s", self.trainer.publish_s),
+        ];
+        for (field, value) in times {
+            if !value.is_finite() || value < 0.0 {
+                return Err(PlanError::new(
+                    field,
+                    format!("{value} must be a finite number of at least 0"),
+                ));
+            }
+        }
+        if inference.step_s + inference.step_per_sequence_s <= 0.0 {
+            return Err(PlanError::new(
+                "inference.step_s",
+                "a step must take some time; set it above 0",
+            ));
+        }
+        if inference.prefix_cache_hit > 1.0 {
+            return Err(PlanError::new(
+                "inference.prefix_cache_hit",
+                "is a share, at most 1",
+            ));
+        }
+        if environment.failure_probability >= 1.0 {
+            return Err(PlanError::new(
+                "environment.failure_probability",
+                "must be below 1, or no group is ever completed",
+            ));
+        }
+        if !(self.orchestrator.rollout_s.is_finite() && self.orchestrator.rollout_s > 0.0) {
+            return Err(PlanError::new(
+                "orchestrator.rollout_s",
+                "must be a finite number above 0",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_distributions(&self) -> Result<(), PlanError> {
+        let environment = &self.environment;
+        let distributions = [
+            ("turns", &environment.turns, 1.0),
+            ("setup_s", &environment.setup_s, 0.0),
+            ("turn_s", &environment.turn_s, 0.0),
+            ("prompt_tokens", &environment.prompt_tokens, 1.0),
+            ("answer_tokens", &environment.answer_tokens, 1.0),
+            ("observation_tokens", &environment.observation_tokens, 1.0),
+        ];
+        for (field, distribution, least) in distributions {
+            if let Some(problem) = distribution.problem(least) {
+                return Err(PlanError::new(format!("environment.{field}"), problem));
+            }
+        }
+        let prompt = environment.prompt_tokens.max();
+        if prompt >= f64::from(self.seq_len) {
+            return Err(PlanError::new(
+                "environment.prompt_tokens",
+                format!(
+                    "a prompt of {prompt} tokens leaves no room for an answer in seq_len = {}; lower its max or raise seq_len",
+                    self.seq_len
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The config of the core that is driven: that of a run with one training environment.
+    pub fn core_config(&self) -> Config {
+        let orchestrator = &self.orchestrator;
+        // In virtual time nobody is ever silent, and a long step is no reason for a warning.
+        let never = Duration::from_secs(1_000_000_000);
+        Config {
+            seed: self.seed,
+            max_steps: self.max_steps,
+            batch_size: orchestrator.batch_size,
+            group_size: orchestrator.group_size,
+            seq_len: self.seq_len,
+            data_ranks: self.data_ranks,
+            max_async_level: orchestrator.max_async_level,
+            max_off_policy_steps: orchestrator.max_off_policy_steps,
+            oversampling_factor: orchestrator.oversampling_factor,
+            min_group_size: None,
+            group_on_cancel: OnCancel::Refill,
+            spool_steps: u64::MAX,
+            // Engines queue what is too much for them: the plan shows it.
+            admission: Admission {
+                limit: LimitRule::Fixed,
+                start_per_engine: u32::MAX,
+                max_per_engine: u32::MAX,
+                ..Admission::default()
+            },
+            buffer: Buffer {
+                online_difficulty_filtering: false,
+                easy_threshold: 0.8,
+                hard_threshold: 0.2,
+                easy_fraction: 0.0,
+                hard_fraction: 0.0,
+                seed: None,
+            },
+            trajectory_strategy: TrajectoryStrategy::Interleaved,
+            truncated_rollouts: TruncatedRollouts::Train,
+            long_samples: LongSamples::Drop,
+            environments: vec![Environment {
+                name: "plan".to_owned(),
+                role: Role::Train,
+                ratio: 1.0,
+                max_retries: 2,
+                algorithm: Algorithm {
+                    kind: AlgorithmKind::Grpo,
+                    normalize_std: false,
+                    length_normalization: LengthNormalization::Token,
+                    shuffle_advantages: false,
+                },
+            }],
+            timeouts: Timeouts {
+                rollout: Duration::from_secs_f64(orchestrator.rollout_s),
+                worker: Duration::from_secs(15),
+                long_poll: Duration::from_secs(10),
+                evaluation: never,
+                weights: never,
+            },
+            flops: FlopsModel {
+                linear: 1.0,
+                quadratic: 0.0,
+            },
+        }
+    }
+}

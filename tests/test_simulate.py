@@ -1,0 +1,115 @@
+"""`primerl simulate` as a user meets it: numbers that agree, files, and plans that are refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from primerl.config.load import ConfigError, load
+from primerl.config.simulate import SimulateConfig
+
+PLAN = """
+max_steps = 4
+seq_len = 512
+[orchestrator]
+batch_size = 16
+group_size = 4
+max_async_level = 2
+oversampling_factor = 2.0
+[inference]
+engines = 1
+max_num_seqs = 8
+step_s = 0.01
+step_per_sequence_s = 0.005
+update_s = 0.1
+[environment]
+turns = { type = "uniform", min = 1, max = 3 }
+answer_tokens = { type = "log_normal", mean = 40, max = 200 }
+[trainer]
+step_s = 0.1
+publish_s = 0.05
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN)
+    return file
+
+
+def primerl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "primerl", "simulate", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def report(plan: Path, *more: str) -> dict[str, Any]:
+    done = primerl("@", str(plan), "--json", "--what-if", "False", *more, cwd=plan.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers: dict[str, Any] = json.loads(done.stdout)["report"]
+    return numbers
+
+
+def test_numbers_agree(plan: Path) -> None:
+    one = report(plan)
+    assert one["completed"]
+    assert one["rollouts"]["trained"] == 4 * 16 == sum(one["staleness"]["histogram"].values())
+    for shares in (one["trainer"], one["engines"]["shares"], one["workers"], one["admission"]):
+        assert sum(shares.values()) == pytest.approx(1)
+    assert one == report(plan), "the same plan gives the same numbers"
+    assert one != report(plan, "--seed", "1")
+    assert one["limit"]["what"] == "engines", one["limit"]["sentence"]
+    two = report(plan, "--inference.engines", "2")
+    assert two["throughput"]["steps_per_hour"] > 1.2 * one["throughput"]["steps_per_hour"]
+
+
+def test_table_and_files(plan: Path) -> None:
+    done = primerl("@", str(plan), "--output", "out", cwd=plan.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = plan.parent / "out"
+    assert (folder / "report.txt").read_text().rstrip("\n") in done.stdout
+    numbers = json.loads((folder / "report.json").read_text())
+    assert numbers["report"]["limit"]["sentence"] in done.stdout
+    assert [case["gain"] for case in numbers["what_if"]] == sorted(
+        (case["gain"] for case in numbers["what_if"]), reverse=True
+    )
+    assert ElementTree.parse(folder / "timeline.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (("--inference.engines", "0"), "inference.engines"),
+        (("--orchestrator.batch-size", "15"), "orchestrator.batch_size"),
+        (("--orchestrator.max-off-policy-steps", "1"), "orchestrator.max_off_policy_steps"),
+        (("--inference.kv-cache-tokens", "100"), "inference.kv_cache_tokens"),
+        (("--inference.step-s", "-1"), "inference.step_s"),
+        (("--environment.failure-probability", "1"), "environment.failure_probability"),
+    ],
+)
+def test_bad_plans_are_refused_by_name(plan: Path, change: tuple[str, str], field: str) -> None:
+    done = primerl("@", str(plan), *change, cwd=plan.parent)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert field in done.stderr, done.stderr
+
+
+def test_unknown_key_is_named(plan: Path) -> None:
+    plan.write_text(PLAN + "step_pertoken_s = 1\n")
+    with pytest.raises(ConfigError, match="did you mean 'step_per_token_s'"):
+        load(SimulateConfig, ["@", str(plan)], program="primerl simulate")
+
+
+@pytest.mark.parametrize("name", ["demo", "gpus"])
+def test_example_plans_are_valid(repository: Path, name: str) -> None:
+    file = repository / "examples" / "plans" / f"{name}.toml"
+    config = load(SimulateConfig, ["@", str(file)], program="primerl simulate")
+    from primerl import _core
+
+    plan = config.plan() | {"max_steps": 1}
+    assert _core.simulate(plan, what_if=False)["report"]["completed"]
