@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -74,6 +75,11 @@ def work(url: str) -> None:
     post(f"{url}/envs/leave", {"worker": worker})
 
 
+def work_until_it_is_gone(url: str) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        work(url)
+
+
 def publish(orchestrator: Orchestrator, output: Path, version: int) -> None:
     folder = output / f"broadcasts/step_{version}"
     write_checkpoint(folder, {"w": torch.full((3,), float(version))}, version)
@@ -103,6 +109,42 @@ def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Pa
             time.sleep(0.02)
         assert orchestrator.status()["rollouts"]["trained"] == 8
     assert orchestrator.status()["run"]["finished"], "also after the end"
+
+
+def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
+    model: Path, engine: Engine, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    config = settings(model, output, engines=[engine.url], max_steps=3)
+    with Orchestrator(config) as orchestrator:
+        orchestrator.start()
+        first_url = orchestrator.url
+        worker = threading.Thread(target=work_until_it_is_gone, args=(first_url,))
+        worker.start()
+        publish(orchestrator, output, 0)
+        bodies = []
+        for step in (1, 2):
+            bodies.append(orchestrator.next_batch(step, 0))
+            publish(orchestrator, output, step)
+        orchestrator.checkpoint_saved(1)
+    worker.join(PATIENCE_S)
+    with Orchestrator(config) as orchestrator:
+        orchestrator.start()
+        assert orchestrator.url == first_url
+        with pytest.raises(PrimerlError, match="batches before step 2 are gone"):
+            orchestrator.resume_after(0)
+        with pytest.raises(PrimerlError, match=r"only \d steps were cut"):
+            orchestrator.resume_after(7)
+        orchestrator.resume_after(1)
+        publish(orchestrator, output, 1)
+        assert orchestrator.next_batch(2, 0) == bodies[1]
+        assert not (output / "spool/step_1").exists()
+        publish(orchestrator, output, 2)
+        worker = threading.Thread(target=work, args=(orchestrator.url,))
+        worker.start()
+        assert orchestrator.next_batch(3, 0) is not None
+        publish(orchestrator, output, 3)
+        worker.join(PATIENCE_S)
 
 
 def test_what_is_wrong_is_named(model: Path, tmp_path: Path) -> None:
