@@ -179,6 +179,7 @@ def test_each_process_gets_its_part() -> None:
     assert isinstance(orchestrator, OrchestratorConfig)
     assert [environment.name for environment in orchestrator.train.env] == ["reverse-text"]
     assert orchestrator.eval.env[0].sampling.max_tokens == 16
+    assert orchestrator.retention.keep_spool, "verify needs what was trained"
     (engine,) = resolve.inference(config, "http://o:1")
     assert isinstance(engine.config, InferenceConfig)
     assert (engine.config.join, engine.config.max_model_len, engine.config.seed) == ("http://o:1", 256, 7)

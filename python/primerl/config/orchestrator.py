@@ -131,6 +131,8 @@ class Retention(Section):
 
     spool_steps: PositiveInt = 256
     """Batches kept for a trainer that has saved no checkpoint; with checkpoints, those after the last one are kept."""
+    keep_spool: bool = False
+    """Keep every batch, also those that a checkpoint covers: `primerl verify` needs them."""
     journal_mb: PositiveInt = 1024
     """Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept."""
 

@@ -43,9 +43,11 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
     source = config.orchestrator
     train = [TrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
+    keeps = {"keep_spool": True} if config.keep_broadcasts else {}
     resolved = OrchestratorConfig.model_validate(
         {
             **shared(source, Orchestration),
+            "retention": source.retention.model_copy(update=keeps),
             "output_dir": absolute(config.output_dir),
             "seed": config.seed,
             "max_steps": config.max_steps,

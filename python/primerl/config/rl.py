@@ -58,7 +58,7 @@ class RLConfig(Section):
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
     the trainer only where it saves checkpoints (`trainer.ckpt.interval`)."""
     keep_broadcasts: bool = False
-    """Keep the weights of every step, which `primerl verify` needs."""
+    """Keep the weights and the batch of every step, which `primerl verify` needs."""
     model: Model
     trainer: TrainerSettings = TrainerSettings()
     orchestrator: OrchestratorSettings

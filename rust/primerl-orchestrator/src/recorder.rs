@@ -77,6 +77,8 @@ pub(crate) struct Recorder(mpsc::Sender<Job>);
 pub(crate) struct Place {
     pub output_dir: PathBuf,
     pub identity: Identity,
+    /// Batches that are not needed any more are kept all the same.
+    pub keep_spool: bool,
     /// Larger than this, a journal loses its oldest events.
     pub journal_bytes: u64,
 }
@@ -195,6 +197,7 @@ impl Writer {
                 let _ = waiter.send(BatchReply::Batch(body));
                 Ok(())
             }
+            Job::Forget(_) if self.place.keep_spool => Ok(()),
             Job::Forget(before) => Ok(self.spool.forget(before)?),
             Job::Evaluated(report) => self.evaluated(report),
             Job::Snapshot(number, core) => self.snapshot(number, &core),

@@ -143,6 +143,7 @@ impl Prepared {
         let place = recorder::Place {
             output_dir: output_dir.clone(),
             identity: self.identity,
+            keep_spool: app.config.retention.keep_spool,
             journal_bytes: app.config.retention.journal_mb << 20,
         };
         let (recorder, recorder_thread) =

@@ -118,6 +118,8 @@ pub struct Config {
 pub struct RetentionConfig {
     /// Batches kept for a trainer that has saved no checkpoint; with checkpoints, those after the last one are kept.
     pub spool_steps: u64,
+    /// Keep every batch, also those that a checkpoint covers: `primerl verify` needs them.
+    pub keep_spool: bool,
     /// Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept.
     pub journal_mb: u64,
 }
@@ -126,6 +128,7 @@ impl Default for RetentionConfig {
     fn default() -> Self {
         RetentionConfig {
             spool_steps: 256,
+            keep_spool: false,
             journal_mb: 1024,
         }
     }

@@ -117,3 +117,21 @@ fn batches_for_a_trainer_without_checkpoints_are_bounded() {
     assert_eq!(run.core.refuses_resume(Step(2)), None);
     assert_eq!(fetched(&run.ask_batch(3, 0)), Some(Step(3)));
 }
+
+#[test]
+fn a_jump_of_the_clock_costs_leases_and_not_the_run() {
+    let mut run = under_way();
+    let jumped = run.pass(3600.0);
+    assert_said(&jumped, "was not heard of for 15 s");
+    assert!(!cancelled(&jumped).is_empty());
+    run.join(1, 0);
+    let before = run.core.now();
+    // Backwards, too: no time passes until the clock has caught up.
+    run.core.handle(Event::Tick, Time(0));
+    assert_eq!(run.core.now(), before);
+    let leased = run.lease(1, 4);
+    for lease in leased {
+        run.succeed(1, lease.rollout, 0);
+    }
+    assert_eq!(run.core.next_step(), Step(4), "the third batch is cut");
+}
