@@ -13,7 +13,7 @@ import xxhash
 from primerl.models.tiny import write_model
 from primerl.train import weights
 from primerl.train.checkpoint import save_checkpoint
-from primerl.train.weights import WeightsPublisher
+from primerl.train.weights import FILE, WeightsPublisher
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -119,12 +119,19 @@ def test_a_failed_publication_leaves_nothing(folder: Path, tmp_path: Path, monke
     assert (tmp_path / "broadcasts" / "LATEST").read_text() == "step_0"
 
 
-def test_a_version_is_published_once(folder: Path, tmp_path: Path) -> None:
+def test_a_version_that_is_computed_again_is_left_alone_unless_it_differs(folder: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     publisher = WeightsPublisher(tmp_path, keep_last=2, keep_all=False)
+    manifest = publisher.publish(model, 0)
+    written = manifest.stat().st_ino, (manifest.parent / FILE).stat().st_ino
+    assert publisher.publish(model, 0) == manifest
+    assert (manifest.stat().st_ino, (manifest.parent / FILE).stat().st_ino) == written
+    digest = json.loads(manifest.read_text())["digest"]
+    with torch.no_grad():
+        next(model.parameters()).add_(0.5)
     publisher.publish(model, 0)
-    with pytest.raises(FileExistsError, match="step_0 exists already"):
-        publisher.publish(model, 0)
+    assert json.loads(manifest.read_text())["digest"] != digest
+    assert [path.name for path in (tmp_path / "broadcasts").iterdir() if path.is_dir()] == ["step_0"]
 
 
 def test_checkpoint_loads_with_equal_logits_and_text_files(folder: Path, tmp_path: Path) -> None:

@@ -407,3 +407,15 @@ async fn a_disk_that_hangs_is_named() {
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_that_was_left_open_is_closed() {
+    let place = Place::new();
+    let process = Process::start(&place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    let open = common::client().post(format!("{}/start_weight_update", engine.url));
+    assert_eq!(open.send().await.unwrap().status(), 200);
+    join(&process, &engine).await;
+    run_to_the_end(&process, &place).await;
+    engine.stop().await;
+}

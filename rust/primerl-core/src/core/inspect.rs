@@ -30,6 +30,8 @@ pub enum BatchWait {
     Rollouts,
     /// An evaluation holds the next version back, or is all that is in flight.
     Evaluation,
+    /// Groups wait for a custom algorithm, and nothing is in flight.
+    Advantages,
     /// Engines serve and there is work, but no worker asks for it.
     WorkersAway,
 }
@@ -160,6 +162,7 @@ impl Core {
         }
         match self.in_flight() {
             (0, 0) if self.curriculum.missing().is_some() => BatchWait::NoWorker,
+            (0, 0) if !self.computing.is_empty() => BatchWait::Advantages,
             (0, 0) => BatchWait::WorkersAway,
             (0, _) => BatchWait::Evaluation,
             _ => BatchWait::Rollouts,

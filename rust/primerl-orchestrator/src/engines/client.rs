@@ -226,19 +226,30 @@ impl EngineClient {
 
     /// Load the weights in `folder` and label them `version`. The caller pauses before and proves after.
     pub async fn load(&self, folder: &str, version: PolicyVersion) -> Result<(), EngineError> {
-        self.administer("start_weight_update", "/start_weight_update", None)
-            .await?;
+        if let Err(error) = self.start_update().await {
+            // An orchestrator that died in the middle of an update left it open, and no other can begin. The label does
+            // not matter: nothing is asked of the engine before it has proved what is loaded now.
+            tracing::info!(engine = self.url, %error, "closing an update that was left open");
+            if self.finish_update("left open").await.is_err() {
+                return Err(error);
+            }
+            self.start_update().await?;
+        }
         let update = serde_json::json!({"update_info": {"path": folder}});
         self.administer("update_weights", "/update_weights", Some(&update))
             .await?;
-        let label = serde_json::json!({"weight_version": version.to_string()});
-        self.administer(
-            "finish_weight_update",
-            "/finish_weight_update",
-            Some(&label),
-        )
-        .await
-        .map(drop)
+        self.finish_update(&version.to_string()).await
+    }
+
+    async fn start_update(&self) -> Result<(), EngineError> {
+        let started = self.administer("start_weight_update", "/start_weight_update", None);
+        started.await.map(drop)
+    }
+
+    async fn finish_update(&self, label: &str) -> Result<(), EngineError> {
+        let label = serde_json::json!({"weight_version": label});
+        let (call, path) = ("finish_weight_update", "/finish_weight_update");
+        self.administer(call, path, Some(&label)).await.map(drop)
     }
 
     /// Check that every worker of the engine holds tensors of this digest, and the engine this label.

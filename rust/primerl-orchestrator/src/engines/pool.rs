@@ -134,6 +134,7 @@ impl Engines {
     /// Look for an engine that had joined before a restart.
     pub fn restore(self: &Arc<Self>, id: EngineId, url: &str) -> Result<(), String> {
         let engine = self.add(id, parse_url(url)?)?;
+        engine.state.lock().was_known = true;
         self.engines.write().push(engine);
         Ok(())
     }
@@ -152,6 +153,7 @@ impl Engines {
                 doing: "joining".into(),
                 max_model_len: None,
                 down_since: Some(Instant::now()),
+                was_known: false,
                 was_lost: false,
                 lost: CancellationToken::new(),
                 load: Load::default(),
@@ -221,7 +223,7 @@ impl Engines {
                 idle_share: state.load.idle_share(now),
                 doing: state.doing.clone(),
                 down_for: state.down_since.map(|since| now - since),
-                was_proved: state.load.counted_since.is_some(),
+                was_proved: state.was_known || state.load.counted_since.is_some(),
             }
         };
         self.engines.read().iter().map(describe).collect()

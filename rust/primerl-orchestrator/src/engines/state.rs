@@ -35,6 +35,8 @@ pub(super) struct EngineState {
     pub max_model_len: Option<u32>,
     /// Since when it could not be used: never reached yet, or lost and not proved again.
     pub down_since: Option<Instant>,
+    /// It was known before a restart of this process: it has been through its start-up.
+    pub was_known: bool,
     /// It has been lost at least once.
     pub was_lost: bool,
     /// Cancelled when the engine is lost: its requests go elsewhere at once.

@@ -53,7 +53,7 @@ impl Checker {
         let core = beginning.core;
         Checker {
             spool: Spool::new(output_dir, core.config().data_ranks),
-            counters: core.counters(),
+            counters: ends_of(core.counters()),
             next_step: core.next_step(),
             last_rollout: beginning.lives.keys().last().copied(),
             cut_by: BTreeMap::new(),
@@ -82,7 +82,7 @@ impl Checker {
         for fate in moment.ended {
             self.counters.count(fate.end.ended());
         }
-        let counted = moment.core.counters();
+        let counted = ends_of(moment.core.counters());
         if counted != self.counters {
             let told = self.counters;
             return Err(format!(
@@ -157,6 +157,16 @@ impl Checker {
                 "the trainer was given step {step}, where steps {kept} to {next} (without the last) could be had"
             )),
         }
+    }
+}
+
+/// Of the counters: leases and ends. Whether a rollout was also truncated, say, is no end.
+fn ends_of(counters: Counters) -> Counters {
+    Counters {
+        truncated: 0,
+        empty: 0,
+        errored: 0,
+        ..counters
     }
 }
 

@@ -1,7 +1,7 @@
 //! From lease to end: every rollout that has begun, and how each one ends.
 
 use primerl_core::counters::{Ended, VoidReason};
-use primerl_core::effect::CancelReason;
+use primerl_core::effect::{CancelReason, LeasedRollout};
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::pack::PackedBatch;
 use primerl_core::rollout::Rollout;
@@ -117,6 +117,41 @@ impl Life {
     }
 }
 
+/// What the effects of one event say of rollouts.
+#[derive(Default)]
+struct Said<'a> {
+    leased: Vec<&'a LeasedRollout>,
+    closed: Vec<RolloutId>,
+    failed: BTreeMap<RolloutId, &'a RolloutError>,
+    cancelled: BTreeMap<RolloutId, CancelReason>,
+    voided: Vec<(RolloutId, VoidReason)>,
+    cut: Vec<&'a PackedBatch>,
+}
+
+impl<'a> Said<'a> {
+    fn of(effects: &'a [Effect]) -> Said<'a> {
+        let mut said = Said::default();
+        for effect in effects {
+            match effect {
+                Effect::Lease { rollouts, .. } => said.leased.extend(rollouts),
+                Effect::RolloutClosed { rollout } => said.closed.push(*rollout),
+                Effect::RolloutFailed { rollout, error } => {
+                    said.failed.insert(*rollout, error);
+                }
+                Effect::CancelRollout {
+                    rollout, reason, ..
+                } => {
+                    said.cancelled.insert(*rollout, *reason);
+                }
+                Effect::RolloutVoided { rollout, reason } => said.voided.push((*rollout, *reason)),
+                Effect::BatchCut { batch } => said.cut.push(batch),
+                _ => {}
+            }
+        }
+        said
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub lives: BTreeMap<RolloutId, Life>,
@@ -153,53 +188,43 @@ impl Fates {
             } => self.report(*rollout, *worker, outcome),
             _ => {}
         }
-        let (mut ended, mut closed) = (Vec::new(), Vec::new());
-        let mut failed: BTreeMap<RolloutId, &RolloutError> = BTreeMap::new();
-        let mut cancelled: BTreeMap<RolloutId, CancelReason> = BTreeMap::new();
-        let mut voided: Vec<(RolloutId, VoidReason)> = Vec::new();
-        let mut cut: Vec<&PackedBatch> = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Lease { rollouts, .. } => self.lease(rollouts, core),
-                Effect::RolloutClosed { rollout } => closed.push(*rollout),
-                Effect::RolloutFailed { rollout, error } => {
-                    failed.insert(*rollout, error);
-                }
-                Effect::CancelRollout {
-                    rollout, reason, ..
-                } => {
-                    cancelled.insert(*rollout, *reason);
-                }
-                Effect::RolloutVoided { rollout, reason } => voided.push((*rollout, *reason)),
-                Effect::BatchCut { batch } => cut.push(batch),
-                _ => {}
-            }
+        let said = Said::of(effects);
+        said.leased
+            .iter()
+            .for_each(|leased| self.lease(leased.rollout, core));
+        let mut ended = Vec::new();
+        for id in &said.closed {
+            ended.extend(self.close(*id, &said, core.now()));
         }
-        for id in closed {
-            let Some(life) = self.lives.get_mut(&id) else {
-                continue;
-            };
-            let end = match (failed.get(&id), cancelled.get(&id), life.evaluates) {
-                (Some(error), _, _) => End::Failed((*error).clone()),
-                (None, Some(reason), _) => End::Cancelled(*reason),
-                (None, None, Some(_)) => End::Evaluated,
-                (None, None, None) => {
-                    life.is_finished = true;
-                    life.finished_at = Some(core.now());
-                    continue;
-                }
-            };
-            ended.extend(self.end(id, end, core.now()));
-        }
-        for (id, reason) in voided {
+        for (id, reason) in said.voided {
             ended.extend(self.end(id, End::Voided(reason), core.now()));
         }
-        for batch in cut {
+        for batch in said.cut {
             for id in rollouts_of(batch) {
                 ended.extend(self.end(id, End::Trained(batch.step), core.now()));
             }
         }
         ended
+    }
+
+    /// It is out of flight: over, or finished and waiting for its group.
+    fn close(&mut self, id: RolloutId, said: &Said<'_>, now: Time) -> Option<Fate> {
+        let life = self.lives.get_mut(&id)?;
+        let end = match (
+            said.failed.get(&id),
+            said.cancelled.get(&id),
+            life.evaluates,
+        ) {
+            (Some(error), _, _) => End::Failed((*error).clone()),
+            (None, Some(reason), _) => End::Cancelled(*reason),
+            (None, None, Some(_)) => End::Evaluated,
+            (None, None, None) => {
+                life.is_finished = true;
+                life.finished_at = Some(now);
+                return None;
+            }
+        };
+        self.end(id, end, now)
     }
 
     fn turn(&mut self, rollout: RolloutId, turn: &Turn) {
@@ -220,12 +245,10 @@ impl Fates {
         }
     }
 
-    fn lease(&mut self, leased: &[effect::LeasedRollout], core: &Core) {
-        for leased in leased {
-            if let Some(rollout) = core.rollout(leased.rollout) {
-                let life = Life::leased(rollout, core.now());
-                self.lives.insert(leased.rollout, life);
-            }
+    fn lease(&mut self, id: RolloutId, core: &Core) {
+        if let Some(rollout) = core.rollout(id) {
+            let life = Life::leased(rollout, core.now());
+            self.lives.insert(id, life);
         }
     }
 

@@ -1,136 +1,19 @@
 //! Where trainer, engines and workers waited, and for what. Each event begins a span in which everyone is in one state,
 //! so the states of each add up to the whole story.
 
+mod states;
+
 use super::play::{Beginning, Moment, Observer, Story, play};
-use super::spans::{Share, Spans, State, Timeline};
-use super::{InspectError, environment_name, name_of};
-use primerl_core::core::{BatchWait, EngineView, NoRollouts, WorkerView};
+use super::spans::{Share, Spans, Timeline};
+use super::{InspectError, environment_name};
 use primerl_core::*;
 use serde::Serialize;
+use states::{EngineState, TrainerState, WorkerState};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// So many of the longest waits are told.
 const LONGEST: usize = 5;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum TrainerState {
-    /// It has never asked for a batch.
-    Starting,
-    /// It has what it asked for: it trains, publishes, saves; or it is gone.
-    Busy,
-    Waits(BatchWait),
-    /// The batch was cut between two of its requests.
-    Collects,
-    RunOver,
-}
-
-impl State for TrainerState {
-    fn name(self) -> String {
-        match self {
-            TrainerState::Starting => "starting".to_owned(),
-            TrainerState::Busy => "busy".to_owned(),
-            TrainerState::Waits(wait) => format!("waits/{}", name_of(&wait)),
-            TrainerState::Collects => "waits/collects".to_owned(),
-            TrainerState::RunOver => "run_over".to_owned(),
-        }
-    }
-
-    fn in_words(self) -> &'static str {
-        match self {
-            TrainerState::Starting => "has not asked for a batch yet",
-            TrainerState::Busy => "trains, publishes, saves (it waits for no batch)",
-            TrainerState::Collects => "waits: the batch is there, to be asked for again",
-            TrainerState::RunOver => "the run is over",
-            TrainerState::Waits(wait) => match wait {
-                BatchWait::FirstWeights => "waits for itself to publish version 0",
-                BatchWait::NoEngine => "waits: no engine has joined",
-                BatchWait::EnginesLost => "waits: every engine is lost",
-                BatchWait::EnginesLoading => "waits: engines load weights, none serves",
-                BatchWait::EnginesUnproved => "waits: no engine has been told to load yet",
-                BatchWait::AsyncLevel => {
-                    "waits: max_async_level, no engine has proved a version new enough"
-                }
-                BatchWait::NoWorker => {
-                    "waits: an environment has no worker that listed its examples"
-                }
-                BatchWait::Rollouts => "waits for rollouts in flight",
-                BatchWait::Evaluation => "waits for an evaluation (it holds new weights back)",
-                BatchWait::WorkersAway => "waits: no worker asks for rollouts",
-            },
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum EngineState {
-    NotJoined,
-    /// In rotation, with rollouts in flight in the run.
-    Serves,
-    /// In rotation; no rollout is in flight.
-    Idle(NoRollouts),
-    Loads,
-    /// It joined, and has not been told to load.
-    Unproved,
-    Lost,
-}
-
-impl State for EngineState {
-    fn name(self) -> String {
-        match self {
-            EngineState::NotJoined => "not_joined".to_owned(),
-            EngineState::Serves => "serves".to_owned(),
-            EngineState::Idle(why) => format!("idle/{}", name_of(&why)),
-            EngineState::Loads => "loads".to_owned(),
-            EngineState::Unproved => "unproved".to_owned(),
-            EngineState::Lost => "lost".to_owned(),
-        }
-    }
-
-    fn in_words(self) -> &'static str {
-        match self {
-            EngineState::NotJoined => "has not joined yet",
-            EngineState::Serves => "serves while rollouts are in flight",
-            EngineState::Loads => "loads weights",
-            EngineState::Unproved => "waits for the first weights to load",
-            EngineState::Lost => "lost",
-            EngineState::Idle(why) => match why {
-                NoRollouts::AllCut => "idle: nothing is left to be sampled",
-                NoRollouts::Trainer => "idle: waits for the trainer (max_async_level, batch_size)",
-                NoRollouts::NoWorker => "idle: no worker listed its environment's examples",
-                NoRollouts::WorkersAway => "idle: no worker asks for rollouts",
-            },
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum WorkerState {
-    Runs,
-    /// No rollout, and it waits for a lease.
-    Asks,
-    /// No rollout, and no request: it starts, reports, or is gone and not missed yet.
-    Away,
-}
-
-impl State for WorkerState {
-    fn name(self) -> String {
-        match self {
-            WorkerState::Runs => "runs",
-            WorkerState::Asks => "asks",
-            WorkerState::Away => "away",
-        }
-        .to_owned()
-    }
-
-    fn in_words(self) -> &'static str {
-        match self {
-            WorkerState::Runs => "runs rollouts",
-            WorkerState::Asks => "waits for a rollout",
-            WorkerState::Away => "neither runs nor asks",
-        }
-    }
-}
 
 /// One wait of the trainer, from asking for a batch to getting it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -247,24 +130,6 @@ impl Ranks {
     }
 }
 
-fn engine_state(engine: &EngineView, idle: Option<NoRollouts>) -> EngineState {
-    match idle {
-        _ if engine.is_lost => EngineState::Lost,
-        _ if engine.updating.is_some() => EngineState::Loads,
-        _ if engine.proved.is_none() => EngineState::Unproved,
-        None => EngineState::Serves,
-        Some(why) => EngineState::Idle(why),
-    }
-}
-
-fn worker_state(worker: &WorkerView) -> WorkerState {
-    match (worker.running, worker.asks) {
-        (0, true) => WorkerState::Asks,
-        (0, false) => WorkerState::Away,
-        _ => WorkerState::Runs,
-    }
-}
-
 impl Watch {
     fn begin(beginning: &Beginning<'_>) -> Watch {
         let (core, now) = (beginning.core, beginning.core.now());
@@ -313,11 +178,11 @@ impl Watch {
                 .engines
                 .entry(engine.engine)
                 .or_insert_with(|| Timeline::new(EngineState::NotJoined, began));
-            timeline.turn_to(engine_state(&engine, idle), now);
+            timeline.turn_to(EngineState::of(&engine, idle), now);
         }
         self.working.clear();
         for worker in core.worker_views() {
-            let key = (worker.environment, worker_state(&worker));
+            let key = (worker.environment, WorkerState::of(&worker));
             *self.working.entry(key).or_default() += 1;
         }
         let (training, evaluation) = core.in_flight();

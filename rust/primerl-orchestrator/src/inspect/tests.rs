@@ -203,30 +203,35 @@ fn a_trained_rollout_is_found_in_its_group_and_its_step() {
         assert_eq!(good.count(), story.groups[0].rollouts.len());
         assert!(group.complete_s <= group.cut_s && group.complete_s.is_some());
 
-        let rollout = rollout(run.path(), line.rollout).expect("is known");
-        let end = rollout.end.expect("it ended");
-        assert_eq!((end.ended, end.step), (Ended::Trained, Some(*id)));
-        let player = rollout
-            .reports
-            .iter()
-            .find(|trace| trace.session == "player");
-        assert!(player.is_some_and(|trace| line.rewards.contains(&trace.reward)));
-        assert_eq!(rollout.turns.len() as u32, line.turns);
-        for turn in &rollout.turns {
-            let sampled: u32 = turn.versions.iter().map(|(_, tokens)| tokens).sum();
-            assert_eq!(u64::from(sampled), turn.sampled_tokens);
-            assert!(turn.after_s.is_some_and(|after| after >= 0.0));
-            assert!(
-                rollout
-                    .sampling
-                    .first()
-                    .is_some_and(|(at, _)| Some(*at) <= turn.at_s)
-            );
-            if let Some(parent) = turn.parent {
-                let parent = &rollout.turns[parent as usize];
-                let before = parent.prompt_tokens + parent.sampled_tokens;
-                assert_eq!(turn.prompt_tokens, before + turn.new_prompt_tokens);
-            }
+        check_trained(&run, line, *id);
+    }
+}
+
+/// `line` is what its step tells of it.
+fn check_trained(run: &Run, line: &group::RolloutLine, step: Step) {
+    let rollout = rollout(run.path(), line.rollout).expect("is known");
+    let end = rollout.end.expect("it ended");
+    assert_eq!((end.ended, end.step), (Ended::Trained, Some(step)));
+    let player = rollout
+        .reports
+        .iter()
+        .find(|trace| trace.session == "player");
+    assert!(player.is_some_and(|trace| line.rewards.contains(&trace.reward)));
+    assert_eq!(rollout.turns.len() as u32, line.turns);
+    for turn in &rollout.turns {
+        let sampled: u32 = turn.versions.iter().map(|(_, tokens)| tokens).sum();
+        assert_eq!(u64::from(sampled), turn.sampled_tokens);
+        assert!(turn.after_s.is_some_and(|after| after >= 0.0));
+        assert!(
+            rollout
+                .sampling
+                .first()
+                .is_some_and(|(at, _)| Some(*at) <= turn.at_s)
+        );
+        if let Some(parent) = turn.parent {
+            let parent = &rollout.turns[parent as usize];
+            let before = parent.prompt_tokens + parent.sampled_tokens;
+            assert_eq!(turn.prompt_tokens, before + turn.new_prompt_tokens);
         }
     }
 }
