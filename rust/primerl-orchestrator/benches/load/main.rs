@@ -104,13 +104,10 @@ fn main() {
     if !has("--bench") {
         return;
     }
-    let named = arguments
+    let mut named = arguments
         .iter()
         .skip_while(|argument| *argument != "--seconds");
-    let seconds: f64 = named
-        .skip(1)
-        .next()
-        .map_or(4.5, |value| value.parse().unwrap());
+    let seconds: f64 = named.nth(1).map_or(4.5, |value| value.parse().unwrap());
     let rollouts = if has("--full") { 200_000 } else { 60_000 };
     let place = Place::new();
     let config = place.path("orchestrator.toml");
