@@ -9,6 +9,7 @@
 pub mod admission;
 pub mod algorithm;
 pub mod batch;
+mod column;
 pub mod config;
 pub mod conversation;
 pub mod core;

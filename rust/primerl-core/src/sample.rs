@@ -40,6 +40,7 @@ pub struct Sample {
 /// Consecutive tokens that are all trained or all context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
+    #[serde(with = "crate::column")]
     token_ids: Arc<[u32]>,
     /// How many of `token_ids`, from the front; fewer than all where the sample was truncated.
     len: usize,
@@ -49,6 +50,7 @@ pub struct Segment {
 /// What the engine said of sampled tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
+    #[serde(with = "crate::column")]
     logprobs: Arc<[f32]>,
     /// Their lengths add up to the segment's.
     pub versions: Vec<VersionRun>,

@@ -54,9 +54,12 @@ pub struct Turn {
     pub parent: Option<TurnIndex>,
     /// `None` exactly when `parent` is `Some`.
     pub fork: Option<ForkReason>,
+    #[serde(with = "crate::column")]
     pub prompt_suffix: Arc<[u32]>,
+    #[serde(with = "crate::column")]
     pub sampled: Arc<[u32]>,
     /// Engine log-probability of each sampled token, nats; same length as `sampled`.
+    #[serde(with = "crate::column")]
     pub logprobs: Arc<[f32]>,
     /// Lengths add up to `sampled.len()`.
     pub versions: Vec<VersionRun>,

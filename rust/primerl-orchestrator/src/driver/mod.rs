@@ -229,7 +229,11 @@ impl Driver {
                 self.telemetry
                     .event_delay
                     .observe(sent.elapsed().as_secs_f64());
-                self.handle(event, reply)
+                let outcome = self.handle(event, reply);
+                self.telemetry
+                    .effect_delay
+                    .observe(sent.elapsed().as_secs_f64());
+                outcome
             }
         }
     }

@@ -24,7 +24,7 @@ pub use writer::{Journal, JournalError, Progress};
 use std::path::{Path, PathBuf};
 
 /// What a segment begins with; the last byte is the format's version.
-const MAGIC: [u8; 8] = *b"PRIMERL\x02";
+const MAGIC: [u8; 8] = *b"PRIMERL\x03";
 /// Bytes before a record's body: its length and its checksum.
 const HEADER: usize = 8;
 const SEGMENT: &str = "log";

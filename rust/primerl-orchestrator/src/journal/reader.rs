@@ -4,6 +4,8 @@
 use super::{HEADER, MAGIC, SEGMENT, files};
 use primerl_core::{Event, Time};
 use serde::Deserialize;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +81,7 @@ pub fn read_from(
     };
     let mut expected = segments.first().map_or(0, |(first, _)| (*first).min(after));
     let last = segments.len().saturating_sub(1);
+    let mut memory = Vec::new();
     for (index, (found, path)) in segments.into_iter().enumerate() {
         if found != expected {
             return Err(ReadError::Gap {
@@ -87,7 +90,7 @@ pub fn read_from(
                 expected,
             });
         }
-        let segment = Segment::read(path)?;
+        let segment = Segment::read(path, memory)?;
         let mut offset = MAGIC.len();
         while let Some(body) = segment.record_at(offset, index == last)? {
             expected += 1;
@@ -100,6 +103,7 @@ pub fn read_from(
         let whole = offset.min(length);
         tail.torn = (length - whole) as u64;
         tail.segment = Some((segment.path, whole as u64));
+        memory = segment.bytes;
     }
     tail.events = tail.events.max(expected);
     Ok(tail)
@@ -111,11 +115,19 @@ struct Segment {
 }
 
 impl Segment {
-    fn read(path: PathBuf) -> Result<Segment, ReadError> {
-        match std::fs::read(&path) {
+    /// Into the memory of the segment before: to be given fresh memory takes longer than to read.
+    fn read(path: PathBuf, memory: Vec<u8>) -> Result<Segment, ReadError> {
+        let mut bytes = memory;
+        bytes.clear();
+        let read = File::open(&path).and_then(|mut file| {
+            let length = file.metadata()?.len();
+            bytes.reserve(usize::try_from(length).unwrap_or(0));
+            file.read_to_end(&mut bytes)
+        });
+        match read {
             Err(source) => Err(ReadError::Io { path, source }),
             // A crash may leave a segment that was made and not begun.
-            Ok(bytes) if bytes.starts_with(&MAGIC) || MAGIC.starts_with(&bytes) => {
+            Ok(_) if bytes.starts_with(&MAGIC) || MAGIC.starts_with(&bytes) => {
                 Ok(Segment { path, bytes })
             }
             Ok(_) => Err(ReadError::Format { path }),

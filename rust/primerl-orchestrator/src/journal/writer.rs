@@ -267,12 +267,12 @@ fn write_until_closed(
     loop {
         let closed = match next_group(jobs) {
             Group::Events {
-                bytes,
+                records,
                 events,
                 sync,
                 closed,
             } => {
-                let mut outcome = write_group(&mut segment, written, &bytes);
+                let mut outcome = write_group(&mut segment, written, &records);
                 written += events;
                 if outcome.is_ok() && events > 0 {
                     progress.send_modify(|progress| progress.written = written);
@@ -318,7 +318,8 @@ fn sync_segment(
 
 enum Group {
     Events {
-        bytes: Vec<u8>,
+        /// In pieces, as they were handed over.
+        records: Vec<Vec<u8>>,
         events: u64,
         sync: bool,
         closed: bool,
@@ -334,31 +335,37 @@ fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
         Err(mpsc::RecvTimeoutError::Disconnected) => None,
     };
     let closed = first.is_none();
-    let (mut bytes, mut events, mut sync) = (Vec::new(), 0, false);
+    let (mut records, mut events, mut sync) = (Vec::new(), 0, false);
     for job in first.into_iter().chain(jobs.try_iter()) {
-        bytes.extend_from_slice(&job.bytes);
         events += job.events;
         sync |= job.sync;
+        records.push(job.bytes);
     }
     Group::Events {
-        bytes,
+        records,
         events,
         sync,
         closed,
     }
 }
 
-fn write_group(segment: &mut Segment, written: u64, bytes: &[u8]) -> Result<(), JournalError> {
-    if segment.bytes >= SEGMENT_BYTES && !bytes.is_empty() {
+fn write_group(
+    segment: &mut Segment,
+    written: u64,
+    records: &[Vec<u8>],
+) -> Result<(), JournalError> {
+    let bytes: usize = records.iter().map(Vec::len).sum();
+    if segment.bytes >= SEGMENT_BYTES && bytes > 0 {
         segment
             .file
             .sync_data()
             .map_err(|error| segment.failed(error))?;
         *segment = Segment::create(&segment.folder, written)?;
     }
-    segment.bytes += bytes.len() as u64;
-    segment
-        .file
-        .write_all(bytes)
+    segment.bytes += bytes as u64;
+    // Not joined first: where the disk is behind, that would be megabytes of fresh memory.
+    let mut pieces = records.iter().filter(|piece| !piece.is_empty());
+    pieces
+        .try_for_each(|piece| segment.file.write_all(piece))
         .map_err(|error| segment.failed(error))
 }

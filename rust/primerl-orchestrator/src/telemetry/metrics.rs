@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 /// Span over which `tokens.per_second` is taken.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
 
+/// Bounds of histograms of short times, seconds.
+const MICROSECONDS: [f64; 16] = [
+    1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
+];
+
 /// How a turn's prompt was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum TurnEnd {
@@ -69,6 +74,8 @@ pub struct Telemetry {
     pub event_delay: Histogram,
     /// Seconds the core takes for an event.
     pub handle_time: Histogram,
+    /// Seconds between an event's sending and the issue of its effects; those that wait for the disk wait after that.
+    pub effect_delay: Histogram,
     /// Seconds an engine takes for a request, failovers included.
     pub engine_time: Histogram,
     /// Seconds from a chat request's arrival to its engine request.
@@ -82,7 +89,7 @@ pub struct Telemetry {
 
 impl Default for Telemetry {
     fn default() -> Self {
-        let microseconds = || Histogram::new(exponential_buckets(1e-5, 4.0, 10));
+        let microseconds = || Histogram::new(MICROSECONDS);
         let seconds = || Histogram::new(exponential_buckets(1e-3, 4.0, 10));
         let mut telemetry = Telemetry {
             registry: Registry::with_prefix("primerl"),
@@ -92,6 +99,7 @@ impl Default for Telemetry {
             sampled_tokens: Counter::default(),
             event_delay: microseconds(),
             handle_time: microseconds(),
+            effect_delay: microseconds(),
             engine_time: seconds(),
             prepare_time: microseconds(),
             trainer: TrainerClock::default(),
@@ -136,6 +144,11 @@ impl Telemetry {
             "event_handling_seconds",
             "Time the core takes for an event",
             self.handle_time.clone(),
+        );
+        registry.register(
+            "effect_delay_seconds",
+            "Time from an event to its effects",
+            self.effect_delay.clone(),
         );
         registry.register(
             "engine_request_seconds",
