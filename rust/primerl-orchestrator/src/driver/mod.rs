@@ -48,8 +48,6 @@ enum Urgency {
     Nobody,
     /// Somebody whose answer may come together with others'.
     Soon,
-    /// Somebody to whom it is enough that the operating system has it.
-    Written,
     /// Somebody who holds up the run: the trainer.
     Now,
 }
@@ -81,6 +79,8 @@ pub(crate) struct Driver {
     snapshot_at: u64,
     /// Of what was added to them since the journal was last asked to sync.
     urgency: Urgency,
+    /// Somebody waits to whom it is enough that the operating system has an event.
+    flush_now: bool,
     next_sync: Instant,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
@@ -103,6 +103,7 @@ impl Driver {
             journal_wait: None,
             snapshot_at: 0,
             urgency: Urgency::Nobody,
+            flush_now: false,
             next_sync: app.origin,
             replies: HashMap::new(),
             last_tick: app.origin,
@@ -117,10 +118,8 @@ impl Driver {
     pub fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
         for effect in owed {
             match effect {
-                // Whoever asked for it is gone.
-                Effect::Batch { .. } => {}
-                // What had ended may go on by now.
-                Effect::Finished { .. } | Effect::Failed { .. } => {}
+                // Whoever asked for a batch is gone, and what had ended may go on by now.
+                Effect::Batch { .. } | Effect::Finished { .. } | Effect::Failed { .. } => {}
                 effect => self.effects.carry_out(effect, None),
             }
         }
@@ -129,6 +128,8 @@ impl Driver {
             self.effects.carry_out(effect, None);
         }
         self.handle(Event::Restarted, None)?;
+        // The next restart begins here: a process that is killed again and again would play back ever more.
+        self.take_snapshot(self.journal.appended());
         if let Some(reason) = self.core.finished() {
             let reason = reason.to_owned();
             self.effects.carry_out(Effect::Finished { reason }, None);
@@ -184,15 +185,15 @@ impl Driver {
         let now = Instant::now();
         let due = match self.urgency {
             Urgency::Nobody => false,
-            Urgency::Soon | Urgency::Written => now >= self.next_sync,
+            Urgency::Soon => now >= self.next_sync,
             Urgency::Now => true,
         };
+        let flush_now = std::mem::take(&mut self.flush_now);
         if !due {
-            if self.urgency == Urgency::Written {
-                self.urgency = Urgency::Soon;
-                return self.journal.flush();
-            }
-            return Ok(());
+            return match flush_now {
+                true => self.journal.flush(),
+                false => Ok(()),
+            };
         }
         self.urgency = Urgency::Nobody;
         self.next_sync = now + BETWEEN_SYNCS;
@@ -248,7 +249,7 @@ impl Driver {
         match (reply, &event) {
             (Some(Reply::Written(waiter)), _) => {
                 self.written.push_back((number, waiter));
-                self.urgency = self.urgency.max(Urgency::Written);
+                self.flush_now = true;
                 self.note_wait();
             }
             (
@@ -291,7 +292,9 @@ impl Driver {
                 self.carry_out(effect);
             }
         }
-        self.take_snapshot(number);
+        if self.journal.bytes() - self.snapshot_at >= BETWEEN_SNAPSHOTS {
+            self.take_snapshot(number);
+        }
         Ok(())
     }
 
@@ -308,9 +311,7 @@ impl Driver {
 
     /// Copies share their tokens, so this takes no time that anyone would notice.
     fn take_snapshot(&mut self, number: u64) {
-        if self.journal.bytes() - self.snapshot_at < BETWEEN_SNAPSHOTS
-            || self.core.finished().is_some()
-        {
+        if self.core.finished().is_some() {
             return;
         }
         self.snapshot_at = self.journal.bytes();
