@@ -9,6 +9,7 @@ from primerl.config.load import ConfigError, fail, load
 
 
 def simulate(arguments: list[str]) -> int:
+    from primerl.config.resolve import write_text
     from primerl.config.simulate import SimulateConfig
 
     # How it is shown is no part of the plan.
@@ -30,10 +31,9 @@ def simulate(arguments: list[str]) -> int:
     if config.output_dir is not None:
         folder = Path(config.output_dir)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "report.json").write_text(numbers + "\n")
-            (folder / "report.txt").write_text(simulated["table"])
-            (folder / "timeline.svg").write_text(simulated["picture"])
+            write_text(folder / "report.json", numbers + "\n")
+            write_text(folder / "report.txt", simulated["table"])
+            write_text(folder / "timeline.svg", simulated["picture"])
         except OSError as error:
             return fail(f"output_dir: {folder} cannot be written: {error}")
         if not as_json:

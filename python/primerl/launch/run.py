@@ -163,7 +163,6 @@ class Launcher:
         self.console = console
         self.began = time.monotonic()
         self.interrupts = 0
-        self.kinds: dict[str, str] = {}
         self.described: dict[str, ProcessConfig] = {}
         self.killed: dict[str, list[float]] = {}  # when
         self.url = ""
@@ -228,7 +227,6 @@ class Launcher:
         self.console.say(f"{doing} in {self.folder}")
         orchestrator = resolve.orchestrator(self.config)
         resolve.write(orchestrator)
-        self.kinds[orchestrator.name] = orchestrator.kind
         self.described[orchestrator.name] = orchestrator
         started = start(processes, orchestrator)
         url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
@@ -237,11 +235,10 @@ class Launcher:
             return False
         self.url = url
         for process in write_configs(self.config, self.url):
-            self.kinds[process.name] = process.kind
             self.described[process.name] = process
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
-        self.console.say(f"orchestrator at {self.url}; {len(self.kinds)} processes, logs in {self.folder / 'logs'}")
+        self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
         return True
 
     def _watch(self, processes: Processes) -> None:
@@ -265,7 +262,7 @@ class Launcher:
                     raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
 
     def _ended(self, processes: Processes, process: Process) -> None:
-        kind = self.kinds[process.name]
+        kind = self.described[process.name].kind
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
             return None
@@ -292,11 +289,9 @@ class Launcher:
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":
             return
-
-        def others(ended: Process) -> None:
-            self._ended(processes, ended)
-
-        url = wait_for_orchestrator(processes, process, self.folder, self._check_interrupt, others)
+        url = wait_for_orchestrator(
+            processes, process, self.folder, self._check_interrupt, lambda ended: self._ended(processes, ended)
+        )
         if url is None:
             self.early[process.name] = time.monotonic()
         elif url != self.url:
@@ -308,7 +303,7 @@ class Launcher:
     def _say_goodbye(self, processes: Processes) -> None:
         """Env workers have been told that the run is over and end by themselves; engines have to be stopped."""
         deadline = time.monotonic() + GOODBYE_S
-        workers = [process for name, process in processes.by_name.items() if self.kinds[name] == "env-worker"]
+        workers = [process for name, process in processes.by_name.items() if self.described[name].kind == "env-worker"]
         while time.monotonic() < deadline and not all(process.ended for process in workers):
             self._check_interrupt()
             processes.poll(TICK_S)
@@ -342,7 +337,7 @@ class Launcher:
             return
         known = orchestrator_status.worker_pids(self.status)
         for name, process in processes.by_name.items():
-            if self.kinds[name] != "env-worker" or process.ended:
+            if self.described[name].kind != "env-worker" or process.ended:
                 continue
             if process.pid in known:
                 self.workers_seen[name] = now
@@ -363,7 +358,7 @@ class Launcher:
             "start_s": (self.training_began or now) - self.began,
             "run_s": now - (self.training_began or now),
             "processes": {
-                name: {"kind": self.kinds[name], "code": process.code, "cpu_s": process.cpu_s}
+                name: {"kind": self.described[name].kind, "code": process.code, "cpu_s": process.cpu_s}
                 for name, process in processes.by_name.items()
             },
             "launcher_cpu_s": own.ru_utime + own.ru_stime,

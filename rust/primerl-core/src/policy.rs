@@ -40,6 +40,14 @@ pub struct Engine {
     pub lost: Option<String>,
 }
 
+impl Engine {
+    fn lose(&mut self, reason: String) {
+        self.proved = None;
+        self.updating = None;
+        self.lost = Some(reason);
+    }
+}
+
 /// An engine to be told to load a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
@@ -148,9 +156,8 @@ impl Ledger {
 
     /// Takes all engines out of rotation, for a reason that is not theirs.
     pub fn lose_all(&mut self, reason: &str) {
-        let engines: Vec<EngineId> = self.engines.keys().copied().collect();
-        for engine in engines {
-            self.lose(engine, reason.to_owned());
+        for engine in self.engines.values_mut() {
+            engine.lose(reason.to_owned());
         }
     }
 
@@ -174,9 +181,7 @@ impl Ledger {
         let Some(engine) = self.engines.get_mut(&engine) else {
             return false;
         };
-        engine.proved = None;
-        engine.updating = None;
-        engine.lost = Some(reason);
+        engine.lose(reason);
         true
     }
 

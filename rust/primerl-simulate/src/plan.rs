@@ -280,14 +280,7 @@ impl Plan {
                 max_per_engine: u32::MAX,
                 ..Admission::default()
             },
-            buffer: Buffer {
-                online_difficulty_filtering: false,
-                easy_threshold: 0.8,
-                hard_threshold: 0.2,
-                easy_fraction: 0.0,
-                hard_fraction: 0.0,
-                seed: None,
-            },
+            buffer: Buffer::default(),
             trajectory_strategy: TrajectoryStrategy::Interleaved,
             truncated_rollouts: TruncatedRollouts::Train,
             long_samples: LongSamples::Drop,
@@ -296,12 +289,7 @@ impl Plan {
                 role: Role::Train,
                 ratio: 1.0,
                 max_retries: 2,
-                algorithm: Algorithm {
-                    kind: AlgorithmKind::Grpo,
-                    normalize_std: false,
-                    length_normalization: LengthNormalization::Token,
-                    shuffle_advantages: false,
-                },
+                algorithm: Algorithm::default(),
             }],
             timeouts: Timeouts {
                 rollout: Duration::from_secs_f64(orchestrator.rollout_s),

@@ -20,6 +20,20 @@ pub struct Buffer {
     pub seed: Option<u64>,
 }
 
+impl Default for Buffer {
+    /// Nothing is filtered.
+    fn default() -> Self {
+        Buffer {
+            online_difficulty_filtering: false,
+            easy_threshold: 0.8,
+            hard_threshold: 0.2,
+            easy_fraction: 0.0,
+            hard_fraction: 0.0,
+            seed: None,
+        }
+    }
+}
+
 impl Buffer {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         for (field, value) in [

@@ -15,6 +15,18 @@ pub struct Algorithm {
     pub shuffle_advantages: bool,
 }
 
+impl Default for Algorithm {
+    /// Plain GRPO.
+    fn default() -> Self {
+        Algorithm {
+            kind: AlgorithmKind::Grpo,
+            normalize_std: false,
+            length_normalization: LengthNormalization::Token,
+            shuffle_advantages: false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmKind {

@@ -26,14 +26,7 @@ pub fn config() -> Config {
         oversampling_factor: 1.0,
         spool_steps: 100,
         admission: Admission::default(),
-        buffer: Buffer {
-            online_difficulty_filtering: false,
-            easy_threshold: 0.8,
-            hard_threshold: 0.2,
-            easy_fraction: 0.0,
-            hard_fraction: 0.0,
-            seed: None,
-        },
+        buffer: Buffer::default(),
         trajectory_strategy: TrajectoryStrategy::Interleaved,
         truncated_rollouts: TruncatedRollouts::Train,
         long_samples: LongSamples::Drop,
@@ -65,12 +58,7 @@ pub fn environment(name: &str) -> Environment {
 
 /// Plain GRPO. Change it with struct update.
 pub fn grpo() -> Algorithm {
-    Algorithm {
-        kind: AlgorithmKind::Grpo,
-        normalize_std: false,
-        length_normalization: LengthNormalization::Token,
-        shuffle_advantages: false,
-    }
+    Algorithm::default()
 }
 
 /// An evaluation environment, evaluated at version 0, every `interval` versions, and at the end.

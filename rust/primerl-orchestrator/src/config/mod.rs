@@ -219,14 +219,15 @@ pub struct BufferConfig {
 
 impl Default for BufferConfig {
     fn default() -> Self {
+        let core = primerl_core::config::Buffer::default();
         BufferConfig {
-            online_difficulty_filtering: false,
-            easy_threshold: 0.8,
-            hard_threshold: 0.2,
-            easy_fraction: 0.0,
-            hard_fraction: 0.0,
+            online_difficulty_filtering: core.online_difficulty_filtering,
+            easy_threshold: core.easy_threshold,
+            hard_threshold: core.hard_threshold,
+            easy_fraction: core.easy_fraction,
+            hard_fraction: core.hard_fraction,
             env_ratios: None,
-            seed: None,
+            seed: core.seed,
         }
     }
 }
