@@ -14,20 +14,28 @@ pub struct WriteError {
 
 /// Write `bytes` to `path`, whole or not at all; missing folders are made.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    write(path, bytes).map_err(|source| WriteError {
+    write_whole_with(path, |file| file.write_all(bytes))
+}
+
+/// As [`write_whole`], of what is too large to be put together in memory first: `content` writes it.
+pub fn write_whole_with(
+    path: &Path,
+    content: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), WriteError> {
+    write(path, content).map_err(|source| WriteError {
         path: path.to_owned(),
         source,
     })
 }
 
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write(path: &Path, content: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     fs::create_dir_all(folder)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = folder.join(name);
     let mut file = File::create(&temporary)?;
-    file.write_all(bytes)?;
+    content(&mut file)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;
     File::open(folder)?.sync_all()

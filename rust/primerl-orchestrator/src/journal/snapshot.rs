@@ -1,10 +1,12 @@
 //! The whole core on disk, and what may be deleted once it is.
 
 use super::{SEGMENT, SNAPSHOT, files, path_of};
-use crate::files::{WriteError, write_whole};
+use crate::files::{WriteError, write_whole_with};
 use primerl_core::Core;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::Path;
 
 /// Snapshots that are always kept: should the newest be damaged, the run goes on from the one before.
@@ -45,13 +47,42 @@ pub fn write(
         identity,
         core,
     };
-    let body = rmp_serde::to_vec_named(&written).map_err(|error| WriteError {
-        path: path.clone(),
-        source: std::io::Error::other(error),
-    })?;
-    let mut bytes = crc32fast::hash(&body).to_le_bytes().to_vec();
-    bytes.extend_from_slice(&body);
-    write_whole(&path, &bytes)
+    write_whole_with(&path, |file| {
+        // The checksum's place; it is known at the end.
+        file.write_all(&[0; 4])?;
+        let mut body = BufWriter::with_capacity(1 << 20, Hashed::new(file));
+        rmp_serde::encode::write_named(&mut body, &written).map_err(io::Error::other)?;
+        let checksum = body.into_inner()?.checksum.finalize();
+        file.rewind()?;
+        file.write_all(&checksum.to_le_bytes())
+    })
+}
+
+/// Takes the checksum of what passes through.
+struct Hashed<'a> {
+    file: &'a mut File,
+    checksum: crc32fast::Hasher,
+}
+
+impl Hashed<'_> {
+    fn new(file: &mut File) -> Hashed<'_> {
+        Hashed {
+            file,
+            checksum: crc32fast::Hasher::new(),
+        }
+    }
+}
+
+impl Write for Hashed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.checksum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Read a snapshot; the error says what is wrong with the file.
