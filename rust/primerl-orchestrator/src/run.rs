@@ -26,7 +26,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -60,7 +60,8 @@ pub struct Running {
     stop: CancellationToken,
     tasks: TaskTracker,
     server: tokio::task::JoinHandle<std::io::Result<()>>,
-    driver: tokio::task::JoinHandle<()>,
+    /// Fires when the driver has ended.
+    driver: CancellationToken,
     recorder: JoinHandle<()>,
     /// There was nothing left to do: nobody is told where we are.
     is_over: bool,
@@ -162,12 +163,13 @@ impl Prepared {
             .transpose()
             .map_err(RunError::Thread)?;
         let effects = Effects::new(&app, recorder, advantages);
-        let driver_task = begin(story, effects, &app)?;
+        let driver = begin(story, effects, &app)?;
+        let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
         let serving = axum::serve(listener, server::router(Arc::clone(&app)))
             .with_graceful_shutdown(stop.clone().cancelled_owned());
         let running = Running {
             server: tokio::spawn(serving.into_future()),
-            driver: tokio::spawn(driver_task.run(inbox, stop.clone())),
+            driver,
             recorder: recorder_thread,
             stop,
             tasks,
@@ -263,7 +265,7 @@ impl Running {
                         _ => RunError::TaskDied { task: "the HTTP server" },
                     }));
                 }
-                _ = &mut self.driver => return Err(Arc::new(RunError::TaskDied { task: "the driver" })),
+                () = self.driver.cancelled() => return Err(Arc::new(RunError::TaskDied { task: "the driver" })),
                 () = shutdown.cancelled(), if !asked => {
                     asked = true;
                     self.app.driver.send(Event::ShutdownRequested { reason: "a signal to stop".into() });
@@ -281,7 +283,7 @@ impl Running {
             stop,
             tasks,
             mut server,
-            mut driver,
+            driver,
             recorder,
             is_over: _,
             _lock,
@@ -296,12 +298,19 @@ impl Running {
         if tokio::time::timeout(drain, tasks.wait()).await.is_err() {
             tracing::warn!("engine tasks did not stop in time");
         }
-        if !driver.is_finished() && tokio::time::timeout(drain, &mut driver).await.is_err() {
-            driver.abort();
+        if tokio::time::timeout(drain, driver.cancelled())
+            .await
+            .is_err()
+        {
+            tracing::warn!("the driver did not stop in time");
         }
         // The driver held the journal and the way to the recorder: both end by themselves, after their last write.
-        let recorded = tokio::task::spawn_blocking(move || recorder.join());
-        if tokio::time::timeout(LAST_WRITES, recorded).await.is_err() {
+        let given_up = Instant::now() + LAST_WRITES;
+        while !recorder.is_finished() && Instant::now() < given_up {
+            // Not awaited on a thread: a machine that is short of threads may refuse one more.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        if !recorder.is_finished() {
             tracing::error!("the disk does not take the last records; they are given up");
         }
         tracing::info!(
@@ -337,6 +346,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         request_timeout: Duration::from_secs_f64(config.timeouts.engine_request_s),
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
+        vocabulary_size: renderer.vocabulary_size(),
     }
 }
 

@@ -134,6 +134,11 @@ impl ModelFiles {
             .find_map(|name| self.model_value(name).and_then(as_id))
     }
 
+    /// Tokens the model knows; `None` when `config.json` does not say.
+    pub fn vocabulary_size(&self) -> Option<u32> {
+        self.model_value("vocab_size").and_then(as_id)
+    }
+
     // Multimodal configs keep the language model's values one level down.
     fn model_value(&self, name: &str) -> Option<&Value> {
         let inner = self.config.get("text_config").and_then(Value::as_object);

@@ -18,6 +18,7 @@ pub struct Renderer {
     tool_template: Option<ChatTemplate>,
     stop_token_ids: Vec<u32>,
     max_positions: Option<u32>,
+    vocabulary_size: Option<u32>,
     parser: Box<dyn ResponseParser>,
     pub(crate) proofs: Proofs,
 }
@@ -43,6 +44,7 @@ impl Renderer {
             tool_template,
             stop_token_ids,
             max_positions: files.max_positions(),
+            vocabulary_size: files.vocabulary_size(),
             parser: Box::new(PlainText),
             proofs: Proofs::default(),
         };
@@ -95,6 +97,12 @@ impl Renderer {
     /// Context length of the model in tokens, when `config.json` says it.
     pub fn max_positions(&self) -> Option<u32> {
         self.max_positions
+    }
+
+    /// Numbers of tokens the model computes a probability for, when `config.json` says it; some of them may be no tokens
+    /// of the tokenizer.
+    pub fn vocabulary_size(&self) -> Option<u32> {
+        self.vocabulary_size
     }
 
     pub(crate) fn template_for(&self, options: &RenderOptions) -> &ChatTemplate {

@@ -1,4 +1,4 @@
-//! The task that owns the core. Everything that happens comes here as an event, in one order; every event goes into
+//! What owns the core, on a thread of its own. Everything that happens comes here as an event, in one order; every event goes into
 //! the journal before its effects are carried out, and durable effects wait until it is on disk.
 //!
 //! ```text
@@ -9,9 +9,11 @@
 //! Nothing here waits for anything but the inbox, the journal's progress and the core's next deadline.
 
 mod handle;
+mod thread;
 
 pub(crate) use handle::Reply;
 pub use handle::{BatchReply, DriverHandle, Inbox, LeaseReply, RunOver, channel};
+pub(crate) use thread::start;
 
 use crate::app::App;
 use crate::effects::Effects;
@@ -36,6 +38,8 @@ const FLUSH: Duration = Duration::from_millis(200);
 /// A sync that can wait is asked for this long after the one before: each costs the disk, and a CPU, as much as handling
 /// several events.
 const BETWEEN_SYNCS: Duration = Duration::from_millis(10);
+/// Likewise for what only has to outlive this process: each wakes the journal's thread, and that wakes the driver.
+const BETWEEN_FLUSHES: Duration = Duration::from_millis(2);
 
 /// A disk that does not take an event for this long is as good as gone.
 const STUCK: Duration = Duration::from_secs(20);
@@ -82,6 +86,7 @@ pub(crate) struct Driver {
     /// Somebody waits to whom it is enough that the operating system has an event.
     flush_now: bool,
     next_sync: Instant,
+    next_flush: Instant,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
     /// When events that nobody waits for are handed to the journal's writer.
@@ -105,6 +110,7 @@ impl Driver {
             urgency: Urgency::Nobody,
             flush_now: false,
             next_sync: app.origin,
+            next_flush: app.origin,
             replies: HashMap::new(),
             last_tick: app.origin,
             flush_at: None,
@@ -138,18 +144,12 @@ impl Driver {
     }
 
     /// Runs until `stop`, or until the journal cannot be written.
-    pub async fn run(mut self, mut inbox: Inbox, stop: CancellationToken) {
+    async fn run(mut self, mut inbox: Inbox, stop: CancellationToken) {
         let mut progress = self.journal.progress();
         let mut messages = Vec::with_capacity(GROUP);
         loop {
             let tick = self.next_tick();
-            self.flush_at = match (self.urgency, self.journal.is_waiting()) {
-                (Urgency::Nobody, false) => None,
-                (Urgency::Nobody, true) => {
-                    Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH))
-                }
-                _ => Some(self.next_sync),
-            };
+            self.flush_at = self.next_flush();
             let flush_at = self.flush_at.unwrap_or(tick);
             let outcome = tokio::select! {
                 () = stop.cancelled() => return,
@@ -163,17 +163,14 @@ impl Driver {
                     Ok(()) => self.release(&mut progress),
                     Err(_) => Err(JournalError::Stopped),
                 },
-                () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => match self.urgency {
-                    Urgency::Nobody => self.journal.flush(),
-                    // The sync that is now due takes them along.
-                    _ => Ok(()),
-                },
+                // What is due is done below.
+                () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => Ok(()),
                 () = tokio::time::sleep_until(tick.into()) => {
                     self.last_tick = Instant::now();
                     self.handle(Event::Tick, None)
                 }
             };
-            let outcome = outcome.and_then(|()| self.sync_if_due());
+            let outcome = outcome.and_then(|()| self.flush_if_due());
             if let Err(error) = outcome {
                 self.failures.fail(RunError::Journal(error));
                 return;
@@ -181,19 +178,32 @@ impl Driver {
         }
     }
 
-    fn sync_if_due(&mut self) -> Result<(), JournalError> {
+    /// When the journal's writer is to be given what it has not been given yet.
+    fn next_flush(&self) -> Option<Instant> {
+        let sync = (self.urgency != Urgency::Nobody).then_some(self.next_sync);
+        let written = self.flush_now.then_some(self.next_flush);
+        let due = sync.into_iter().chain(written).min();
+        let idle = || Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH));
+        due.or_else(|| self.journal.is_waiting().then(idle).flatten())
+    }
+
+    fn flush_if_due(&mut self) -> Result<(), JournalError> {
         let now = Instant::now();
-        let due = match self.urgency {
+        let sync = match self.urgency {
             Urgency::Nobody => false,
             Urgency::Soon => now >= self.next_sync,
             Urgency::Now => true,
         };
-        let flush_now = std::mem::take(&mut self.flush_now);
-        if !due {
-            return match flush_now {
-                true => self.journal.flush(),
-                false => Ok(()),
-            };
+        let written = self.flush_now && now >= self.next_flush;
+        let idle = self.journal.is_waiting() && self.flush_at.is_some_and(|at| now >= at);
+        if !sync && !written && !idle {
+            return Ok(());
+        }
+        self.flush_now = false;
+        self.flush_at = None;
+        self.next_flush = now + BETWEEN_FLUSHES;
+        if !sync {
+            return self.journal.flush();
         }
         self.urgency = Urgency::Nobody;
         self.next_sync = now + BETWEEN_SYNCS;

@@ -1,6 +1,6 @@
 //! One engine over HTTP: vLLM's surface, as much of it as a run needs. No state, no retries, no policy.
 
-use super::generate::{GenerateAnswer, Generated};
+use super::generate::{Bounds, GenerateAnswer, Generated};
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -164,6 +164,7 @@ impl EngineClient {
     pub async fn generate(
         &self,
         body: bytes::Bytes,
+        bounds: Bounds,
         timeout: Duration,
     ) -> Result<Generated, EngineError> {
         let request = self
@@ -174,7 +175,7 @@ impl EngineClient {
             .body(body);
         let bytes = bytes_of("generate", request).await?;
         let answer: GenerateAnswer = parse("generate", &bytes)?;
-        answer.check()
+        answer.check(&bounds)
     }
 
     pub async fn health(&self) -> Result<(), EngineError> {

@@ -70,14 +70,44 @@ struct VersionSpan {
 /// What vLLM reports where a log-probability is not finite.
 const NOT_FINITE: f32 = -9999.0;
 
+/// A log-probability is at most 0; engines that compute in half precision may miss that by this much.
+const LOGPROB_ROUNDING: f32 = 1e-3;
+
+/// What an answer cannot exceed.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub max_tokens: u32,
+    /// Token ids are below this; `None` where the model does not say.
+    pub vocabulary_size: Option<u32>,
+}
+
+impl Bounds {
+    fn check(&self, token_ids: &[u32]) -> Result<(), String> {
+        if token_ids.len() > self.max_tokens as usize {
+            let (n, max) = (token_ids.len(), self.max_tokens);
+            return Err(format!(
+                "{n} tokens were sampled, at most {max} were asked for"
+            ));
+        }
+        let size = self.vocabulary_size.unwrap_or(u32::MAX);
+        match token_ids.iter().find(|id| **id >= size) {
+            Some(id) => Err(format!(
+                "token id {id} is not of this model, whose vocabulary has {size}"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
 impl GenerateAnswer {
-    pub fn check(self) -> Result<Generated, EngineError> {
+    pub fn check(self, bounds: &Bounds) -> Result<Generated, EngineError> {
         let malformed = |problem: String| EngineError::Malformed {
             call: "generate",
             problem,
         };
         let [choice] = <[Choice; 1]>::try_from(self.choices)
             .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;
+        bounds.check(&choice.token_ids).map_err(malformed)?;
         let content = choice
             .logprobs
             .map(|logprobs| logprobs.content)
@@ -100,6 +130,11 @@ impl GenerateAnswer {
             return Err(malformed(
                 "a sampled token has no finite log-probability".into(),
             ));
+        }
+        if let Some(logprob) = logprobs.iter().find(|logprob| **logprob > LOGPROB_ROUNDING) {
+            return Err(malformed(format!(
+                "{logprob} is no log-probability: it is above 0"
+            )));
         }
         let versions = version_runs(
             choice.weight_versions.unwrap_or_default(),
@@ -161,7 +196,10 @@ mod tests {
     fn check(answer: serde_json::Value) -> Result<Generated, EngineError> {
         serde_json::from_value::<GenerateAnswer>(answer)
             .expect("is shaped like an answer")
-            .check()
+            .check(&Bounds {
+                max_tokens: 3,
+                vocabulary_size: Some(8),
+            })
     }
 
     fn answer(versions: serde_json::Value) -> serde_json::Value {
@@ -190,6 +228,31 @@ mod tests {
         assert!(
             matches!(check(answer(spans)), Err(EngineError::Unproved { label }) if label == "default")
         );
+    }
+
+    #[test]
+    fn what_the_model_cannot_have_sampled_is_refused() {
+        let versions = |n: usize| serde_json::json!([{"version": "3", "start": 0, "end": n}]);
+        let refused = |answer: serde_json::Value| match check(answer) {
+            Err(EngineError::Malformed { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        let mut above = answer(versions(3));
+        above["choices"][0]["logprobs"]["content"][1]["logprob"] = 5.0.into();
+        assert!(refused(above).contains("5 is no log-probability"));
+        let mut foreign = answer(versions(3));
+        foreign["choices"][0]["token_ids"][2] = 8.into();
+        foreign["choices"][0]["logprobs"]["content"][2]["token_id"] = 8.into();
+        assert!(refused(foreign).contains("token id 8"));
+        let mut long = answer(versions(4));
+        let choice = &mut long["choices"][0];
+        choice["token_ids"] = serde_json::json!([5, 6, 7, 7]);
+        let last = choice["logprobs"]["content"][2].clone();
+        choice["logprobs"]["content"]
+            .as_array_mut()
+            .expect("is a list")
+            .push(last);
+        assert!(refused(long).contains("at most 3"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! requests; which of them, `routing` chooses.
 
 use super::client::{EngineClient, EngineError, parse_url};
-use super::generate::{GenerateBody, Generated, SamplingParams};
+use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
 use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
@@ -28,6 +28,8 @@ pub struct EnginesConfig {
     pub request_timeout: Duration,
     pub update_timeout: Duration,
     pub stop_token_ids: Vec<u32>,
+    /// Of the model; `None` where it does not say.
+    pub vocabulary_size: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -296,9 +298,13 @@ impl Engines {
             cache_salt: slot.version.to_string(),
         };
         let body = serde_json::to_vec(&body)?.into();
+        let bounds = Bounds {
+            max_tokens: request.max_tokens,
+            vocabulary_size: self.config.vocabulary_size,
+        };
         let left = request.deadline.saturating_duration_since(Instant::now());
         let answer = tokio::select! {
-            answer = slot.engine.client.generate(body, left.min(self.config.request_timeout)) => answer,
+            answer = slot.engine.client.generate(body, bounds, left.min(self.config.request_timeout)) => answer,
             () = slot.lost.cancelled() => Err(EngineError::Malformed {
                 call: "generate",
                 problem: "the engine was lost while it worked on the request".into(),
