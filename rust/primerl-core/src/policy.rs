@@ -66,6 +66,9 @@ pub struct Ledger {
     last_published: Option<PolicyVersion>,
     /// Where it began.
     resumed_at: Option<PolicyVersion>,
+    /// Of every version from which a trainer may go on.
+    #[serde(default)]
+    digests: BTreeMap<PolicyVersion, String>,
     /// What engines are brought to.
     wanted: Option<PolicyVersion>,
     newest_proved: Option<PolicyVersion>,
@@ -102,7 +105,9 @@ impl Ledger {
                 "version {version} was published, but the trainer went on from version {resumed_at}"
             ));
         }
-        let last = self.last_published?;
+        let Some(last) = self.last_published else {
+            return self.refuses_start(version, digest);
+        };
         if version < last {
             return Some(format!(
                 "version {version} was published, but version {last} is out already: versions only go up"
@@ -115,11 +120,29 @@ impl Ledger {
         })
     }
 
+    /// A trainer that goes on has to begin with the very weights with which it was at that version: what was sampled
+    /// and cut since came from them.
+    fn refuses_start(&self, version: PolicyVersion, digest: &str) -> Option<String> {
+        let known = self.digests.get(&version)?;
+        (self.resumed_at == Some(version) && known != digest).then(|| {
+            format!(
+                "version {version} was published before, with other weights: the model or the checkpoint the run began \
+                 with has changed since; put it back, or begin a new run in another output_dir"
+            )
+        })
+    }
+
+    /// No trainer goes on from versions before this one any more.
+    pub fn forget_before(&mut self, version: PolicyVersion) {
+        self.digests = self.digests.split_off(&version);
+    }
+
     /// Of a version that is not refused. Repeating one changes nothing. A trainer that went back to a checkpoint comes
     /// by versions again; where it computed other weights than before, these replace the first ones: engines that
     /// serve them have to load anew. Returns whether that happened.
     pub fn publish(&mut self, version: PolicyVersion, published: Published) -> bool {
         self.last_published = Some(version);
+        self.digests.insert(version, published.digest.clone());
         if self.newest_published.is_none_or(|newest| version > newest) {
             self.newest_published = Some(version);
             self.published.insert(version, published);

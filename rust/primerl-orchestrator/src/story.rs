@@ -20,7 +20,7 @@ pub(crate) struct Story {
 }
 
 /// What a run must not change half-way: everything the core is told but [`MAY_CHANGE`], how rollouts are sampled, and
-/// the model's tokenizer and template.
+/// the model's shape, tokenizer and template. Its weights are the trainer's: their hash is that of version 0.
 pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity {
     let mut identity = Identity::new();
     let mut values = serde_json::json!(core);
@@ -33,6 +33,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         identity.insert(name, format!("{sampling:?}"));
     }
     for name in [
+        "config.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",

@@ -111,6 +111,7 @@ impl Core {
     /// Tells the shell which batches nobody will ask for.
     pub(super) fn forget_batches(&mut self) {
         let before = self.batches.kept_from();
+        self.ledger.forget_before(before.trains());
         self.effects.push(Effect::ForgetBatches { before });
     }
 

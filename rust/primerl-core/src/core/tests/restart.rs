@@ -73,6 +73,29 @@ fn a_trainer_goes_back_to_its_checkpoint_and_no_further() {
 }
 
 #[test]
+fn a_trainer_that_goes_on_with_other_weights_than_it_was_at_is_refused() {
+    let mut run = under_way();
+    run.publish(1);
+    run.prove(0, 1);
+    let resume = |run: &mut Run, version: u64, digest: &str| {
+        run.send(Event::TrainerResumed {
+            step: Step(version),
+        });
+        run.send(Event::WeightsPublished {
+            version: PolicyVersion(version),
+            manifest: "m".to_owned(),
+            digest: digest.to_owned(),
+        })
+    };
+    for version in [0, 1] {
+        let refused = resume(&mut run, version, "another model");
+        assert_said(&refused, "the model or the checkpoint");
+        assert_eq!(updates(&refused), []);
+    }
+    assert_eq!(said(&resume(&mut run, 1, "d1")), "");
+}
+
+#[test]
 fn weights_that_are_computed_again_may_differ_and_are_loaded_again() {
     let mut run = under_way();
     run.publish(1);
