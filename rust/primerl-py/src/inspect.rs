@@ -1,6 +1,7 @@
 //! Reading a run's journal: conversions of `primerl_orchestrator::inspect`.
 
 use crate::errors::{PrimerlError, with_causes};
+use crate::interrupt::interruptible;
 use primerl_core::{ExampleIndex, GroupId, RolloutId, Step};
 use primerl_orchestrator::inspect::{self, InspectError, Question};
 use pyo3::exceptions::PyValueError;
@@ -43,7 +44,7 @@ pub fn inspect_run<'py>(
     number: Option<u64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let question = question(what, number)?;
-    let answer = py.detach(|| inspect::answer(&output_dir, question));
+    let answer = interruptible(py, move || inspect::answer(&output_dir, question))?;
     convert(py, answer)
 }
 
@@ -56,15 +57,19 @@ pub fn inspect_buffer<'py>(
     environment: Option<String>,
     example: Option<u32>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let asked = match (&environment, example) {
+    let asked = match (environment, example) {
         (None, None) => None,
-        (Some(environment), Some(example)) => Some((environment.as_str(), ExampleIndex(example))),
+        (Some(environment), Some(example)) => Some((environment, ExampleIndex(example))),
         _ => {
             return Err(PyValueError::new_err(
                 "environment and example belong together: give both, or none",
             ));
         }
     };
-    let answer = py.detach(|| inspect::answer_buffer(&output_dir, asked));
+    let answer = interruptible(py, move || {
+        let asked = asked.as_ref();
+        let asked = asked.map(|(environment, example)| (environment.as_str(), *example));
+        inspect::answer_buffer(&output_dir, asked)
+    })?;
     convert(py, answer)
 }

@@ -4,6 +4,7 @@ mod engine;
 mod envs;
 mod errors;
 mod inspect;
+mod interrupt;
 mod orchestrator;
 mod render;
 mod simulate;

@@ -2,6 +2,7 @@
 
 use crate::advantages::functions;
 use crate::errors::{PrimerlError, with_causes};
+use crate::interrupt::SIGNALS;
 use parking_lot::Mutex;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::in_process::{InProcess, InProcessError, Pending};
@@ -11,8 +12,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a blocked call looks for signals.
-const SIGNALS: Duration = Duration::from_millis(100);
 /// An orderly end takes up to five seconds and a farewell.
 const LONGEST_END: Duration = Duration::from_secs(12);
 
@@ -35,6 +34,15 @@ pub struct Orchestrator {
     config: Config,
     run: Mutex<Option<Arc<InProcess>>>,
     pid: u32,
+}
+
+impl Drop for Orchestrator {
+    /// A forked child has none of the threads that the end of a run waits for.
+    fn drop(&mut self) {
+        if std::process::id() != self.pid {
+            std::mem::forget(self.run.get_mut().take());
+        }
+    }
 }
 
 impl Orchestrator {

@@ -1,6 +1,7 @@
 //! The capacity planner for Python: conversions of `primerl_simulate`.
 
 use crate::errors::PrimerlError;
+use crate::interrupt::interruptible;
 use primerl_simulate::{Plan, PlanError, Report, WhatIf};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -18,7 +19,7 @@ struct Simulated {
     picture: String,
 }
 
-/// Play a plan in virtual time. Releases the GIL while it does.
+/// Play a plan in virtual time. Releases the GIL while it does; Ctrl-C ends it.
 #[pyfunction]
 #[pyo3(signature = (plan, what_if = true))]
 pub fn simulate<'py>(
@@ -28,8 +29,7 @@ pub fn simulate<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let plan: Plan = pythonize::depythonize(plan)
         .map_err(|error| PyValueError::new_err(format!("plan: {error}")))?;
-    let simulated = py
-        .detach(|| run(&plan, what_if))
+    let simulated = interruptible(py, move || run(&plan, what_if))?
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     let result = pythonize::pythonize(py, &simulated);
     result.map_err(|error| PrimerlError::new_err(error.to_string()))
