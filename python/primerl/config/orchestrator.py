@@ -22,7 +22,7 @@ from primerl.config.environment import (
 class Sampling(Section):
     """How training rollouts are sampled."""
 
-    temperature: float = Field(default=1.0, gt=0, le=10)
+    temperature: float = Field(default=1.0, ge=0.001, le=10)
     """Sampling temperature; the trainer divides its logits by the same number."""
     max_tokens: PositiveInt = 512
     """Longest completion of one turn, in tokens."""
@@ -108,7 +108,7 @@ class OrchestratorTimeouts(Section):
 
     rollout_s: Seconds = 600.0
     """A rollout that has not ended after this long is cancelled and counts as failed."""
-    worker_s: Seconds = 15.0
+    worker_s: float = Field(default=15.0, ge=1)
     """A worker that was not heard of for this long has lost its leases."""
     long_poll_s: Seconds = 10.0
     """Longest time a request for leases or a batch waits before it is answered with a reason."""
@@ -120,7 +120,7 @@ class OrchestratorTimeouts(Section):
     """Longest time an engine may take to load new weights."""
     weights_s: Seconds = 600.0
     """A trainer that holds a batch and has not published its weights for this long is warned about."""
-    trainer_s: Seconds = 25.0
+    trainer_s: float = Field(default=25.0, ge=1)
     """The run fails when a trainer that sends heartbeats has been silent for this long."""
     no_engine_s: Seconds = 60.0
     """The run fails when no engine was reachable for this long."""
@@ -152,9 +152,9 @@ class Orchestration(Section):
     """Rollouts with which a group is trained when the others are lost; all of them where it is left out."""
     group_on_cancel: Literal["refill", "drop"] = "refill"
     """What becomes of a group that loses a rollout as stale: `refill` starts another in its place, `drop` does not."""
-    max_async_level: NonNegativeInt = 2
+    max_async_level: int = Field(default=2, ge=0, le=1_000_000)
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
-    max_off_policy_steps: NonNegativeInt = 8
+    max_off_policy_steps: int = Field(default=8, ge=0, le=1_000_000)
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""

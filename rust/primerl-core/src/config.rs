@@ -104,6 +104,9 @@ pub struct FlopsModel {
     pub quadratic: f64,
 }
 
+/// More says nothing that this does not, and would leave no room to count beyond it.
+const MOST_STEPS_APART: u64 = 1_000_000;
+
 /// What is wrong with a [`Config`]; each message names the field and what to do about it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -131,6 +134,17 @@ pub enum ConfigError {
          set group_size to at least 2"
     )]
     GroupOfOne,
+    #[error(
+        "group_size = 1 with buffer.online_difficulty_filtering: a reward alone is always equal to itself, so every group \
+         would be left out; set group_size to at least 2, or filtering to false"
+    )]
+    FilteredGroupOfOne,
+    #[error("{field} = {value} is more than {most}; lower it")]
+    TooLarge {
+        field: &'static str,
+        value: u64,
+        most: u64,
+    },
     #[error(
         "max_off_policy_steps = {max_off_policy_steps} is below max_async_level = {max_async_level}: \
          rollouts would be generated only to be voided as stale; raise the first or lower the second"
@@ -266,6 +280,9 @@ impl Config {
         if self.group_size == 1 && self.environments.iter().any(relative) {
             return Err(ConfigError::GroupOfOne);
         }
+        if self.group_size == 1 && self.buffer.online_difficulty_filtering {
+            return Err(ConfigError::FilteredGroupOfOne);
+        }
         let (batch_size, group_size) = (self.batch_size, self.group_size);
         if batch_size % group_size != 0 {
             let whole = batch_size / group_size;
@@ -289,6 +306,15 @@ impl Config {
         }
         let (max_off_policy_steps, max_async_level) =
             (self.max_off_policy_steps, self.max_async_level);
+        for (field, value) in [
+            ("max_async_level", max_async_level),
+            ("max_off_policy_steps", max_off_policy_steps),
+        ] {
+            if value > MOST_STEPS_APART {
+                let most = MOST_STEPS_APART;
+                return Err(ConfigError::TooLarge { field, value, most });
+            }
+        }
         if max_off_policy_steps < max_async_level {
             return Err(ConfigError::AsyncBeyondOffPolicy {
                 max_off_policy_steps,

@@ -128,7 +128,7 @@ fn bad_configs_are_refused_before_anything_starts() {
     refused(
         &place,
         &good.replace("worker_s = 5.0", "worker_s = -1.0"),
-        &["timeouts.worker_s", "above 0"],
+        &["timeouts.worker_s", "1 to a year"],
     );
     refused(
         &place,

@@ -14,7 +14,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_mend() {
-    let cases: [(String, &[&str]); 26] = [
+    let cases: [(String, &[&str]); 28] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
@@ -23,6 +23,17 @@ fn each_message_names_the_field_and_the_mend() {
         (
             message(|c| c.group_size = 1),
             &["group_size = 1", "at least 2"],
+        ),
+        (
+            message(|c| {
+                (c.group_size, c.buffer.online_difficulty_filtering) = (1, true);
+                c.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
+            }),
+            &["group_size = 1", "online_difficulty_filtering"],
+        ),
+        (
+            message(|c| c.max_off_policy_steps = u64::MAX),
+            &["max_off_policy_steps = 18446744073709551615", "1000000"],
         ),
         (message(|c| c.data_ranks = 0), &["data_ranks is 0"]),
         (

@@ -55,8 +55,8 @@ impl Config {
     fn validate_sampling(&self) -> Result<(), ConfigError> {
         let sampling = &self.sampling;
         let temperature = sampling.temperature;
-        if !(temperature.is_finite() && temperature > 0.0) {
-            let mend = "training needs a temperature above 0";
+        if !(0.001..=10.0).contains(&temperature) {
+            let mend = "give 0.001 to 10: training divides by it";
             return Err(field(
                 "sampling.temperature",
                 format!("is {temperature}"),
@@ -132,12 +132,17 @@ impl Config {
             ("trainer_s", timeouts.trainer_s),
         ];
         for (name, seconds) in all {
+            // Who is silent between two heartbeats is not lost.
+            let least = match name {
+                "worker_s" | "trainer_s" => 1.0,
+                _ => 0.001,
+            };
             // A year: larger numbers overflow the clock's arithmetic.
-            if !(seconds > 0.0 && seconds <= 366.0 * 86_400.0) {
+            if !(least..=366.0 * 86_400.0).contains(&seconds) {
                 return Err(field(
                     &format!("timeouts.{name}"),
                     format!("is {seconds}"),
-                    "give seconds above 0 and up to a year",
+                    format!("give seconds, {least} to a year"),
                 ));
             }
         }
