@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::config::Config;
 use crate::failure::RunError;
-use crate::journal::{self, Identity, Journal, JournalError};
+use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
@@ -79,8 +79,9 @@ impl Story {
             path: folder.to_owned(),
             source,
         })?;
-        let journal = Journal::create(folder).map_err(RunError::Journal)?;
+        // In this order: a run that is killed in between has a beginning, and no events.
         journal::write_snapshot(folder, 0, identity, &core)?;
+        let journal = Journal::resume(folder, &Tail::default()).map_err(RunError::Journal)?;
         Ok(Story {
             core,
             journal,

@@ -7,8 +7,9 @@
 //!                      000000118220.log
 //!                      000000120007.snapshot
 //! ```
-//! A `.log` begins with [`MAGIC`]; then come records of `u32 length, u32 crc32 of the body, body`, little-endian, the
-//! body msgpack of `(time, event)`. One writer thread: a sync covers every event appended before it (group commit).
+//! A `.log` begins with [`MAGIC`]; then come records of `u32 length, u32 crc32 of the length, u32 crc32 of the body, body`,
+//! little-endian, the body msgpack of `(time, event)`. A length has a checksum of its own: a damaged one would pass for a
+//! record that a crash cut short, and everything after it for torn. One writer thread: a sync covers every event appended before it (group commit).
 //! A restart is the newest whole snapshot and the events since, played back ([`restore`]).
 
 mod reader;
@@ -24,11 +25,22 @@ pub use writer::{Journal, JournalError, Progress};
 use std::path::{Path, PathBuf};
 
 /// What a segment begins with; the last byte is the format's version.
-const MAGIC: [u8; 8] = *b"PRIMERL\x03";
-/// Bytes before a record's body: its length and its checksum.
-const HEADER: usize = 8;
+const MAGIC: [u8; 8] = *b"PRIMERL\x04";
+/// Bytes before a record's body: its length and the two checksums.
+const HEADER: usize = 12;
 const SEGMENT: &str = "log";
 const SNAPSHOT: &str = "snapshot";
+
+fn header(body: &[u8]) -> [u8; HEADER] {
+    let length = (body.len() as u32).to_le_bytes();
+    let checksums = [crc32fast::hash(&length), crc32fast::hash(body)];
+    let [of_length, of_body] = checksums.map(u32::to_le_bytes);
+    let mut header = [0; HEADER];
+    for (place, part) in header.chunks_exact_mut(4).zip([length, of_length, of_body]) {
+        place.copy_from_slice(&part);
+    }
+    header
+}
 
 fn path_of(folder: &Path, number: u64, extension: &str) -> PathBuf {
     folder.join(format!("{number:012}.{extension}"))

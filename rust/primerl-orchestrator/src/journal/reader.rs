@@ -1,7 +1,7 @@
 //! The reading half: every whole record, in order. A record that a crash cut short ends the journal; a damaged one, or a
 //! segment that is missing, is an error.
 
-use super::{HEADER, MAGIC, SEGMENT, files};
+use super::{HEADER, MAGIC, SEGMENT, files, header};
 use primerl_core::{Event, Time};
 use serde::Deserialize;
 use std::fs::File;
@@ -40,6 +40,15 @@ pub enum ReadError {
     )]
     Gap {
         path: PathBuf,
+        found: u64,
+        expected: u64,
+    },
+    #[error(
+        "{folder}: the events end after number {found}, and a snapshot covers {expected}: the last of the journal's files \
+         is missing or was cut; restore it from a copy, or begin a new run in another output_dir"
+    )]
+    Short {
+        folder: PathBuf,
         found: u64,
         expected: u64,
     },
@@ -105,7 +114,14 @@ pub fn read_from(
         tail.segment = Some((segment.path, whole as u64));
         memory = segment.bytes;
     }
-    tail.events = tail.events.max(expected);
+    if expected < after {
+        return Err(ReadError::Short {
+            folder: folder.to_owned(),
+            found: expected,
+            expected: after,
+        });
+    }
+    tail.events = expected;
     Ok(tail)
 }
 
@@ -140,22 +156,16 @@ impl Segment {
         if rest.is_empty() {
             return Ok(None);
         }
-        let Some((checksum, body)) = parse(rest) else {
-            return match may_be_torn {
-                true => Ok(None),
-                false => Err(ReadError::Cut {
-                    path: self.path.clone(),
-                    offset,
-                }),
-            };
-        };
-        if crc32fast::hash(body) == checksum && !body.is_empty() {
-            return Ok(Some(body));
-        }
-        // A power loss can leave a file longer than what was written to it.
-        match may_be_torn && rest.iter().all(|byte| *byte == 0) {
-            true => Ok(None),
-            false => Err(ReadError::Checksum {
+        match parse(rest) {
+            Record::Whole(body) => Ok(Some(body)),
+            Record::Cut if may_be_torn => Ok(None),
+            Record::Cut => Err(ReadError::Cut {
+                path: self.path.clone(),
+                offset,
+            }),
+            // A power loss can leave a file longer than what was written to it.
+            Record::Damaged if may_be_torn && rest.iter().all(|byte| *byte == 0) => Ok(None),
+            Record::Damaged => Err(ReadError::Checksum {
                 path: self.path.clone(),
                 offset,
             }),
@@ -171,12 +181,32 @@ impl Segment {
     }
 }
 
-/// Checksum and body of the record that `bytes` begin with, if it is there in full.
-fn parse(bytes: &[u8]) -> Option<(u32, &[u8])> {
-    let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let checksum = u32::from_le_bytes(bytes.get(4..HEADER)?.try_into().ok()?);
-    let body = bytes.get(HEADER..HEADER.checked_add(length)?)?;
-    Some((checksum, body))
+/// What some bytes begin with.
+enum Record<'a> {
+    Whole(&'a [u8]),
+    /// They end before it does.
+    Cut,
+    Damaged,
+}
+
+fn parse(bytes: &[u8]) -> Record<'_> {
+    let Some((expected, rest)) = bytes.split_at_checked(HEADER) else {
+        return Record::Cut;
+    };
+    let (length, of_length) = (&expected[..4], &expected[4..8]);
+    if crc32fast::hash(length).to_le_bytes() != of_length {
+        return Record::Damaged;
+    }
+    let length = length
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| (sum << 8) | usize::from(*byte));
+    match rest.get(..length) {
+        None => Record::Cut,
+        Some([]) => Record::Damaged,
+        Some(body) if header(body) != expected => Record::Damaged,
+        Some(body) => Record::Whole(body),
+    }
 }
 
 #[cfg(test)]

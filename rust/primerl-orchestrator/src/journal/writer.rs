@@ -1,6 +1,6 @@
 //! The writing half. The driver appends without waiting; whoever needs durability watches [`Progress`].
 
-use super::{HEADER, MAGIC, SEGMENT, Tail, exists, path_of};
+use super::{HEADER, MAGIC, SEGMENT, Tail, exists, header, path_of};
 use primerl_core::{Event, Time};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -134,10 +134,8 @@ impl Journal {
             return Err(JournalError::Encode(Arc::new(error)));
         }
         let record = &mut bytes[start..];
-        let body = &record[HEADER..];
-        let (length, checksum) = (body.len() as u32, crc32fast::hash(body));
-        record[..4].copy_from_slice(&length.to_le_bytes());
-        record[4..HEADER].copy_from_slice(&checksum.to_le_bytes());
+        let header = header(&record[HEADER..]);
+        record[..HEADER].copy_from_slice(&header);
         self.appended += 1;
         self.bytes += record.len() as u64;
         self.waiting.events += 1;
