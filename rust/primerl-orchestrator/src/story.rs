@@ -161,7 +161,7 @@ fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError
 
 /// Make the shell know what the core knows: open rollouts with their conversations, workers, engines.
 pub(crate) fn restore(app: &App, core: &Core) {
-    app.gateway.rollouts.begin_at(core.lost_rollouts().end);
+    app.gateway.rollouts.begin_at(core.next_rollout());
     for open in core.open_rollouts() {
         let sampling = app.samplings[open.lease.environment.0 as usize].clone();
         app.gateway.restore(&open, sampling);
@@ -172,7 +172,6 @@ pub(crate) fn restore(app: &App, core: &Core) {
         workers.map(|open| (open.worker, open.environment, open.name)),
         leases.map(|open| (open.worker, open.lease.rollout)),
         core.next_worker(),
-        core.lost_rollouts(),
     );
     *app.examples.lock() = core.known_examples().collect();
     for (engine, url) in core.known_engines() {

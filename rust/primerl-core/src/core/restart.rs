@@ -7,7 +7,6 @@ use crate::deadlines::Due;
 use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::turn::Turn;
-use std::ops::Range;
 
 /// Numbers passed over after a restart: what was handed out in the last moment before it, and is not in the journal,
 /// must not be handed out again as something else.
@@ -76,9 +75,9 @@ impl Core {
         WorkerId(self.next_worker + LOST_NUMBERS)
     }
 
-    /// Numbers of rollouts that may have been leased and are not in the journal; those after a restart come after them.
-    pub fn lost_rollouts(&self) -> Range<RolloutId> {
-        RolloutId(self.next_rollout)..RolloutId(self.next_rollout + LOST_NUMBERS)
+    /// The number of the next rollout after a restart.
+    pub fn next_rollout(&self) -> RolloutId {
+        RolloutId(self.next_rollout + LOST_NUMBERS)
     }
 
     /// Whether the run came to its end, and did not fail: there is nothing left to do.
@@ -184,6 +183,7 @@ impl Core {
             self.forget_lease_request(request);
         }
         self.next_rollout += LOST_NUMBERS;
+        self.next_group += LOST_NUMBERS;
         self.next_worker += LOST_NUMBERS;
         for (request, asked) in std::mem::take(&mut self.batches.requests) {
             self.deadlines.clear(asked.deadline, Due::Batch(request));

@@ -2,6 +2,7 @@
 
 pub mod observer;
 pub mod simulator;
+pub mod witness;
 
 use crate::config::*;
 use crate::event::{Outcome, Trace};

@@ -1,6 +1,7 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
 mod limits;
+mod whole;
 
 use crate::config::*;
 use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
@@ -28,7 +29,7 @@ struct LeasedAt {
 }
 
 /// What happened so far. Each method panics with the rule that was broken.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Observer {
     config: Config,
     pub sampled: BTreeMap<u32, SampledToken>,
@@ -112,7 +113,11 @@ impl Observer {
             Event::EngineJoined { engine, .. } | Event::EngineLost { engine, .. } => {
                 self.serving.remove(engine);
             }
-            Event::Restarted => self.serving.clear(),
+            Event::Restarted => {
+                self.serving.clear();
+                // Whoever asked does not listen any more.
+                self.waiting.clear();
+            }
             _ => {}
         }
     }
@@ -135,7 +140,12 @@ impl Observer {
             self.finished.is_none()
                 || matches!(
                     effect,
-                    Effect::NoLease { finished: true, .. } | Effect::NoMoreBatches { .. }
+                    Effect::NoLease { finished: true, .. }
+                        | Effect::NoMoreBatches { .. }
+                        | Effect::LimitEngine { .. }
+                        | Effect::ForgetBatches { .. }
+                        | Effect::WorkerLost { .. }
+                        | Effect::Warn { .. }
                 ),
             "after the end: {effect:?}"
         );
@@ -199,11 +209,6 @@ impl Observer {
         }
     }
 
-    /// Whoever asked does not listen any more.
-    pub fn forget_request(&mut self, request: RequestId) {
-        self.waiting.remove(&request);
-    }
-
     /// No request waits longer than a long poll.
     pub fn after_event(&self, now: Time) {
         for (request, since) in &self.waiting {
@@ -211,40 +216,6 @@ impl Observer {
                 now < *since + self.config.timeouts.long_poll,
                 "request {request} was not answered in time"
             );
-        }
-    }
-
-    /// Evaluations that the config asks for, in a run that went to its end: all are reported, once, in order.
-    pub fn check_evaluations(&self) {
-        for (id, environment) in self.config.environment_ids() {
-            let Role::Evaluate(evaluation) = &environment.role else {
-                continue;
-            };
-            let versions: Vec<u64> = self
-                .evaluations
-                .iter()
-                .filter(|report| report.environment == id)
-                .map(|report| report.version.0)
-                .collect();
-            let due = |version: &u64| {
-                *version == self.config.max_steps
-                    || (*version == 0 && evaluation.base_model)
-                    || (*version > 0
-                        && evaluation
-                            .interval
-                            .is_some_and(|interval| version.is_multiple_of(interval)))
-            };
-            assert_eq!(
-                versions,
-                (0..=self.config.max_steps).filter(due).collect::<Vec<_>>()
-            );
-        }
-    }
-
-    /// Every rollout that was leased is closed.
-    pub fn check_all_closed(&self) {
-        for (id, leased) in &self.leased {
-            assert!(leased.closed, "rollout {id} was never closed");
         }
     }
 

@@ -3,9 +3,14 @@
 
 mod actors;
 mod custom;
+mod disk;
+mod engines;
 mod messages;
+mod process;
 mod restarts;
+mod trainer;
 mod turns;
+mod workers;
 
 use crate::config::Config;
 use crate::core::Core;
@@ -13,8 +18,11 @@ use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;
 use crate::testing::observer::Observer;
+use crate::testing::witness::Witness;
 use crate::time::{Duration, Time};
 use actors::{Action, Engine, Trainer, Worker};
+use disk::Disk;
+use process::{Process, Reply, Withheld};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -54,6 +62,22 @@ pub struct Faults {
     pub report_late: f64,
     /// An engine, from its start to its death, takes many times longer than usual.
     pub engine_slow: f64,
+    /// `None`: whatever is written is on disk at once.
+    pub disk: Option<DiskFaults>,
+}
+
+/// A disk that takes its time, so that what is on its way to it is lost when the orchestrator dies. What a journal's
+/// event leads to is seen outside only when the event is safe, as the orchestrator's driver does it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiskFaults {
+    /// A write takes seconds instead of milliseconds.
+    pub slow: f64,
+    /// A write fails, which ends the orchestrator; it is started again once the disk works.
+    pub fails: f64,
+    /// The orchestrator dies with its machine, and all that is not synced.
+    pub power_fails: f64,
+    /// At a restart the newest snapshot cannot be read.
+    pub snapshot_damaged: f64,
 }
 
 /// A component that is killed for good, to see that someone is told.
@@ -111,14 +135,43 @@ pub struct Simulator {
     trainer: Trainer,
     next_request: u64,
     next_worker: u64,
+    /// Worker processes so far.
+    processes: u64,
     next_token: u32,
     pub events: u64,
-    /// What a journal would hold: the core as it was at some time, and every event since.
-    snapshot: Core,
-    journal: Vec<(Time, Event)>,
+    /// What was told outside, which no restart may take back.
+    pub witness: Witness,
+    disk: Disk,
+    process: Process,
+    /// So far the core's clock is behind: it stands still while there is no orchestrator.
+    behind: Duration,
+    pub restarts: Restarts,
+    /// Why the run is over, once it is recorded that it is.
+    ended: Option<String>,
     pub late_reports: u64,
     /// Every event, if it is set before the run.
     pub recorded: Option<Vec<(Time, Event)>>,
+}
+
+/// What the restarts of a simulation were like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restarts {
+    pub kills: u64,
+    pub power_losses: u64,
+    pub disk_failures: u64,
+    /// Events that had happened and were not on disk.
+    pub lost_events: u64,
+    /// Batches that were cut for good and not written.
+    pub lost_batches: u64,
+    pub damaged_snapshots: u64,
+    /// Workers that nobody knew any more.
+    pub lost_workers: u64,
+    /// Rollouts that somebody ran and nobody knew any more.
+    pub lost_leases: u64,
+    /// Answers that an agent had seen and that were lost.
+    pub lost_turns: u64,
+    /// Results told again for want of an answer.
+    pub repeated_reports: u64,
 }
 
 impl Simulator {
@@ -139,27 +192,32 @@ impl Simulator {
             trainer: Trainer::default(),
             next_request: 0,
             next_worker: 0,
+            processes: 0,
             next_token: 1,
             events: 0,
-            snapshot: core.clone(),
-            journal: Vec::new(),
+            witness: Witness::default(),
+            disk: Disk::new(&scenario, core.clone()),
+            process: Process::new(0),
+            behind: Duration(0),
+            restarts: Restarts::default(),
+            ended: None,
             recorded: None,
             core,
             late_reports: 0,
             scenario,
         };
+        simulator.process.serves = true;
         simulator.start();
         simulator
     }
 
     /// Plays on until the core says `Finished` (returns the reason), or until `give_up` (returns `None`).
     pub fn run(&mut self) -> Option<String> {
-        while self.observer.finished.is_none() {
+        while self.ended.is_none() {
             let planned = self.agenda.first_key_value().map(|((at, _), _)| *at);
-            let next = [planned, self.core.next_deadline()]
-                .into_iter()
-                .flatten()
-                .min()?;
+            let deadline = self.core.next_deadline().filter(|_| self.process.serves);
+            let deadline = deadline.map(|at| at + self.behind);
+            let next = [planned, deadline].into_iter().flatten().min()?;
             if next > self.scenario.give_up {
                 return None;
             }
@@ -171,7 +229,7 @@ impl Simulator {
                 self.send(Event::Tick);
             }
         }
-        self.observer.finished.clone()
+        self.ended.clone()
     }
 
     fn start(&mut self) {
@@ -193,25 +251,46 @@ impl Simulator {
         }
     }
 
-    /// Gives an event to the core, and carries out what it says.
-    fn send(&mut self, event: Event) {
+    fn core_now(&self) -> Time {
+        Time(self.now.0 - self.behind.0)
+    }
+
+    /// Gives an event to the core, and carries out what it says, as far as that need not wait for the disk. Returns the
+    /// event's number.
+    fn send(&mut self, event: Event) -> u64 {
         self.events += 1;
-        if self.scenario.faults.orchestrator_dies > 0.0 {
-            self.journal.push((self.now, event.clone()));
-        }
+        let now = self.core_now();
+        let number = self.disk.append(now, &event);
         if let Some(recorded) = &mut self.recorded {
-            recorded.push((self.now, event.clone()));
+            recorded.push((now, event.clone()));
         }
-        self.observer.saw_event(&event, self.now);
-        let effects = self.core.handle(event, self.now);
+        self.observer.saw_event(&event, now);
+        let effects = self.core.handle(event, now);
         self.core.check().expect("the core's invariants hold");
         for effect in &effects {
             self.observer.saw_effect(effect);
         }
-        self.observer.after_event(self.now);
-        effects
-            .into_iter()
-            .for_each(|effect| self.carry_out(effect));
+        self.observer.after_event(now);
+        for effect in effects {
+            match effect {
+                effect if effect.is_durable() => self.withhold(number, Withheld::Effect(effect)),
+                // A worker that is told so leaves, and is missed if the run is not over after all.
+                effect @ Effect::NoLease { finished: true, .. } => {
+                    self.withhold_reply(number, Reply::Over(effect));
+                }
+                effect => self.carry_out(effect),
+            }
+        }
+        self.take_snapshot_if_due(number);
+        self.write_what_waits();
+        number
+    }
+
+    /// Sends what somebody waits for the answer to, who gets it when the event is safe enough.
+    fn ask(&mut self, event: Event, reply: Reply) {
+        let number = self.send(event);
+        self.withhold_reply(number, reply);
+        self.write_what_waits();
     }
 
     fn carry_out(&mut self, effect: Effect) {
@@ -220,20 +299,27 @@ impl Simulator {
                 request,
                 worker,
                 rollouts,
-            } => self.worker_gets(request, worker, rollouts),
+            } => {
+                self.process.opened(worker, &rollouts, self.now);
+                self.worker_gets(request, worker, rollouts);
+            }
+            Effect::RolloutClosed { rollout } => self.process.closed(rollout),
             Effect::NoLease {
                 request, finished, ..
             } => self.worker_gets_nothing(request, finished),
+            Effect::NoMoreBatches { request } => {
+                self.trainer.requests.remove(&request);
+            }
+            // Where there is a disk, the worker is told at its next heartbeat.
             Effect::CancelRollout {
                 rollout,
                 worker: Some(worker),
                 ..
-            } => self.worker_cancels(worker, rollout),
+            } if self.disk.is_instant() => self.worker_cancels(worker, rollout),
             Effect::UpdateEngine {
                 engine, version, ..
             } => self.engine_updates(engine, version),
             Effect::ComputeAdvantages { request } => self.compute_advantages(&request),
-            Effect::Batch { request, .. } => self.trainer_gets(request),
             Effect::BatchNotReady { request, .. } => self.trainer_asks_again(request),
             _ => {}
         }
@@ -260,6 +346,8 @@ impl Simulator {
     }
 }
 
+#[cfg(test)]
+mod disk_tests;
 #[cfg(test)]
 mod message_tests;
 #[cfg(test)]

@@ -4,7 +4,6 @@ use parking_lot::Mutex;
 use primerl_core::{EnvironmentId, RolloutId, WorkerId};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -55,8 +54,6 @@ pub struct Workers {
 struct Table {
     next: u64,
     by_id: HashMap<WorkerId, Worker>,
-    /// Leases that a crash took from the journal: whoever runs one is told to stop.
-    lost: Option<Range<RolloutId>>,
 }
 
 impl Worker {
@@ -93,17 +90,15 @@ impl Workers {
     }
 
     /// Take up the workers that were registered before a restart, and what they were leased. `next` is the number of
-    /// the next one; what was leased of `lost` in the last moment is not known any more.
+    /// the next one.
     pub fn restore<'a>(
         &self,
         workers: impl Iterator<Item = (WorkerId, EnvironmentId, &'a str)>,
         leases: impl Iterator<Item = (WorkerId, RolloutId)>,
         next: WorkerId,
-        lost: Range<RolloutId>,
     ) {
         let mut table = self.workers.lock();
         table.next = next.0;
-        table.lost = Some(lost);
         for (id, environment, name) in workers {
             table.by_id.insert(id, Worker::new(name, environment));
         }
@@ -149,16 +144,17 @@ impl Workers {
     /// Compare what the worker runs with what it was leased. `None`: unknown worker.
     pub fn heartbeat(&self, id: WorkerId, running: &[RolloutId]) -> Option<Heartbeat> {
         let mut table = self.workers.lock();
-        let Table { by_id, lost, .. } = &mut *table;
-        let worker = by_id.get_mut(&id)?;
+        let worker = table.by_id.get_mut(&id)?;
         let now = Instant::now();
         worker.last_seen = now;
         worker.told = now;
         worker.running = running.len();
-        if let Some(lost) = lost {
-            let unknown = running.iter().filter(|rollout| lost.contains(rollout));
-            worker.cancelled.extend(unknown);
-        }
+        // A crash took the lease from the journal, or the word to stop it from us. One whose report is on its way is
+        // listed too; its worker does not mind.
+        let unknown = running
+            .iter()
+            .filter(|rollout| !worker.leased.contains_key(rollout));
+        worker.cancelled.extend(unknown);
         let running: HashSet<RolloutId> = running.iter().copied().collect();
         let mut lost: Vec<RolloutId> = worker
             .leased
@@ -248,11 +244,13 @@ mod tests {
     #[test]
     fn what_a_crash_took_from_the_journal_is_stopped() {
         let workers = Workers::default();
-        let (id, lost) = (WorkerId(4), RolloutId(10)..RolloutId(20));
+        let id = WorkerId(4);
         let known = [(id, EnvironmentId(0), "w")].into_iter();
-        workers.restore(known, [(id, RolloutId(9))].into_iter(), WorkerId(7), lost);
-        let told = workers.heartbeat(id, &[RolloutId(9), RolloutId(10)]);
-        assert_eq!(told.expect("is known").cancel, [RolloutId(10)]);
+        workers.restore(known, [(id, RolloutId(9))].into_iter(), WorkerId(7));
+        // Whose number lies before those that are open: cancelled before the crash, or lost in an earlier one.
+        let running = [RolloutId(8), RolloutId(9), RolloutId(10)];
+        let told = workers.heartbeat(id, &running).expect("is known");
+        assert_eq!(told.cancel, [RolloutId(8), RolloutId(10)]);
         assert_eq!(workers.register("v", EnvironmentId(0)).0, WorkerId(7));
         assert_eq!(workers.register("w", EnvironmentId(0)).1, Some(id));
     }

@@ -10,7 +10,7 @@ use crate::time::Duration;
 use rand::Rng;
 
 /// A worker that does not name a lease in its heartbeats for so long has not got it.
-const MISSED_AFTER: Duration = Duration::from_secs(10);
+pub const MISSED_AFTER: Duration = Duration::from_secs(10);
 
 impl Simulator {
     pub(super) fn message_fault(&mut self, probability: f64) -> bool {
@@ -19,7 +19,13 @@ impl Simulator {
 
     /// The worker knows nothing of the rollouts; its call failed, and it asks again.
     pub(super) fn lease_is_lost(&mut self, id: WorkerId, rollouts: &[LeasedRollout]) {
-        for leased in rollouts {
+        // Where there is a disk, heartbeats bring it to light.
+        let told = if self.disk.is_instant() {
+            rollouts
+        } else {
+            &[]
+        };
+        for leased in told {
             self.plan(MISSED_AFTER, Action::LeaseMissed(id, leased.rollout));
         }
         if let Some(worker) = self.workers.get_mut(&id) {

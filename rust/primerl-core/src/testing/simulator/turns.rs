@@ -1,6 +1,7 @@
 //! The turns of a simulated rollout, and its report.
 
 use super::actors::{Action, Running, RunningTurn, Sampling};
+use super::process::Reply;
 use super::{Rewards, Simulator};
 use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
@@ -15,6 +16,9 @@ const PROMPT_TOKENS: u32 = 1 << 24;
 
 impl Simulator {
     pub(super) fn begin_turn(&mut self, id: WorkerId, rollout: RolloutId) {
+        if self.is_refused(id, rollout) {
+            return;
+        }
         let running = self
             .workers
             .get(&id)
@@ -34,10 +38,7 @@ impl Simulator {
             .map(|(id, _)| *id)
             .collect();
         let Some(began_at) = newest else {
-            return self.plan(
-                crate::Duration::from_secs(1),
-                Action::BeginTurn(id, rollout),
-            );
+            return self.plan(Duration::from_secs(1), Action::BeginTurn(id, rollout));
         };
         let engine = serving[self.rng.random_range(0..serving.len())];
         if is_first {
@@ -75,6 +76,9 @@ impl Simulator {
         {
             engine.requests -= 1;
         }
+        if self.is_refused(id, rollout) {
+            return;
+        }
         let Some(running) = self
             .workers
             .get(&id)
@@ -94,17 +98,73 @@ impl Simulator {
             .get_mut(&id)
             .and_then(|worker| worker.running.get_mut(&rollout));
         let known = known.expect("it was there a moment ago");
-        known.turns.push(RunningTurn { seat, tokens });
+        let recorded = known.turns.iter().filter(|turn| turn.index.is_some());
+        known.turns.push(RunningTurn {
+            index: Some(recorded.count() as u32),
+            seat,
+            tokens,
+        });
+        known.unanswered = true;
         known.turns_left -= 1;
-        let is_last = known.turns_left == 0;
-        self.send(Event::TurnFinished { rollout, turn });
+        let reply = Reply::Turn {
+            worker: id,
+            rollout,
+            is_last: known.turns_left == 0,
+            running: Box::new(running),
+        };
+        self.ask(Event::TurnFinished { rollout, turn }, reply);
+    }
+
+    pub(super) fn turn_answered(
+        &mut self,
+        id: WorkerId,
+        rollout: RolloutId,
+        running: &Running,
+        is_last: bool,
+    ) {
+        let worker = self.workers.get_mut(&id);
+        let known = worker.and_then(|worker| worker.running.get_mut(&rollout));
+        let waits = known.map(|known| std::mem::replace(&mut known.unanswered, false));
+        // One that is cancelled meanwhile notices later, where nothing takes time.
+        if !waits.unwrap_or(self.disk.is_instant()) {
+            return;
+        }
         match is_last {
             false => {
                 let after = self.spread(0.01, 0.5);
                 self.plan(after, Action::BeginTurn(id, rollout));
             }
-            true => self.report(id, rollout, &running),
+            true => self.report(id, rollout, running),
         }
+    }
+
+    /// A turn that is in the journal has its answer there.
+    pub(super) fn ask_for_answer(&mut self, id: WorkerId, rollout: RolloutId) {
+        if self.is_refused(id, rollout) {
+            return;
+        }
+        let worker = self.workers.get(&id);
+        let running = worker
+            .and_then(|worker| worker.running.get(&rollout))
+            .cloned();
+        if let Some(running) = running {
+            let is_last = running.turns_left == 0;
+            self.turn_answered(id, rollout, &running, is_last);
+        }
+    }
+
+    /// The gateway answers for open rollouts only. Whoever runs another one ends it, and tells so.
+    fn is_refused(&mut self, id: WorkerId, rollout: RolloutId) -> bool {
+        if self.disk.is_instant() || self.process.is_open(rollout, id) {
+            return false;
+        }
+        let worker = self.workers.get_mut(&id);
+        if worker.is_some_and(|worker| worker.running.remove(&rollout).is_some()) {
+            self.plan(Duration(1_000), Action::AskForLease(id));
+            let outcome = failure("engine", "410: the rollout is over");
+            self.tell(id, rollout, outcome);
+        }
+        true
     }
 
     /// What the engine answers: mostly an extension of the seat's last turn, sometimes of an earlier one or of none.
@@ -129,6 +189,12 @@ impl Simulator {
             .collect();
         let mut prompt = parent.map_or_else(Vec::new, |index| running.turns[index].tokens.clone());
         prompt.extend_from_slice(&suffix);
+        // What the orchestrator has lost it is told anew.
+        let (parent, suffix) = match parent.map(|index| running.turns[index].index) {
+            None => (None, suffix),
+            Some(None) => (None, prompt.clone()),
+            Some(Some(index)) => (Some(TurnIndex(index)), suffix),
+        };
         let (n, first) = (self.rng.random_range(1..8_u32), self.next_token);
         self.next_token += n;
         let versions = self.versions_of(n, began_at, ended_at);
@@ -141,7 +207,7 @@ impl Simulator {
             } else {
                 "player".into()
             },
-            parent: parent.map(|index| TurnIndex(index as u32)),
+            parent,
             fork: parent.is_none().then_some(ForkReason::FirstTurn),
             prompt_suffix: suffix.into(),
             sampled: sampled.into(),
@@ -239,15 +305,7 @@ impl Simulator {
                 .for_each(|trace| trace.truncated = true);
         }
         if self.chance(self.scenario.faults.rollout_fails) {
-            let error = RolloutError {
-                kind: "environment".to_owned(),
-                message: "it broke".to_owned(),
-            };
-            outcome = Outcome {
-                ok: false,
-                traces: Vec::new(),
-                error: Some(error),
-            };
+            outcome = failure("environment", "it broke");
         } else if self.chance(self.scenario.faults.rollout_empty) {
             outcome
                 .traces
@@ -258,18 +316,31 @@ impl Simulator {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.running.remove(&rollout);
         }
-        self.plan(crate::Duration(1_000), Action::AskForLease(id));
-        self.send(Event::RolloutFinished {
-            rollout,
-            worker: id,
-            outcome: outcome.clone(),
-        });
-        if self.chance(0.05) || self.message_fault(self.scenario.faults.message_repeated) {
-            self.send(Event::RolloutFinished {
-                rollout,
-                worker: id,
-                outcome,
-            });
+        self.plan(Duration(1_000), Action::AskForLease(id));
+        self.tell(id, rollout, outcome);
+    }
+
+    fn tell(&mut self, id: WorkerId, rollout: RolloutId, outcome: Outcome) {
+        let repeated = outcome.clone();
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.reporting.insert(rollout, outcome.clone());
         }
+        match self.disk.is_instant() {
+            true => self.send_result(id, rollout, outcome),
+            false => self.tell_result(id, rollout),
+        }
+        if self.chance(0.05) || self.message_fault(self.scenario.faults.message_repeated) {
+            self.send_result(id, rollout, repeated);
+        }
+    }
+}
+
+fn failure(kind: &str, message: &str) -> Outcome {
+    Outcome {
+        error: Some(RolloutError {
+            kind: kind.to_owned(),
+            message: message.to_owned(),
+        }),
+        ..Outcome::default()
     }
 }
