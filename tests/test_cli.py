@@ -53,6 +53,22 @@ for name in primerl.__all__:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_an_orchestrator_leaves_although_a_function_of_the_users_spins() -> None:
+    code = """
+import sys, threading
+from primerl.cli.processes import leave
+def spin():
+    while True:
+        pass
+assert leave(0) == 0
+threading.Thread(target=spin).start()
+print("said", end="")
+sys.exit(leave(3))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")
+
+
 @pytest.mark.parametrize(
     "command", ["rl", "sft", "trainer", "inference", "env-worker", "verify", "report", "trace", "buffer"]
 )

@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def orchestrate() -> int:
     """`primerl-orchestrate`: the native binary's flags, in the wheel."""
-    from primerl.cli.processes import native_orchestrator
+    from primerl.cli.processes import leave, native_orchestrator
 
-    return native_orchestrator(sys.argv[1:])
+    return leave(native_orchestrator(sys.argv[1:]))
 
 
 def usage() -> str:
