@@ -357,7 +357,7 @@ def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
-    for folder in (tmp_path / "dangling", tmp_path / ("x" * 300)):
+    for folder in (tmp_path / "dangling", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
         with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
             preflight.check_output_dir(str(folder), clean=False)
     # Only the attempt tells that nobody can make a folder there.
@@ -375,6 +375,9 @@ def test_port_in_use_is_named() -> None:
     preflight.check_address("orchestrator", "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
         preflight.check_address("inference", "no.such.host.invalid", 0)
+    for host in ("..", f"{'x' * 64}.org"):
+        with pytest.raises(ConfigError, match=r"^orchestrator\.host: "):
+            preflight.check_address("orchestrator", host, 0)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise BadInputError(f"there is no file {path}; give the path of a TOML file after `@`") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise BadInputError(f"{path} cannot be read: a value is nested too deeply") from None
+    except (OSError, ValueError) as error:
         raise BadInputError(f"{path} cannot be read: {error}") from None
 
 
