@@ -294,6 +294,44 @@ def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.jsonl", b'{"step": 1}\n\xff\n', "metrics.jsonl, line 2: not JSON: "),
+        ("metrics.jsonl", b'{"step": 1}\n7\n', "metrics.jsonl, line 2: not a JSON object"),
+        ("metrics.jsonl", b'{"step": 1\n{"step": 2}\n', "metrics.jsonl, line 1: not JSON: "),
+        ("metrics.jsonl", b'{"step": 1, "reward/all/mean": "high"}\n', "metrics.jsonl, line 1: could not convert"),
+        ("evals.jsonl", b'{"version": 1}\n', "evals.jsonl, line 1: 'environment' is missing"),
+        ("metrics.jsonl", b'{"step": 1}\n{"reward/all/mean": 1}\n', "metrics.jsonl, line 2: 'step' is missing"),
+        ("run/summary.json", b"{", "summary.json: not JSON: "),
+        ("run/summary.json", b"[]", "summary.json: not a JSON object"),
+        ("run/summary.json", b'{"wall_s": 1}', "summary.json: 'start_s' is missing"),
+        ("run/summary.json", b'{"status": []}', "summary.json: "),
+    ],
+)
+def test_report_names_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: bytes, said: str
+) -> None:
+    write_run(tmp_path, 3)
+    (tmp_path / file).write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert said in line
+    assert str(tmp_path / file) in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "primerl", "report", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("primerl report: the output cannot be written: ")
+
+
 def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", os.fspath(tmp_path)]) == 2
     assert "holds no finished step" in capsys.readouterr().err

@@ -52,7 +52,7 @@ class Optimizer:
     def has_finite_parameters(self) -> bool:
         """One answer from the device for all of them: any value that is not finite makes the sum not finite."""
         # The largest value of each, not the norm, which may overflow where every value is finite.
-        largest = torch._foreach_norm(self.parameters, float("inf"))
+        largest = torch._foreach_norm([*self.parameters], float("inf"))
         return bool(torch.stack([value.isfinite() for value in largest]).all())
 
 
