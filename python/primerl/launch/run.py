@@ -64,6 +64,8 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 def run(config: RLConfig, console: Console | None = None) -> int:
     """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
     console = console or Console()
+    # Which takes ten seconds and more: environments are imported.
+    console.say("checking the model, the environments and the ports")
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
