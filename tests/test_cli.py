@@ -53,6 +53,22 @@ for name in primerl.__all__:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_an_orchestrator_leaves_although_a_function_of_the_users_spins() -> None:
+    code = """
+import sys, threading
+from primerl.cli.processes import leave
+def spin():
+    while True:
+        pass
+assert leave(0) == 0
+threading.Thread(target=spin).start()
+print("said", end="")
+sys.exit(leave(3))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said", "")
+
+
 @pytest.mark.parametrize(
     "command", ["rl", "sft", "trainer", "inference", "env-worker", "verify", "report", "trace", "buffer"]
 )
@@ -276,6 +292,44 @@ def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["report", os.fspath(tmp_path)]) == 0
     assert "mean reward of each step" in capsys.readouterr().out
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.jsonl", b'{"step": 1}\n\xff\n', "metrics.jsonl, line 2: not JSON: "),
+        ("metrics.jsonl", b'{"step": 1}\n7\n', "metrics.jsonl, line 2: not a JSON object"),
+        ("metrics.jsonl", b'{"step": 1\n{"step": 2}\n', "metrics.jsonl, line 1: not JSON: "),
+        ("metrics.jsonl", b'{"step": 1, "reward/all/mean": "high"}\n', "metrics.jsonl, line 1: could not convert"),
+        ("evals.jsonl", b'{"version": 1}\n', "evals.jsonl, line 1: 'environment' is missing"),
+        ("metrics.jsonl", b'{"step": 1}\n{"reward/all/mean": 1}\n', "metrics.jsonl, line 2: 'step' is missing"),
+        ("run/summary.json", b"{", "summary.json: not JSON: "),
+        ("run/summary.json", b"[]", "summary.json: not a JSON object"),
+        ("run/summary.json", b'{"wall_s": 1}', "summary.json: 'start_s' is missing"),
+        ("run/summary.json", b'{"status": []}', "summary.json: "),
+    ],
+)
+def test_report_names_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: bytes, said: str
+) -> None:
+    write_run(tmp_path, 3)
+    (tmp_path / file).write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert said in line
+    assert str(tmp_path / file) in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "primerl", "report", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("primerl report: the output cannot be written: ")
 
 
 def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from primerl.cli.processes import BadInputError, read_toml
 from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.inference import InferenceConfig
@@ -99,6 +100,14 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
     [
         ({"max_steps": 0}, "max_steps", "greater than 0"),
         ({"max_steps": "many"}, "max_steps", "valid integer"),
+        ({"max_steps": True}, "max_steps is true or false", "write the number"),
+        ({"trainer__optim__lr": True}, "trainer.optim", ": lr is true or false, where a number"),
+        ({"trainer__optim__betas": [False, 0.9]}, "trainer.optim", ": betas is true or false"),
+        ({"trainer__optim__betas": "0.9; 0.95"}, "trainer.optim.betas", "expected two numbers, as in '[0.9, 0.95]'"),
+        ({"trainer__threads": 100_000}, "trainer.threads", "less than or equal to 1024"),
+        ({"inference__threads": 0}, "inference.threads", "greater than or equal to 1"),
+        ({"seed": 2**63 - 1}, "seed", "less than or equal to"),
+        ({"orchestrator__train__env__0__id": "../_"}, "orchestrator.train.env[0]", "set `name` to letters"),
         ({"orchestrator__batch_size": 10}, "orchestrator", "set batch_size to 8 or 12"),
         ({"orchestrator__min_group_size": 5}, "orchestrator", "at most group_size (4)"),
         ({"orchestrator__min_group_size": 1}, "orchestrator.min_group_size", "greater than or equal to 2"),
@@ -171,6 +180,24 @@ def test_overrides_win_over_the_file_and_flags_need_no_value(tmp_path: Path) -> 
     assert (config.max_steps, config.orchestrator.batch_size, config.clean_output_dir) == (9, 16, True)
     assert config.orchestrator.algorithm.shuffle_advantages
     assert not config.dry_run
+
+
+@pytest.mark.parametrize("given", [("[0.8, 0.99]",), ("0.8,0.99",)])
+def test_a_pair_of_numbers_on_the_command_line(tmp_path: Path, given: tuple[str, ...]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree()))
+    arguments = ["@", str(file), "--trainer.optim.betas", *given, "--max-steps", "6"]
+    config = load(RLConfig, arguments, program="primerl rl")
+    assert (config.trainer.optim.betas, config.max_steps) == ((0.8, 0.99), 6)
+
+
+def test_a_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(f"a = {'[' * 50_000}{']' * 50_000}\n")
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(RLConfig, ["@", str(file)], program="primerl rl")
+    with pytest.raises(BadInputError, match="nested too deeply"):
+        read_toml(file)
 
 
 def test_each_process_gets_its_part() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -11,16 +12,18 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch import preflight
+from primerl.launch import ending, preflight
+from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
-from primerl.launch.processes import Process, Processes
-from primerl.launch.run import Launcher, RunFailedError, tail, wait_for_orchestrator
+from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.run import Launcher, RunFailedError, wait_for_orchestrator
 from primerl.launch.status import Progress, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -211,6 +214,96 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
         assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
 
 
+def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Launcher, Any]:
+    """A launcher that starts nothing, and a table of processes: the orchestrator comes back where it was."""
+    sources = {"train": {"env": [{"id": "reverse-text"}]}}
+    config = RLConfig.model_validate({"max_steps": 6, "model": {"path": "m"}, "orchestrator": sources, **settings})
+    launcher = Launcher(config, folder, Console(io.StringIO()))
+    launcher.url = "http://127.0.0.1:1"
+    processes = SimpleNamespace(by_name={}, guard_end=None)
+    kinds = {"orchestrator": "orchestrator", "env": "env-worker", "trainer": "trainer"}
+    launcher.described = {name: SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()}  # type: ignore[misc]
+
+    def start(_: Any, described: Any) -> Process:
+        processes.by_name[described.name] = Process(described.name, folder / f"{described.name}.log", pid=1)
+        return processes.by_name[described.name]
+
+    for described in launcher.described.values():
+        start(processes, described)
+    monkeypatch.setattr(launch_run, "start", start)
+    monkeypatch.setattr(launch_run, "wait_for_orchestrator", lambda *_: launcher.url)
+    return launcher, processes
+
+
+def end(launcher: Launcher, processes: Any, name: str, code: int) -> None:
+    processes.by_name[name].code = code
+    launcher._ended(processes, processes.by_name[name])
+
+
+def write_metrics(folder: Path, steps: int, torn: str = "") -> None:
+    lines = [f'{{"step": {step}, "loss": 0.1}}\n' for step in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(lines) + torn)
+
+
+def test_a_stopped_run_has_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    processes.poll = lambda timeout_s: []
+    write_metrics(tmp_path, 3, torn='{"step": 4, "lo')
+    for name in ("trainer", "env", "orchestrator"):
+        end(launcher, processes, name, 0)
+    stopped = "the orchestrator was stopped at step 3 of 6; the same command goes on"
+    with pytest.raises(RunFailedError, match=f"^{stopped}$"):
+        launcher._watch(processes)
+    write_metrics(tmp_path, 6)
+    launcher._watch(processes)
+
+
+def test_what_a_stopped_run_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ending.trained_steps(tmp_path) == 0
+    write_metrics(tmp_path, 6)
+    assert ending.cut_short(tmp_path, 6, evaluates=False) is None
+    for over, lacks in (("all 6 steps are trained", None), (None, "stopped after step 6, before the last evaluation")):
+        monkeypatch.setattr(ending, "inspect_run", lambda folder, over=over: {"finished": over})
+        found = ending.cut_short(tmp_path, 6, evaluates=True)
+        assert found is lacks if lacks is None else lacks in str(found)
+
+
+def test_who_was_sent_home_comes_back_with_the_orchestrator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    write_metrics(tmp_path, 3)
+    end(launcher, processes, "trainer", 0)
+    end(launcher, processes, "orchestrator", -9)
+    assert launcher.early == {}
+    assert not any(process.ended for process in processes.by_name.values())
+    # What the killed one had said reaches the worker late.
+    end(launcher, processes, "env", 0)
+    launcher._ended_too_early(processes, processes.by_name["env"])
+    assert not processes.by_name["env"].ended
+
+
+def test_a_trainer_that_has_trained_everything_is_not_called_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    write_metrics(tmp_path, 6)
+    end(launcher, processes, "trainer", 0)
+    end(launcher, processes, "orchestrator", -9)
+    assert processes.by_name["trainer"].ended
+    launcher._ended_too_early(processes, processes.by_name["trainer"])
+
+
+def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch, restarts=1)
+    write_metrics(tmp_path, 3)
+    end(launcher, processes, "trainer", 0)
+    with pytest.raises(RunFailedError, match=r"^trainer ended before the run had\n"):
+        launcher._ended_too_early(processes, processes.by_name["trainer"])
+    end(launcher, processes, "orchestrator", -9)
+    end(launcher, processes, "trainer", 0)
+    with pytest.raises(RunFailedError, match=r"^trainer ended before the run had, and `restarts` = 1 does not allow"):
+        launcher._ended_too_early(processes, processes.by_name["trainer"])
+
+
 def test_missing_parts_are_named() -> None:
     assert missing(STATUS, ["reverse-text"]) == []
     bare = {"engines": [], "workers": [], "trainer": {}}
@@ -264,7 +357,7 @@ def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
-    for folder in (tmp_path / "dangling", tmp_path / ("x" * 300)):
+    for folder in (tmp_path / "dangling", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
         with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
             preflight.check_output_dir(str(folder), clean=False)
     # Only the attempt tells that nobody can make a folder there.
@@ -282,6 +375,9 @@ def test_port_in_use_is_named() -> None:
     preflight.check_address("orchestrator", "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
         preflight.check_address("inference", "no.such.host.invalid", 0)
+    for host in ("..", f"{'x' * 64}.org"):
+        with pytest.raises(ConfigError, match=r"^orchestrator\.host: "):
+            preflight.check_address("orchestrator", host, 0)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,13 @@ def test_bad_plans_are_refused_by_name(plan: Path, change: tuple[str, str], fiel
     assert field in done.stderr, done.stderr
 
 
+def test_an_empty_output_folder_is_refused(plan: Path) -> None:
+    done = primerl("@", str(plan), "--output-dir", "", cwd=plan.parent)
+    assert done.returncode == 2
+    assert "output_dir (on the command line): String should have at least 1 character" in done.stderr
+    assert [path.name for path in plan.parent.iterdir()] == [plan.name]
+
+
 def test_unknown_key_is_named(plan: Path) -> None:
     plan.write_text(PLAN + "step_pertoken_s = 1\n")
     with pytest.raises(ConfigError, match="did you mean 'step_per_token_s'"):

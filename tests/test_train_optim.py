@@ -48,3 +48,15 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     norm, _ = optimizer.step(1)
     assert not norm < float("inf")
     assert parameter.tolist() == [1.0, 2.0]
+
+
+def test_one_value_that_is_not_finite_is_seen() -> None:
+    # Finite, although their norm is not.
+    large = torch.nn.Parameter(torch.full((4,), 3e38))
+    other = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = Optimizer([large, other], OptimConfig(), 10)
+    assert optimizer.has_finite_parameters()
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with torch.no_grad():
+            other[1, 0] = bad
+        assert not optimizer.has_finite_parameters()

@@ -280,6 +280,20 @@ def test_loss_that_is_not_finite_names_step_and_rollouts(
     assert not (tmp_path / "weights").exists()
 
 
+def test_weights_that_are_not_finite_are_not_published(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The loss and the gradient of the first step are those of sound weights.
+    with OrchestratorDouble(whole_batch) as double:
+        values = settings(double.url, folder, tmp_path, optim={"lr": 1e308}, ckpt={"interval": 1})
+        output = failure(values, capsys)
+        assert [fields["version"] for fields in double.called("/trainer/weights")] == [0]
+    assert "TrainingDiverged: step 1: the weights are not finite after the optimizer's step" in output
+    assert "lower trainer.optim.lr" in output
+    assert not (tmp_path / "broadcasts" / "step_1").exists()
+    assert not list((tmp_path / "checkpoints").glob("step_*"))
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

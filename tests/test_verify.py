@@ -260,6 +260,16 @@ def test_missing_weights_are_listed(run: Run, capsys: pytest.CaptureFixture[str]
     assert "--keep-broadcasts" in message
 
 
+def test_steps_that_cannot_be_checked_are_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "NOT checked" not in str(verify(run.folder))
+    (run.folder / "metrics.jsonl").write_text('{"step": 8}\n{"step": 9}\n')
+    kept = {int(path.name.removeprefix("step_")) for path in (run.folder / "spool").iterdir()}
+    assert main(run.folder) == 0
+    said = capsys.readouterr().out
+    assert f"NOT checked: {9 - len(kept & set(range(1, 10)))} of the 9 steps that were trained" in said
+    assert "--keep-broadcasts" in said
+
+
 def test_changed_weights_are_not_believed(run: Run) -> None:
     file = run.folder / "broadcasts" / "step_1" / "model.safetensors"
     tensors = load_file(file)

@@ -31,11 +31,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from primerl.launch.ending import trained_steps
+from primerl.runs.verified import Difference, Report
 from primerl.train.data import Batch, BatchError, decode_batch
 from primerl.train.weights import manifest
-
-MEAN_LIMIT = 1e-4
-MAX_LIMIT = 1e-3
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Of each layer, keys and values of one turn's forwarded tokens: [KV heads, tokens, head size]."""
@@ -69,56 +68,6 @@ class Turn:
     done: int = 0
     """Segments forwarded so far."""
     cache: KeyValues = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One token's two log-probabilities, in nats."""
-
-    step: int
-    rollout: int
-    token: int
-    """Index within the sample."""
-    version: int
-    engine: float
-    reference: float
-
-
-@dataclass(slots=True)
-class Report:
-    samples: int = 0
-    tokens: int = 0
-    crossed: int = 0
-    """Turns that crossed a weight update."""
-    steps: int = 0
-    versions: int = 0
-    sum_difference: float = 0.0
-    max_difference: float = 0.0
-    worst: Difference | None = None
-    seconds: float = 0.0
-
-    @property
-    def mean_difference(self) -> float:
-        return self.sum_difference / self.tokens
-
-    @property
-    def passed(self) -> bool:
-        return self.mean_difference <= MEAN_LIMIT and self.max_difference <= MAX_LIMIT
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.samples} samples of {self.steps} steps, {self.tokens} sampled tokens, {self.versions} policy "
-            f"versions, {self.crossed} turns that crossed a weight update ({self.seconds:.1f} s)",
-            f"mean |difference| {self.mean_difference:.3e}  (limit {MEAN_LIMIT:.0e})",
-            f"max  |difference| {self.max_difference:.3e}  (limit {MAX_LIMIT:.0e})",
-        ]
-        if self.worst is not None:
-            lines.append(
-                f"worst: step {self.worst.step}, rollout {self.worst.rollout}, token {self.worst.token}, "
-                f"version {self.worst.version}: engine {self.worst.engine:.6f}, reference {self.worst.reference:.6f}"
-            )
-        lines.append("token-exact" if self.passed else "NOT token-exact")
-        return "\n".join(lines)
 
 
 def main(output_dir: str | Path) -> int:
@@ -175,6 +124,8 @@ def _read_spool(folder: Path, report: Report) -> list[Turn]:
             report.samples += 1
             turns += sample
     report.steps = len(steps)
+    report.trained = trained_steps(folder)
+    report.unchecked = len(set(range(1, report.trained + 1)) - steps)
     if not turns:
         raise VerifyError(f"{folder / 'spool'} holds no trained sample; give the output_dir of a run")
     return turns

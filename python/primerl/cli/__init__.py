@@ -5,6 +5,7 @@ Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was start
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -43,21 +44,35 @@ def main(argv: list[str] | None = None) -> int:
         return unknown(name)
     module, function = COMMANDS[name][0].split(":")
     try:
-        return int(getattr(import_module(module), function)(rest))
+        code = int(getattr(import_module(module), function)(rest))
+        sys.stdout.flush()  # here, where a full disk can be told
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe has left (`primerl report ... | head`); Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return FAILED
+    except OSError as error:
+        # Anything else was opened by name.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        discard_output()
+        print(f"primerl {name}: the output cannot be written: {error}", file=sys.stderr)
+        return FAILED
+
+
+def discard_output() -> None:
+    """What is still buffered: Python would try it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def orchestrate() -> int:
     """`primerl-orchestrate`: the native binary's flags, in the wheel."""
-    from primerl.cli.processes import native_orchestrator
+    from primerl.cli.processes import leave, native_orchestrator
 
-    return native_orchestrator(sys.argv[1:])
+    return leave(native_orchestrator(sys.argv[1:]))
 
 
 def usage() -> str:

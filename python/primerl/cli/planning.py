@@ -34,7 +34,7 @@ def simulate(arguments: list[str]) -> int:
             write_text(folder / "report.json", numbers + "\n")
             write_text(folder / "report.txt", simulated["table"])
             write_text(folder / "timeline.svg", simulated["picture"])
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return fail(f"output_dir: {folder} cannot be written: {error}")
         if not as_json:
             print(f"the picture is {folder / 'timeline.svg'}")

@@ -6,9 +6,12 @@ machine that only trains need not have; the process's own reader refuses unknown
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import tempfile
+import threading
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +65,9 @@ def env_worker(arguments: list[str]) -> int:
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     if len(arguments) == 2 and arguments[0] == "@":
-        return native_orchestrator(["--config", arguments[1]])
+        return leave(native_orchestrator(["--config", arguments[1]]))
     if "@" not in arguments and "--help" not in arguments and "-h" not in arguments:
-        return native_orchestrator(arguments)
+        return leave(native_orchestrator(arguments))
     try:
         settings = settings_from(arguments, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
     except BadInputError as error:
@@ -74,13 +77,29 @@ def orchestrator(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(dump_toml(settings))
-        return native_orchestrator(["--config", os.fspath(file)])
+        code = native_orchestrator(["--config", os.fspath(file)])
+    return leave(code)
 
 
 def native_orchestrator(arguments: list[str]) -> int:
     from primerl import _core
 
     return int(_core.orchestrate(arguments))
+
+
+def leave(code: int) -> int:
+    """Returns the exit code, unless a custom advantages function that nobody waits for any more still runs.
+
+    Its thread was not made by Python, which would abort (SIGABRT) when it finds it while it finalizes, and the run's
+    own exit code would be lost.
+    """
+    if sys._current_frames().keys() - {threading.get_ident()}:
+        logging.shutdown()
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe: there is nobody to tell
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
@@ -105,7 +124,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise BadInputError(f"there is no file {path}; give the path of a TOML file after `@`") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise BadInputError(f"{path} cannot be read: a value is nested too deeply") from None
+    except (OSError, ValueError) as error:
         raise BadInputError(f"{path} cannot be read: {error}") from None
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from primerl.config.load import fail
+
+FAILED = 1
 
 
 def report(arguments: list[str]) -> int:
     folder = folder_from(arguments, "report", "shows a table and the reward curve, and writes reward.png")
     if isinstance(folder, int):
         return folder
-    from primerl.runs.report import NoRunError, show
+    from primerl.runs.report import DamagedRunError, NoRunError, show
 
     try:
         show(folder)
     except NoRunError as error:
         return fail(str(error), title="No report")
+    except DamagedRunError as error:
+        print(f"primerl report: {error}", file=sys.stderr)
+        return FAILED
     return 0
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic_config
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0)]
+# Room above for what is derived from it by counting up, within what TOML can hold.
+Seed = Annotated[int, Field(ge=0, le=2**62)]
+# Beyond any machine's cores; torch crashes where it cannot start as many as it is told.
+Threads = Annotated[int, Field(ge=0, le=1024)]
 # Also a folder name and a metric name.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+NAME_PATTERN, NAME_LENGTH = r"^[A-Za-z0-9][A-Za-z0-9._-]*$", 100
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 
 
@@ -23,9 +28,28 @@ class Section(pydantic_config.BaseConfig):
         protected_namespaces=(),
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, given: Any) -> Any:
+        """`max_steps = true` is a slip, not one step. (Pydantic's strict mode would refuse the command line's "6", and
+        a validator of every field cannot be had beside discriminated unions.)"""
+        for name, value in given.items() if isinstance(given, dict) else ():
+            values = value if isinstance(value, list | tuple) else [value]
+            if name in cls.model_fields and any(isinstance(one, bool) for one in values):
+                found = kinds(cls.model_fields[name].annotation)
+                if found & {int, float} and not found & {bool, Any}:
+                    raise ValueError(f"{name} is true or false, where a number is expected; write the number")
+        return given
+
 
 class Log(Section):
     """What is written to the process's log."""
 
     level: LogLevel = "info"
     """Least severe level that is logged."""
+
+
+def kinds(annotation: Any) -> frozenset[Any]:
+    """What an annotation is made of: `list[int] | None` -> list, int, None."""
+    inner = [part for part in get_args(annotation) if isinstance(part, type) or get_args(part) or part is Any]
+    return frozenset([annotation]).union(*map(kinds, inner))

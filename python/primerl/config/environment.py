@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import Name, Seconds, Section
+from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Seconds, Section, Seed
 
 
 class Environment(Section):
@@ -17,6 +18,15 @@ class Environment(Section):
     """Name of the installed verifiers environment, for example `reverse-text`."""
     name: Name | None = None
     """Name in metrics, logs and files; the environment's id where it is left out."""
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
+            raise ValueError(
+                f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
+                "digits, '.', '_' and '-'"
+            )
+        return self
 
     @property
     def label(self) -> str:
@@ -126,7 +136,7 @@ class EnvWorkerConfig(Section):
     """Name of the installed verifiers environment."""
     args: dict[str, Any] = {}
     """Settings of the environment, its taskset's under `taskset`."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     max_concurrent: PositiveInt = 128
     """Rollouts run at the same time."""

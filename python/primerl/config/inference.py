@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
-from primerl.config.base import Port, Section
+from primerl.config.base import Port, Section, Seed, Threads
 
 
 class InferenceSettings(Section):
@@ -28,7 +28,7 @@ class InferenceSettings(Section):
     """Number format of weights and activations."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     """Log-probabilities before or after temperature and the other sampling settings."""
-    threads: PositiveInt = 1
+    threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
 
 
@@ -45,7 +45,7 @@ class InferenceConfig(InferenceSettings):
     """One inference process (`primerl inference @ file`)."""
 
     model: EngineModel
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of sampling."""
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""

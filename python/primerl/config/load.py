@@ -32,6 +32,11 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
         if isinstance(error.__cause__, ValidationError):
             raise ConfigError(describe(error.__cause__, cls, arguments)) from None
         raise ConfigError(error.message) from None
+    except RecursionError:
+        raise ConfigError(
+            f"{' and '.join([*_files(arguments), 'the command line'])}: a value is nested too deeply to be read; "
+            "no key needs more than a few levels"
+        ) from None
     except ValueError as error:  # a list or table on the command line that is not JSON
         raise ConfigError(f"a value on the command line is not valid JSON: {error}") from None
 

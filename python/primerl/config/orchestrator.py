@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section
+from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section, Seed
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
@@ -59,7 +59,7 @@ class Buffer(Section):
     """Weight of a hard example in the draw, where a normal one has 1; 0 is never, as long as there are others."""
     env_ratios: list[Annotated[float, Field(gt=0)]] | None = None
     """One number for each training environment, in order, in place of their `ratio`."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Seed of the order of examples; the run's where it is left out."""
 
     @model_validator(mode="after")
@@ -262,7 +262,7 @@ class OrchestratorConfig(Orchestration):
 
     output_dir: str
     """Folder of the run."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
     max_steps: PositiveInt
     """The run ends after so many steps."""

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Name, Seconds, Section
+from primerl.config.base import Name, Seconds, Section, Seed
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.trainer import TrainerSettings
@@ -48,7 +48,7 @@ class RLConfig(Section):
     """Steps to train."""
     seq_len: PositiveInt = 2048
     """Longest sequence and micro-batch, in tokens."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""

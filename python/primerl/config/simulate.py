@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Seconds, Section
+from primerl.config.base import Fraction, Seconds, Section, Seed
 
 NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
@@ -134,11 +134,11 @@ class PlannedTrainer(Section):
 class SimulateConfig(Section):
     """A run in virtual time: throughput, idle shares, staleness, what limits. `--json` prints numbers, not a table."""
 
-    output_dir: str | None = None
+    output_dir: str | None = Field(default=None, min_length=1)
     """Folder for `report.json`, `report.txt` and `timeline.svg`; nothing is written where it is left out."""
     what_if: bool = True
     """Also simulate the plan with one knob turned at a time, and show what each would bring."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
     max_steps: PositiveInt = 50
     """Steps that are simulated."""

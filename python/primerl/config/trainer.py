@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Seconds, Section
+from primerl.config.base import Fraction, Seconds, Section, Seed, Threads
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def pair(given: Any) -> Any:
+    """Of the command line, where the config library takes lists and no pairs."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(f"[{given.strip().removeprefix('[').removesuffix(']')}]")
+    except ValueError:
+        raise ValueError("expected two numbers, as in '[0.9, 0.95]'") from None
+
+
+Decays = Annotated[tuple[Decay, Decay], BeforeValidator(pair)]
 
 
 class Optimizer(Section):
@@ -16,8 +30,8 @@ class Optimizer(Section):
 
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """Decay rates of the first and second moment."""
+    betas: Decays = (0.9, 0.95)
+    """Decay rates of the first and second moment; on the command line `'[0.9, 0.95]'`."""
     eps: float = Field(default=1e-8, gt=0)
     """Term added to the denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -73,7 +87,7 @@ class TrainerSettings(Section):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations."""
-    threads: NonNegativeInt = 0
+    threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     orchestrator_timeout_s: Seconds = 60.0
     """Give up when the orchestrator has not answered for this long."""
@@ -102,7 +116,7 @@ class TrainerConfig(TrainerSettings):
     """URL of the run's orchestrator."""
     max_steps: PositiveInt
     """The run ends after so many steps."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
     model: TrainedModel
 
@@ -162,7 +176,7 @@ class SFTData(Section):
     """Longest micro-batch, in tokens; no row may be longer."""
     shuffle: bool = True
     """Read the rows in a random order, another one in each epoch."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Seed of the order of rows; the run's own where it is left out."""
 
 
@@ -173,11 +187,11 @@ class SFTConfig(Section):
     """Folder of the run: metrics, weights."""
     max_steps: PositiveInt
     """Steps to train."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of every random choice."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations."""
-    threads: NonNegativeInt = 0
+    threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""

@@ -66,6 +66,8 @@ def _as_config_error(folder: Path) -> Iterator[None]:
 
 
 def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
+    if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
+        raise ConfigError(f"output_dir: {str(folder)!r} holds a null character; choose another output_dir")
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
     if not parent.is_dir():
         raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
@@ -220,7 +222,7 @@ def _ports(config: RLConfig) -> None:
 def check_address(name: str, host: str, port: int) -> None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a part of the name is empty or longer than 63 characters
         raise ConfigError(f"{name}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1") from None
     with socket.socket(family, kind, protocol) as listener:
         # As servers do: a port whose last owner has just closed is free.

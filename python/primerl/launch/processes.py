@@ -25,6 +25,7 @@ GUARD_ANSWER_S = 5.0
 PING_EVERY_S = 2.0
 # A guard that leaves a ping unanswered for this long hangs, and deaths would go unseen.
 GUARD_SILENT_S = 15.0
+LOG_LINES = 20
 
 
 @dataclass(slots=True)
@@ -198,3 +199,22 @@ class Processes:
                 guard.signal_group(process.pid, signal.SIGKILL)
                 process.code = -signal.SIGKILL
         guard.kill_marked(self.mark)
+
+
+def describe_end(process: Process) -> str:
+    log = tail(process.log)
+    # The last word of a process that gave up, `error: ...`, is why the run ends.
+    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
+    cause = f" ({words[-1]})" if words and (process.code or 0) > 0 else ""
+    return f"{process.name} {process.describe_end()}{cause}; the end of {process.log}:\n{log}".rstrip()
+
+
+def tail(log: Path, lines: int = LOG_LINES) -> str:
+    """The last lines of a log of any size."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+            content = file.read().decode(errors="replace")
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"

@@ -7,8 +7,10 @@
 Who ends the run: the trainer exits 0 after its last step, the orchestrator exits 0 after the last evaluation, and the
 launcher stops engines and env workers. What was killed is started again: the orchestrator goes on from its journal,
 the trainer from its checkpoint. Anything else that ends is named, with the last lines of its log, and ends the run; the
-same command goes on from there.
-Exit codes: 0 finished, 1 a process failed or nothing moved, 2 bad input (nothing started), 130 interrupted.
+same command goes on from there. An orchestrator that is asked to stop sends the others home, and all exit 0: what was
+trained tells that the run is not over. Is that orchestrator killed before it has ended, they are started again with it.
+Exit codes: 0 finished, 1 a process failed, was stopped or nothing moved, 2 bad input (nothing started), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import preflight
+from primerl.launch import ending, preflight
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
-from primerl.launch.processes import Process, Processes
+from primerl.launch.processes import Process, Processes, describe_end, tail
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
@@ -46,7 +48,6 @@ LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
-LOG_LINES = 20
 # A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
 # anything else runs on the machine.
 OMP_WAIT_POLICY = "PASSIVE"
@@ -63,6 +64,8 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 def run(config: RLConfig, console: Console | None = None) -> int:
     """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
     console = console or Console()
+    # Which takes ten seconds and more: environments are imported.
+    console.say("checking the model, the environments and the ports")
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
@@ -137,25 +140,6 @@ def check_guard(processes: Processes) -> None:
         raise RunFailedError(f"the guard of the processes {processes.guard_end}")
 
 
-def describe_end(process: Process) -> str:
-    log = tail(process.log)
-    # The last word of a process that gave up, `error: ...`, is why the run ends.
-    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
-    cause = f" ({words[-1]})" if words and (process.code or 0) > 0 else ""
-    return f"{process.name} {process.describe_end()}{cause}; the end of {process.log}:\n{log}".rstrip()
-
-
-def tail(log: Path, lines: int = LOG_LINES) -> str:
-    """The last lines of a log of any size."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-            content = file.read().decode(errors="replace")
-    except OSError:
-        return "  (no log)"
-    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"
-
-
 class Launcher:
     def __init__(self, config: RLConfig, folder: Path, console: Console) -> None:
         self.config = config
@@ -175,6 +159,8 @@ class Launcher:
         self.workers_seen: dict[str, float] = {}  # when the orchestrator last knew each env worker
         # Ended without error, but too early unless the run ends within LAST_WORDS_S.
         self.early: dict[str, float] = {}
+        self.is_trained = False  # the trainer has ended after the last step
+        self.orchestrator_back: float | None = None  # when it was last started again
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -252,19 +238,49 @@ class Launcher:
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
+                    self._check_over()
                     return self._say_goodbye(processes)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 self._look(now)
                 self._look_for_workers(processes, now)
-            for name, since in self.early.items():
-                if now - since > LAST_WORDS_S and not processes.by_name["trainer"].ended:
-                    raise RunFailedError(f"{name} ended before the run had\n{tail(processes.by_name[name].log)}")
+            for name in [name for name, since in self.early.items() if now - since > LAST_WORDS_S]:
+                self._ended_too_early(processes, processes.by_name[name])
+
+    def _check_over(self) -> None:
+        evaluates = bool(self.config.orchestrator.eval.env)
+        stopped = ending.cut_short(self.folder, self.config.max_steps, evaluates=evaluates)
+        if stopped is not None:
+            raise RunFailedError(stopped)
+
+    def _ended_too_early(self, processes: Processes, process: Process) -> None:
+        """The run did not end soon after the process: it has missed something, unless everything is trained."""
+        if self.is_trained:
+            return None
+        back = self.orchestrator_back
+        if back is not None and self.early[process.name] - back < LAST_WORDS_S and process.name != "orchestrator":
+            # It went because the orchestrator that was killed had told it to.
+            return self._call_back(processes, process)
+        raise RunFailedError(f"{process.name} ended before the run had\n{tail(process.log)}")
+
+    def _call_back(self, processes: Processes, process: Process) -> None:
+        """Starts a process again that was told that the run is over, when it is not."""
+        if not self._has_restarts_left(process):
+            raise RunFailedError(
+                f"{process.name} ended before the run had, and `restarts` = {self.config.restarts} does not allow to "
+                f"start it again; the same command goes on\n{tail(process.log)}"
+            )
+        self.console.say(f"{process.name} was told that the run is over, which it is not; it is started again")
+        del self.early[process.name]
+        self.workers_seen.pop(process.name, None)
+        start(processes, self.described[process.name])
 
     def _ended(self, processes: Processes, process: Process) -> None:
         kind = self.described[process.name].kind
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
+            if kind == "trainer":
+                self.is_trained = ending.trained_steps(self.folder) >= self.config.max_steps
             return None
         if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
             return None
@@ -277,6 +293,10 @@ class Launcher:
             return False  # it gave up, and would again
         if process.name == "trainer" and self.config.trainer.ckpt.interval is None:
             return False
+        return self._has_restarts_left(process)
+
+    def _has_restarts_left(self, process: Process) -> bool:
+        """Counts one."""
         now = time.monotonic()
         lately = [at for at in self.killed.get(process.name, []) if now - at < RESTARTS_WITHIN_S]
         self.killed[process.name] = [*lately, now]
@@ -297,8 +317,13 @@ class Launcher:
         elif url != self.url:
             raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
         # Its workers and engines have to come back, too.
-        self.heard = self.progress.since = time.monotonic()
+        self.heard = self.progress.since = self.orchestrator_back = time.monotonic()
         self.workers_seen.clear()
+        if url is None:
+            return
+        for name in list(self.early):
+            if name != "trainer" or not self.is_trained:
+                self._call_back(processes, processes.by_name[name])
 
     def _say_goodbye(self, processes: Processes) -> None:
         """Env workers have been told that the run is over and end by themselves; engines have to be stopped."""

@@ -6,10 +6,12 @@ Sources: `metrics.jsonl` (trainer, one line a step), `evals.jsonl` (orchestrator
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,10 @@ STALENESS = re.compile(r"^staleness/(\d+)$")
 
 class NoRunError(Exception):
     """The folder holds no run."""
+
+
+class DamagedRunError(Exception):
+    """A file is not what a run writes. The message names file, line and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,52 @@ def load(folder: Path) -> Results:
     if not steps:
         raise NoRunError(f"{folder} holds no finished step (no metrics.jsonl); give the output_dir of a run")
     summary_file = folder / "run" / "summary.json"
-    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
-    return Results(folder, steps, read_lines(folder / "evals.jsonl"), summary)
+    summary = parse(summary_file.read_bytes(), str(summary_file)) if summary_file.is_file() else {}
+    results = Results(folder, steps, read_lines(folder / "evals.jsonl"), summary)
+    check(results)
+    return results
+
+
+def check(results: Results) -> None:
+    """Makes the table of each line by itself, so that a value that does not fit is found with its line."""
+    for number, step in enumerate(results.steps, start=1):
+        with _damage(f"{results.folder / 'metrics.jsonl'}, line {number}"):
+            if not isinstance(step["step"], int):
+                raise TypeError(f"step is {step['step']!r}, no number")
+            rows(Results(results.folder, [step], [], {}))
+    for number, evaluation in enumerate(results.evaluations, start=1):
+        with _damage(f"{results.folder / 'evals.jsonl'}, line {number}"):
+            _evaluations(replace(results, evaluations=[evaluation]))
+    with _damage(str(results.folder / "run" / "summary.json")):
+        rows(replace(results, evaluations=[]))
+
+
+@contextlib.contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """JSON that is sound and not what a run writes is found where its values are used."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise DamagedRunError(f"{where}: {problem}; it is not as a run wrote it") from None
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     # A run that was killed may have left half a last line.
-    lines = file.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    lines = file.read_bytes().split(b"\n")[:-1]
+    return [parse(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line]
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:  # UTF-8 too
+        raise DamagedRunError(f"{where}: not JSON: {error}; it is not as a run wrote it") from None
+    if not isinstance(found, dict):
+        raise DamagedRunError(f"{where}: not a JSON object; it is not as a run wrote it")
+    return found
 
 
 def rows(results: Results) -> list[tuple[str, str]]:

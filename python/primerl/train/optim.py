@@ -48,6 +48,13 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
         return norm, lr
 
+    @torch.no_grad()
+    def has_finite_parameters(self) -> bool:
+        """One answer from the device for all of them: any value that is not finite makes the sum not finite."""
+        # The largest value of each, not the norm, which may overflow where every value is finite.
+        largest = torch._foreach_norm([*self.parameters], float("inf"))
+        return bool(torch.stack([value.isfinite() for value in largest]).all())
+
 
 def learning_rate(config: OptimConfig, step: int, max_steps: int) -> float:
     """Learning rate of step t = 1..N.

@@ -55,7 +55,7 @@ SHOWN = {
 
 
 class TrainingDiverged(Exception):  # noqa: N818 (what happened)
-    """The loss or the gradient is not finite. The message names the step and the rollouts."""
+    """Loss, gradient or weights are not finite. The message names the step and, where they matter, the rollouts."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -220,6 +220,13 @@ class Trainer:
         if not norm < float("inf"):
             raise TrainingDiverged(
                 f"step {batch.step}: the norm of the gradient is {norm}; {_rollouts(list(batch.micro_batches))}"
+            )
+        # A finite gradient makes weights that are not when the step is too long.
+        if not self.optimizer.has_finite_parameters():
+            raise TrainingDiverged(
+                f"step {batch.step}: the weights are not finite after the optimizer's step (learning rate {lr:g}, norm "
+                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command goes on "
+                "from the last checkpoint"
             )
         return norm, lr
 

@@ -104,6 +104,8 @@ def _run(
         norm, lr = optimizer.step(step)
         if not norm < float("inf") or loss != loss:
             raise TrainingDiverged(f"step {step}: the loss is {loss}, the norm of the gradient {norm}; lower optim.lr")
+        if not optimizer.has_finite_parameters():
+            raise TrainingDiverged(f"step {step}: the weights are not finite after this step; lower optim.lr")
         times = clock.step()
         tokens = sum(map(len, batch))
         tokens_seen += tokens

@@ -1,0 +1,49 @@
+"""Whether a run whose processes have all ended well is over, or was stopped on its way."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from primerl._core import PrimerlError, inspect_run
+
+# More than a line of metrics has.
+LAST_LINE_BYTES = 1 << 20
+
+
+def trained_steps(folder: Path) -> int:
+    """The last step in the trainer's metrics, which are complete once it has ended."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, LookupError, TypeError):
+            continue  # nothing, or half a line that a kill has left
+    return 0
+
+
+def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:
+    """What a stopped run lacks, or None where it is over.
+
+    The exit codes do not tell: an orchestrator that is asked to stop ends with 0 as one that is through, and the
+    trainer takes its word that there are no more batches.
+    """
+    steps = trained_steps(folder)
+    if steps < max_steps:
+        return f"the orchestrator was stopped at step {steps} of {max_steps}; the same command goes on"
+    if not evaluates:
+        return None
+    try:
+        # A request to stop is not in the journal, so what it calls the end is one.
+        over = inspect_run(folder)["finished"] is not None
+    except PrimerlError as error:
+        return f"whether the last evaluation was done cannot be told: {error}"
+    if over:
+        return None
+    return f"the orchestrator was stopped after step {steps}, before the last evaluation; the same command goes on"

@@ -1,0 +1,66 @@
+"""What a verification found, and what it lets pass. How it is found is in `primerl.verify`, which imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEAN_LIMIT = 1e-4
+MAX_LIMIT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One token's two log-probabilities, in nats."""
+
+    step: int
+    rollout: int
+    token: int
+    """Index within the sample."""
+    version: int
+    engine: float
+    reference: float
+
+
+@dataclass(slots=True)
+class Report:
+    samples: int = 0
+    tokens: int = 0
+    crossed: int = 0
+    """Turns that crossed a weight update."""
+    steps: int = 0
+    unchecked: int = 0
+    """Trained steps whose batches are not kept any more."""
+    trained: int = 0
+    versions: int = 0
+    sum_difference: float = 0.0
+    max_difference: float = 0.0
+    worst: Difference | None = None
+    seconds: float = 0.0
+
+    @property
+    def mean_difference(self) -> float:
+        return self.sum_difference / self.tokens
+
+    @property
+    def passed(self) -> bool:
+        return self.mean_difference <= MEAN_LIMIT and self.max_difference <= MAX_LIMIT
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.samples} samples of {self.steps} steps, {self.tokens} sampled tokens, {self.versions} policy "
+            f"versions, {self.crossed} turns that crossed a weight update ({self.seconds:.1f} s)",
+            f"mean |difference| {self.mean_difference:.3e}  (limit {MEAN_LIMIT:.0e})",
+            f"max  |difference| {self.max_difference:.3e}  (limit {MAX_LIMIT:.0e})",
+        ]
+        if self.worst is not None:
+            lines.append(
+                f"worst: step {self.worst.step}, rollout {self.worst.rollout}, token {self.worst.token}, "
+                f"version {self.worst.version}: engine {self.worst.engine:.6f}, reference {self.worst.reference:.6f}"
+            )
+        if self.unchecked:
+            lines.append(
+                f"NOT checked: {self.unchecked} of the {self.trained} steps that were trained, for their batches are "
+                "not there any more; run with --keep-broadcasts to keep every batch and its weights"
+            )
+        lines.append("token-exact" if self.passed else "NOT token-exact")
+        return "\n".join(lines)
