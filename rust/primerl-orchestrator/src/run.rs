@@ -163,7 +163,7 @@ impl Prepared {
             .transpose()
             .map_err(RunError::Thread)?;
         let effects = Effects::new(&app, recorder, advantages);
-        let driver = begin(story, effects, &app)?;
+        let driver = begin(story, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
         let serving = axum::serve(listener, server::router(Arc::clone(&app)))
             .with_graceful_shutdown(stop.clone().cancelled_owned());
@@ -322,7 +322,7 @@ impl Running {
 }
 
 /// The driver, with everything that a run before it left.
-fn begin(story: Story, effects: Effects, app: &App) -> Result<Driver, RunError> {
+async fn begin(story: Story, effects: Effects, app: &App) -> Result<Driver, RunError> {
     let Story {
         core,
         journal,
@@ -335,7 +335,7 @@ fn begin(story: Story, effects: Effects, app: &App) -> Result<Driver, RunError> 
     }
     let mut driver = Driver::new(core, journal, effects, app);
     if let Some(owed) = owed {
-        driver.go_on(owed).map_err(RunError::Journal)?;
+        driver.go_on(owed).await.map_err(RunError::Journal)?;
     }
     Ok(driver)
 }

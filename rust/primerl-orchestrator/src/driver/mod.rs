@@ -9,6 +9,7 @@
 //! Nothing here waits for anything but the inbox, the journal's progress and the core's next deadline.
 
 mod handle;
+mod journaling;
 mod thread;
 
 pub(crate) use handle::Reply;
@@ -121,7 +122,7 @@ impl Driver {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
+    pub async fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
         for effect in owed {
             match effect {
                 // Whoever asked for a batch is gone, and what had ended may go on by now.
@@ -136,6 +137,8 @@ impl Driver {
         self.handle(Event::Restarted, None)?;
         // The next restart begins here: a process that is killed again and again would play back ever more.
         self.take_snapshot(self.journal.appended());
+        // And after this one's numbers, which are given out from here on.
+        self.wait_until_durable().await?;
         if let Some(reason) = self.core.finished() {
             let reason = reason.to_owned();
             self.effects.carry_out(Effect::Finished { reason }, None);
@@ -176,38 +179,6 @@ impl Driver {
                 return;
             }
         }
-    }
-
-    /// When the journal's writer is to be given what it has not been given yet.
-    fn next_flush(&self) -> Option<Instant> {
-        let sync = (self.urgency != Urgency::Nobody).then_some(self.next_sync);
-        let written = self.flush_now.then_some(self.next_flush);
-        let due = sync.into_iter().chain(written).min();
-        let idle = || Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH));
-        due.or_else(|| self.journal.is_waiting().then(idle).flatten())
-    }
-
-    fn flush_if_due(&mut self) -> Result<(), JournalError> {
-        let now = Instant::now();
-        let sync = match self.urgency {
-            Urgency::Nobody => false,
-            Urgency::Soon => now >= self.next_sync,
-            Urgency::Now => true,
-        };
-        let written = self.flush_now && now >= self.next_flush;
-        let idle = self.journal.is_waiting() && self.flush_at.is_some_and(|at| now >= at);
-        if !sync && !written && !idle {
-            return Ok(());
-        }
-        self.flush_now = false;
-        self.flush_at = None;
-        self.next_flush = now + BETWEEN_FLUSHES;
-        if !sync {
-            return self.journal.flush();
-        }
-        self.urgency = Urgency::Nobody;
-        self.next_sync = now + BETWEEN_SYNCS;
-        self.journal.request_sync()
     }
 
     fn now(&self) -> Time {
@@ -295,7 +266,9 @@ impl Driver {
             .handle_time
             .observe(started.elapsed().as_secs_f64());
         for effect in effects {
-            if effect.is_durable() {
+            // Workers that are told of the end leave; a crash that undid it would leave the run without them.
+            let ends = matches!(effect, Effect::NoLease { finished: true, .. });
+            if effect.is_durable() || ends {
                 let waiter = self.batch_waiter(&effect);
                 self.wait_for_journal(number, Durable::Effect(effect, waiter));
             } else {
@@ -316,34 +289,6 @@ impl Driver {
             } => self.core.refuses_weights(*version, digest),
             Event::TrainerResumed { step } => self.core.refuses_resume(*step),
             _ => None,
-        }
-    }
-
-    /// Copies share their tokens, so this takes no time that anyone would notice.
-    fn take_snapshot(&mut self, number: u64) {
-        if self.core.finished().is_some() {
-            return;
-        }
-        self.snapshot_at = self.journal.bytes();
-        let core = Box::new(self.core.clone());
-        self.wait_for_journal(number, Durable::Snapshot(core));
-    }
-
-    fn wait_for_journal(&mut self, number: u64, what: Durable) {
-        let urgency = match what {
-            Durable::Accepted(..) | Durable::Snapshot(_) => Urgency::Soon,
-            Durable::Effect(..) | Durable::Verdict(..) => Urgency::Now,
-        };
-        self.urgency = self.urgency.max(urgency);
-        self.durable.push_back((number, what));
-        self.note_wait();
-    }
-
-    fn note_wait(&mut self) {
-        if self.journal_wait.is_none() {
-            let waits = &self.telemetry.waits;
-            let wait = waits.begin("the driver", "the journal", STUCK, Overdue::FailsTheRun);
-            self.journal_wait = Some(wait);
         }
     }
 
@@ -406,51 +351,5 @@ impl Driver {
             }
             effect => self.effects.carry_out(effect, None),
         }
-    }
-
-    /// Carry out what the journal's progress allows.
-    fn release(&mut self, progress: &mut watch::Receiver<Progress>) -> Result<(), JournalError> {
-        let Progress {
-            written,
-            durable,
-            error,
-        } = progress.borrow_and_update().clone();
-        if let Some(error) = error {
-            return Err(error);
-        }
-        let count = self
-            .written
-            .iter()
-            .take_while(|(number, _)| *number <= written)
-            .count();
-        for (_, waiter) in self.written.drain(..count) {
-            // A client that hung up does not wait.
-            let _ = waiter.send(());
-        }
-        while self
-            .durable
-            .front()
-            .is_some_and(|(number, _)| *number <= durable)
-        {
-            match self.durable.pop_front() {
-                Some((_, Durable::Effect(effect, waiter))) => {
-                    self.effects.carry_out(effect, waiter)
-                }
-                Some((number, Durable::Snapshot(core))) => self.effects.snapshot(number, core),
-                Some((_, Durable::Accepted(waiter, open))) => {
-                    let _ = waiter.send(open);
-                }
-                Some((_, Durable::Verdict(waiter, verdict))) => {
-                    let _ = waiter.send(verdict);
-                }
-                None => {}
-            }
-        }
-        // It has moved: what waits now, waits anew.
-        self.journal_wait = None;
-        if !self.durable.is_empty() || !self.written.is_empty() {
-            self.note_wait();
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,128 @@
+//! What the driver and the journal owe each other: when events are handed over and synced, and what waits until they are.
+
+use super::*;
+
+impl Driver {
+    pub(super) async fn wait_until_durable(&mut self) -> Result<(), JournalError> {
+        let number = self.journal.appended();
+        self.journal.request_sync()?;
+        let mut progress = self.journal.progress();
+        let reached = progress
+            .wait_for(|reached| reached.durable >= number || reached.error.is_some())
+            .await
+            .map_err(|_| JournalError::Stopped)?;
+        reached.error.clone().map_or(Ok(()), Err)
+    }
+
+    /// When the journal's writer is to be given what it has not been given yet.
+    pub(super) fn next_flush(&self) -> Option<Instant> {
+        let sync = (self.urgency != Urgency::Nobody).then_some(self.next_sync);
+        let written = self.flush_now.then_some(self.next_flush);
+        let due = sync.into_iter().chain(written).min();
+        let idle = || Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH));
+        due.or_else(|| self.journal.is_waiting().then(idle).flatten())
+    }
+
+    pub(super) fn flush_if_due(&mut self) -> Result<(), JournalError> {
+        let now = Instant::now();
+        let sync = match self.urgency {
+            Urgency::Nobody => false,
+            Urgency::Soon => now >= self.next_sync,
+            Urgency::Now => true,
+        };
+        let written = self.flush_now && now >= self.next_flush;
+        let idle = self.journal.is_waiting() && self.flush_at.is_some_and(|at| now >= at);
+        if !sync && !written && !idle {
+            return Ok(());
+        }
+        self.flush_now = false;
+        self.flush_at = None;
+        self.next_flush = now + BETWEEN_FLUSHES;
+        if !sync {
+            return self.journal.flush();
+        }
+        self.urgency = Urgency::Nobody;
+        self.next_sync = now + BETWEEN_SYNCS;
+        self.journal.request_sync()
+    }
+
+    /// Copies share their tokens, so this takes no time that anyone would notice.
+    pub(super) fn take_snapshot(&mut self, number: u64) {
+        if self.core.finished().is_some() {
+            return;
+        }
+        self.snapshot_at = self.journal.bytes();
+        let core = Box::new(self.core.clone());
+        self.wait_for_journal(number, Durable::Snapshot(core));
+    }
+
+    pub(super) fn wait_for_journal(&mut self, number: u64, what: Durable) {
+        let urgency = match what {
+            Durable::Accepted(..) | Durable::Snapshot(_) => Urgency::Soon,
+            Durable::Effect(..) | Durable::Verdict(..) => Urgency::Now,
+        };
+        self.urgency = self.urgency.max(urgency);
+        self.durable.push_back((number, what));
+        self.note_wait();
+    }
+
+    pub(super) fn note_wait(&mut self) {
+        if self.journal_wait.is_none() {
+            let waits = &self.telemetry.waits;
+            let wait = waits.begin("the driver", "the journal", STUCK, Overdue::FailsTheRun);
+            self.journal_wait = Some(wait);
+        }
+    }
+
+    /// Carry out what the journal's progress allows.
+    pub(super) fn release(
+        &mut self,
+        progress: &mut watch::Receiver<Progress>,
+    ) -> Result<(), JournalError> {
+        let Progress {
+            written,
+            durable,
+            error,
+        } = progress.borrow_and_update().clone();
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let count = self
+            .written
+            .iter()
+            .take_while(|(number, _)| *number <= written)
+            .count();
+        for (_, waiter) in self.written.drain(..count) {
+            // A client that hung up does not wait.
+            let _ = waiter.send(());
+        }
+        while self
+            .durable
+            .front()
+            .is_some_and(|(number, _)| *number <= durable)
+        {
+            match self.durable.pop_front() {
+                Some((_, Durable::Effect(effect @ Effect::NoLease { .. }, _))) => {
+                    self.carry_out(effect);
+                }
+                Some((_, Durable::Effect(effect, waiter))) => {
+                    self.effects.carry_out(effect, waiter)
+                }
+                Some((number, Durable::Snapshot(core))) => self.effects.snapshot(number, core),
+                Some((_, Durable::Accepted(waiter, open))) => {
+                    let _ = waiter.send(open);
+                }
+                Some((_, Durable::Verdict(waiter, verdict))) => {
+                    let _ = waiter.send(verdict);
+                }
+                None => {}
+            }
+        }
+        // It has moved: what waits now, waits anew.
+        self.journal_wait = None;
+        if !self.durable.is_empty() || !self.written.is_empty() {
+            self.note_wait();
+        }
+        Ok(())
+    }
+}
