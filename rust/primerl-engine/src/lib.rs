@@ -23,6 +23,7 @@ pub mod handle;
 pub mod http;
 pub mod metrics;
 pub mod mock;
+pub mod numbered;
 pub mod request;
 pub mod scheduler;
 pub mod sequence;

@@ -6,11 +6,12 @@
 
 use crate::backend::StepOutput;
 use crate::batch::{Batch, BatchSequence, arrange};
+use crate::numbered::NumberMap;
 use crate::request::{FinishReason, RequestKey};
 use crate::sequence::{Completion, Sequence, Submission};
 use crate::versions::Versions;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -86,7 +87,7 @@ pub struct Scheduler<S = Sequence> {
     limits: Limits,
     gate: Gate,
     arrivals: u64,
-    sequences: HashMap<RequestKey, S>,
+    sequences: NumberMap<RequestKey, S>,
     waiting: BTreeMap<Rank, RequestKey>,
     /// Running and one token behind, with their slots.
     decoding: BTreeMap<Rank, (RequestKey, u32)>,
@@ -106,7 +107,7 @@ impl<S: Schedulable> Scheduler<S> {
             limits,
             gate: Gate::Open,
             arrivals: 0,
-            sequences: HashMap::new(),
+            sequences: NumberMap::default(),
             waiting: BTreeMap::new(),
             decoding: BTreeMap::new(),
             prefilling: BTreeMap::new(),
@@ -377,7 +378,7 @@ impl Scheduler {
     }
 
     fn build(&self, parts: impl Iterator<Item = Part>) -> Batch {
-        let mut counts = HashMap::new();
+        let mut counts = NumberMap::default();
         let mut sequences: Vec<BatchSequence> = Vec::new();
         let (mut token_ids, mut positions) = (Vec::new(), Vec::new());
         for Part { key, slot, count } in parts {

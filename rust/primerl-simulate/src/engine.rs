@@ -49,8 +49,6 @@ pub struct Engine {
     clock: Clock,
     ends: BinaryHeap<Reverse<(u64, RequestKey)>>,
     stride: Option<Stride>,
-    /// The end of the stride that is noted for it, and the note's number.
-    pub planned: Option<(Time, u64)>,
     pub phase: Phase,
     pub proved: Option<PolicyVersion>,
     /// The version it is to load once it stands still.
@@ -86,7 +84,6 @@ impl Engine {
             clock: Clock::default(),
             ends: BinaryHeap::new(),
             stride: None,
-            planned: None,
             phase: Phase::Updating,
             proved: None,
             told: None,

@@ -16,6 +16,7 @@ mod picture;
 mod plan;
 mod report;
 mod sequence;
+mod soonest;
 mod stream;
 mod table;
 mod tracks;

@@ -170,6 +170,15 @@ impl Track {
             return;
         }
         self.totals[kind] += (now.0 - since) * count;
+        // Nearly always it is all within the last bucket.
+        let end = self.buckets.len() as u64 * self.width;
+        if let Some(last) = self.buckets.last_mut()
+            && now.0 <= end
+            && since >= end - self.width
+        {
+            last[kind] += ((now.0 - since) * count) as f64;
+            return;
+        }
         while (now.0 - 1) / self.width >= MOST_BUCKETS as u64 {
             self.join_buckets();
         }

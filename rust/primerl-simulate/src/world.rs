@@ -6,12 +6,14 @@ mod trainer;
 
 use crate::engine::Engine;
 use crate::plan::{Plan, PlanError};
+use crate::soonest::Soonest;
 use crate::tracks::{Doing, Track};
 use primerl_core::admission::last_step;
 use primerl_core::*;
+use primerl_engine::numbered::NumberMap;
 use rollouts::{Columns, Rollout, Worker};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 pub(crate) use trainer::IN_FLIGHT;
 use trainer::Trainer;
 
@@ -40,13 +42,15 @@ pub struct World {
     agenda: BinaryHeap<Reverse<(Time, u64, Action)>>,
     planned: u64,
     /// When engines' strides end. Apart from the agenda, because most of them are moved.
-    strides: BTreeSet<(Time, u64, usize)>,
+    strides: Soonest,
     inbox: VecDeque<Event>,
     pub(crate) engines: Vec<Engine>,
     engine_doing: Vec<Doing>,
+    /// The newest version that an engine serves which takes requests.
+    served: Option<PolicyVersion>,
     workers: Vec<Worker>,
     /// In flight; looked up, never walked through.
-    rollouts: HashMap<RolloutId, Rollout>,
+    rollouts: NumberMap<RolloutId, Rollout>,
     /// Turns that wait for an engine that may be used.
     held_back: VecDeque<RolloutId>,
     columns: Columns,
@@ -108,12 +112,13 @@ impl World {
             now: Time(0),
             agenda: BinaryHeap::new(),
             planned: 0,
-            strides: BTreeSet::new(),
+            strides: Soonest::new(engines),
             inbox: VecDeque::new(),
             engines: (0..engines).map(|_| Engine::new(&plan.inference)).collect(),
             engine_doing: vec![Doing::Start; engines],
+            served: None,
             workers: (0..workers).map(|_| Worker::default()).collect(),
-            rollouts: HashMap::new(),
+            rollouts: NumberMap::default(),
             held_back: VecDeque::new(),
             columns: Columns::default(),
             trainer: Trainer::default(),
@@ -155,7 +160,7 @@ impl World {
             .agenda
             .peek()
             .map(|Reverse((at, number, _))| (*at, *number));
-        let stride = self.strides.first().copied();
+        let stride = self.strides.first();
         let first = planned
             .into_iter()
             .chain(stride.map(|(at, number, _)| (at, number)))

@@ -1,7 +1,7 @@
 //! Engines in the run: requests go to the least loaded of those that serve the newest version, as the gateway does it.
 
 use super::{Action, World};
-use crate::engine::{Ended, Phase};
+use crate::engine::{Ended, Engine, Phase};
 use crate::tracks::Doing;
 use primerl_core::*;
 use primerl_engine::request::RequestKey;
@@ -9,14 +9,16 @@ use primerl_engine::request::RequestKey;
 impl World {
     /// The conversation's own engine if it may be used, else the least loaded.
     pub(super) fn pick_engine(&self, own: Option<usize>) -> Option<usize> {
-        let serving = || {
-            let engines = self.engines.iter().enumerate();
-            engines.filter(|(_, engine)| engine.phase == Phase::Serving)
-        };
-        let newest = serving().map(|(_, engine)| engine.proved).max()?;
-        serving()
-            .filter(|(_, engine)| engine.proved == newest)
-            .min_by_key(|(index, engine)| (Some(*index) != own, engine.requests, *index))
+        let served = self.served?;
+        let usable =
+            |engine: &Engine| engine.phase == Phase::Serving && engine.proved == Some(served);
+        if let Some(own) = own.filter(|own| usable(&self.engines[*own])) {
+            return Some(own);
+        }
+        let engines = self.engines.iter().enumerate();
+        engines
+            .filter(|(_, engine)| usable(engine))
+            .min_by_key(|(index, engine)| (engine.requests, *index))
             .map(|(index, _)| index)
     }
 
@@ -46,9 +48,17 @@ impl World {
     pub(super) fn engine_told(&mut self, engine: usize, version: PolicyVersion) {
         let now = self.now;
         self.engines[engine].told = Some(version);
-        if self.with_engine(engine, |engine| engine.pause(now)) {
+        let stands = self.with_engine(engine, |engine| engine.pause(now));
+        self.note_served();
+        if stands {
             self.engine_stands(engine);
         }
+    }
+
+    fn note_served(&mut self) {
+        let serving = self.engines.iter();
+        let serving = serving.filter(|engine| engine.phase == Phase::Serving);
+        self.served = serving.filter_map(|engine| engine.proved).max();
     }
 
     fn engine_stands(&mut self, engine: usize) {
@@ -62,6 +72,7 @@ impl World {
 
     pub(super) fn engine_updated(&mut self, engine: usize, version: PolicyVersion) {
         self.with_engine(engine, |engine| engine.load(version));
+        self.note_served();
         self.proved = self.proved.max(Some(version));
         self.send(Event::EngineProved {
             engine: EngineId(engine as u32),
@@ -74,11 +85,7 @@ impl World {
     }
 
     /// Changes an engine, lets it go on, and notes what it and its requests do.
-    fn with_engine<R>(
-        &mut self,
-        index: usize,
-        change: impl FnOnce(&mut crate::engine::Engine) -> R,
-    ) -> R {
+    fn with_engine<R>(&mut self, index: usize, change: impl FnOnce(&mut Engine) -> R) -> R {
         let engine = &mut self.engines[index];
         let before = engine.requests_by_doing();
         let result = change(engine);
@@ -86,14 +93,10 @@ impl World {
             engine.begin(self.now);
         }
         let after = engine.requests_by_doing();
-        let (planned, end) = (engine.planned, engine.stride_end());
-        if planned.map(|(at, _)| at) != end {
-            if let Some((at, number)) = planned {
-                self.strides.remove(&(at, number, index));
-            }
+        let end = engine.stride_end();
+        if self.strides.at(index) != end {
             self.planned += 1;
-            engine.planned = end.map(|at| (at, self.planned));
-            self.strides.extend(end.map(|at| (at, self.planned, index)));
+            self.strides.set(index, end.map(|at| (at, self.planned)));
         }
         for ((doing, before), (_, after)) in before.into_iter().zip(after) {
             self.add_slots(doing, after as i64 - before as i64);

@@ -8,8 +8,8 @@ use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
 use primerl_core::turn::{FinishReason, ForkReason};
 use primerl_core::*;
+use primerl_engine::numbered::NumberMap;
 use rand::Rng;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ type TokensAndLogprobs = (Arc<[u32]>, Arc<[f32]>);
 #[derive(Debug)]
 pub(crate) struct Columns {
     session: Arc<str>,
-    known: HashMap<u32, TokensAndLogprobs>,
+    known: NumberMap<u32, TokensAndLogprobs>,
     tokens: usize,
 }
 
@@ -50,7 +50,7 @@ impl Default for Columns {
     fn default() -> Self {
         Columns {
             session: "".into(),
-            known: HashMap::new(),
+            known: NumberMap::default(),
             tokens: 0,
         }
     }
