@@ -12,12 +12,14 @@
 //! record that a crash cut short, and everything after it for torn. One writer thread: a sync covers every event appended before it (group commit).
 //! A restart is the newest whole snapshot and the events since, played back ([`restore`]).
 
+mod ahead;
 mod reader;
 mod restore;
 mod snapshot;
 mod writer;
 
-pub use reader::{Entry, ReadError, Tail, read_from};
+pub use ahead::read_from;
+pub use reader::{Entry, ReadError, Tail};
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
 pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};
 pub use writer::{Journal, JournalError, Progress};

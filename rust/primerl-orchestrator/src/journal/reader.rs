@@ -1,5 +1,5 @@
 //! The reading half: every whole record, in order. A record that a crash cut short ends the journal; a damaged one, or a
-//! segment that is missing, is an error.
+//! segment that is missing, is an error. [`super::ahead`] has it done on a thread of its own.
 
 use super::{HEADER, MAGIC, SEGMENT, files, header};
 use primerl_core::{Event, Time};
@@ -68,14 +68,14 @@ pub struct Tail {
     pub torn: u64,
 }
 
-/// Gives all events after the first `after` to `take`, in order, each with its number (from 1).
+/// Every whole record after the first `after`, decoded and given to `take`, in order, for as long as that says `true`.
 ///
 /// # Errors
-/// A file cannot be read, is damaged, or is missing.
-pub fn read_from(
+/// A file cannot be read, is damaged, or is missing; what comes before was given to `take`.
+pub(super) fn decode_from(
     folder: &Path,
     after: u64,
-    mut take: impl FnMut(u64, Entry),
+    mut take: impl FnMut(Entry) -> bool,
 ) -> Result<Tail, ReadError> {
     let mut segments = files(folder, SEGMENT).map_err(|source| ReadError::Io {
         path: folder.to_owned(),
@@ -103,8 +103,8 @@ pub fn read_from(
         let mut offset = MAGIC.len();
         while let Some(body) = segment.record_at(offset, index == last)? {
             expected += 1;
-            if expected > after {
-                take(expected, segment.decode(offset, body)?);
+            if expected > after && !take(segment.decode(offset, body)?) {
+                return Ok(tail);
             }
             offset += HEADER + body.len();
         }

@@ -1,6 +1,7 @@
 //! From a journal to the core it describes.
 
-use super::reader::{ReadError, Tail, read_from};
+use super::ahead::read_from;
+use super::reader::{ReadError, Tail};
 use super::snapshot::{self, Identity, Snapshot};
 use super::{Entry, SEGMENT, SNAPSHOT, files};
 use primerl_core::{Core, Effect};

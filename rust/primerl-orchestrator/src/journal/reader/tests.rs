@@ -1,5 +1,7 @@
 use super::*;
-use crate::journal::{Identity, Journal, Restored, path_of, restore, retain, write_snapshot};
+use crate::journal::{
+    Identity, Journal, Restored, path_of, read_from, restore, retain, write_snapshot,
+};
 use primerl_core::testing::{config, turn};
 use primerl_core::{Core, RolloutId, WorkerId};
 use proptest::prelude::*;
