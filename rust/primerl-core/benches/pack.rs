@@ -10,7 +10,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
-use criterion::{Bencher, Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use mimalloc::MiMalloc;
 use primerl_core::algorithm::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
@@ -96,7 +96,7 @@ fn weighted(rollout: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Weighted {
     let sample = samples(
         TrajectoryStrategy::Interleaved,
         rollout,
-        &[turn],
+        vec![turn],
         &[Some(0)],
     )
     .remove(0);
@@ -198,14 +198,15 @@ fn sampling(criterion: &mut Criterion) {
         ] {
             let name = format!("samples/{}_turns/{strategy:?}", turns.len());
             criterion.bench_function(&name, |bencher| {
-                bencher.iter(|| samples(strategy, RolloutId(0), black_box(&turns), &trace_of));
+                let samples = |turns| samples(strategy, RolloutId(0), turns, &trace_of);
+                bencher.iter_batched(|| turns.clone(), samples, BatchSize::SmallInput);
             });
         }
         // What a sample leaves to packing: the columns written, by one rank, of this sample alone.
         let one: Vec<Weighted> = samples(
             TrajectoryStrategy::Interleaved,
             RolloutId(0),
-            &turns,
+            turns.clone(),
             &trace_of,
         )
         .into_iter()
@@ -218,15 +219,12 @@ fn sampling(criterion: &mut Criterion) {
         criterion.bench_function(
             &format!("samples_and_columns/{}_turns", turns.len()),
             |bencher| {
-                bencher.iter(|| {
-                    black_box(samples(
-                        TrajectoryStrategy::Interleaved,
-                        RolloutId(0),
-                        black_box(&turns),
-                        &trace_of,
-                    ));
+                let both = |turns| {
+                    let strategy = TrajectoryStrategy::Interleaved;
+                    black_box(samples(strategy, RolloutId(0), turns, &trace_of));
                     MicroBatch::new(one.clone()).columns()
-                });
+                };
+                bencher.iter_batched(|| turns.clone(), both, BatchSize::SmallInput);
             },
         );
     }

@@ -18,11 +18,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Packs the batch of `step`.
+/// Packs the batch of `step`. Takes the samples out of the groups.
 pub fn build(
     config: &Config,
     step: Step,
-    groups: &[Group],
+    groups: &mut [Group],
     interval: &Interval,
     rng: &mut impl Rng,
 ) -> PackedBatch {
@@ -79,12 +79,12 @@ fn means_by_trace(group: &Group, given: &[Arc<[f32]>], traces: usize) -> Vec<f32
 }
 
 /// The samples with their advantages, which are those of their traces, scaled as the lengths ask for.
-fn weigh(config: &Config, groups: &[Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
+fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
     let (mut weighted, mut parts) = (Vec::new(), Vec::new());
     let mut sequences = BTreeMap::new();
-    for (group, advantages) in groups.iter().zip(advantages) {
+    for (group, advantages) in groups.iter_mut().zip(advantages) {
         let environment = group.environment;
-        for (number, (trace, sample)) in group.samples().enumerate() {
+        for (number, (trace, sample)) in group.take_samples().into_iter().enumerate() {
             let next = sequences.len();
             parts.push(Part {
                 sequence: *sequences.entry((group.id, trace)).or_insert(next),
@@ -102,7 +102,7 @@ fn weigh(config: &Config, groups: &[Group], advantages: &[Vec<f32>]) -> Vec<Weig
                 },
             };
             weighted.push(Weighted {
-                sample: sample.clone(),
+                sample,
                 environment,
                 advantage,
             });

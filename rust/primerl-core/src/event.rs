@@ -132,6 +132,22 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Decisions do not rest on what such an event changes, unless it leads to an effect (a turn, to a cancellation; a
+    /// load, to another limit).
+    pub(crate) fn is_only_noted(&self) -> bool {
+        matches!(
+            self,
+            Event::WorkerSeen { .. }
+                | Event::SamplingStarted { .. }
+                | Event::TurnFinished { .. }
+                | Event::TurnFailed { .. }
+                | Event::EngineLoad { .. }
+                | Event::Tick
+        )
+    }
+}
+
 /// What the environment says about one rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {

@@ -124,6 +124,20 @@ impl Group {
         })
     }
 
+    /// [`Group::samples`], which are then the caller's.
+    pub fn take_samples(&mut self) -> Vec<(usize, Sample)> {
+        let (mut next, mut taken) = (0, Vec::new());
+        for slot in &mut self.slots {
+            let Slot::Finished(rollout) = slot else {
+                continue;
+            };
+            let samples = std::mem::take(&mut rollout.samples).into_iter();
+            taken.extend(samples.map(|sample| (next + sample.trace, sample)));
+            next += rollout.traces.len();
+        }
+        taken
+    }
+
     pub fn into_finished(self) -> impl Iterator<Item = Box<Rollout>> {
         self.slots.into_iter().filter_map(|slot| match slot {
             Slot::Finished(rollout) => Some(rollout),

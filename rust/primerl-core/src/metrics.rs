@@ -148,16 +148,9 @@ fn loss_metrics(metrics: &mut Metrics, Interval { counters, losses }: &Interval)
 
 /// Over traces, which are rollouts where each has one seat.
 fn reward_metrics(metrics: &mut Metrics, config: &Config, groups: &[Group]) {
-    let traces = |groups: &[&Group]| -> Vec<TrainedTrace> {
-        groups
-            .iter()
-            .flat_map(|group| group.finished())
-            .flat_map(|rollout| rollout.traces.clone())
-            .collect()
-    };
-    let all = traces(&groups.iter().collect::<Vec<_>>());
-    let column = |traces: &[TrainedTrace], of: &dyn Fn(&TrainedTrace) -> f64| {
-        traces.iter().map(of).collect::<Vec<f64>>()
+    let all: Vec<&TrainedTrace> = groups.iter().flat_map(Group::traces).collect();
+    let column = |traces: &[&TrainedTrace], of: &dyn Fn(&TrainedTrace) -> f64| {
+        traces.iter().map(|trace| of(trace)).collect::<Vec<f64>>()
     };
     let rewards = column(&all, &|trace| trace.reward);
     metrics.mean("reward/all/mean", &rewards);
@@ -171,11 +164,8 @@ fn reward_metrics(metrics: &mut Metrics, config: &Config, groups: &[Group]) {
         &column(&all, &|trace| f64::from(u8::from(trace.truncated))),
     );
     for (id, environment) in config.environment_ids() {
-        let own: Vec<&Group> = groups
-            .iter()
-            .filter(|group| group.environment == id)
-            .collect();
-        let own = traces(&own);
+        let own = groups.iter().filter(|group| group.environment == id);
+        let own: Vec<&TrainedTrace> = own.flat_map(Group::traces).collect();
         let name = &environment.name;
         metrics.mean(
             format!("reward/{name}/mean"),

@@ -126,7 +126,7 @@ impl Rollout {
         self.state
     }
 
-    /// Those recorded so far; none once it has finished, when they have become samples.
+    /// Those recorded so far; none once it was reported, when they have become samples.
     pub fn turns(&self) -> &[Turn] {
         &self.turns
     }
@@ -139,7 +139,7 @@ impl Rollout {
     }
 
     /// Records a turn. Returns how many distinct policies have contributed by now.
-    pub fn record(&mut self, turn: Turn) -> usize {
+    pub fn record(&mut self, mut turn: Turn) -> usize {
         assert_ne!(
             self.state,
             State::Finished,
@@ -160,7 +160,11 @@ impl Rollout {
                 .iter_mut()
                 .find(|(session, _)| *session == turn.session);
             match known {
-                Some((_, oldest)) => *oldest = (*oldest).min(run.version),
+                Some((session, oldest)) => {
+                    *oldest = (*oldest).min(run.version);
+                    // One name a session: read from a journal, each turn has its own.
+                    turn.session = Arc::clone(session);
+                }
                 None => self
                     .oldest_in
                     .push((Arc::clone(&turn.session), run.version)),
@@ -183,18 +187,9 @@ impl Rollout {
             self.id
         );
         self.check(outcome, rules.lowest_reward)?;
-        let joined = self.join(&outcome.traces);
-        let trace_of: Vec<Option<usize>> = self
-            .turns
-            .iter()
-            .map(|turn| {
-                joined
-                    .get(&turn.session)
-                    .copied()
-                    .filter(|trace| is_trained(&outcome.traces[*trace]))
-            })
-            .collect();
-        let mut samples = samples(rules.strategy, self.id, &self.turns, &trace_of);
+        let trace_of = self.join(&outcome.traces);
+        let turns = std::mem::take(&mut self.turns);
+        let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
         if samples.is_empty() {
             return Err(error(
                 "empty",
@@ -215,7 +210,6 @@ impl Rollout {
         });
         self.samples = samples;
         self.state = State::Finished;
-        self.turns = Vec::new();
         Ok(())
     }
 
@@ -333,28 +327,23 @@ impl Rollout {
         }
     }
 
-    /// Which trace each session of the turns is. A client that sends no session name has one conversation, and its
-    /// one trace is named otherwise: those two belong together.
-    fn join(&self, traces: &[Trace]) -> BTreeMap<Arc<str>, usize> {
-        let sessions: BTreeSet<Arc<str>> = self
-            .turns
-            .iter()
-            .map(|turn| Arc::clone(&turn.session))
-            .collect();
-        let named: BTreeMap<&str, usize> = traces
-            .iter()
-            .enumerate()
+    /// Which trace each turn is of, `None` where that is not trained. A client that sends no session name has one
+    /// conversation, and its one trace is named otherwise: those two belong together.
+    fn join(&self, traces: &[Trace]) -> Vec<Option<usize>> {
+        let mut turns = self.turns.iter().map(|turn| &*turn.session);
+        let first = turns.next();
+        if traces.len() == 1 && turns.all(|session| Some(session) == first) {
+            return vec![is_trained(&traces[0]).then_some(0); self.turns.len()];
+        }
+        let named = traces.iter().enumerate();
+        let named: BTreeMap<&str, usize> = named
             .map(|(index, trace)| (trace.session.as_str(), index))
             .collect();
-        match (sessions.first(), traces) {
-            (Some(session), [_]) if sessions.len() == 1 => {
-                BTreeMap::from([(Arc::clone(session), 0)])
-            }
-            _ => sessions
-                .into_iter()
-                .filter_map(|name| named.get(&*name).map(|trace| (name.clone(), *trace)))
-                .collect(),
-        }
+        let of = |turn: &Turn| {
+            let trace = named.get(&*turn.session).copied();
+            trace.filter(|trace| is_trained(&traces[*trace]))
+        };
+        self.turns.iter().map(of).collect()
     }
 
     /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.

@@ -166,24 +166,22 @@ impl Sample {
         }
     }
 
-    fn push_context(&mut self, tokens: &Arc<[u32]>) {
-        self.push(tokens, None);
-    }
-
-    fn push_trained(&mut self, turn: &Turn) {
-        let trained = Trained {
-            logprobs: Arc::clone(&turn.logprobs),
-            versions: turn.versions.clone(),
+    fn extend(&mut self, turn: Turn, trains: bool) {
+        self.turns += 1;
+        self.push(turn.prompt_suffix, None);
+        let trained = trains.then_some(Trained {
+            logprobs: turn.logprobs,
+            versions: turn.versions,
             temperature: turn.temperature,
-        };
-        self.push(&turn.sampled, Some(trained));
+        });
+        self.push(turn.sampled, trained);
     }
 
-    fn push(&mut self, tokens: &Arc<[u32]>, trained: Option<Trained>) {
-        if !tokens.is_empty() {
+    fn push(&mut self, token_ids: Arc<[u32]>, trained: Option<Trained>) {
+        if !token_ids.is_empty() {
             self.segments.push(Segment {
-                token_ids: Arc::clone(tokens),
-                len: tokens.len(),
+                len: token_ids.len(),
+                token_ids,
                 trained,
             });
         }
@@ -213,7 +211,7 @@ impl Sample {
 pub fn samples(
     strategy: TrajectoryStrategy,
     rollout: RolloutId,
-    turns: &[Turn],
+    turns: Vec<Turn>,
     trace_of: &[Option<usize>],
 ) -> Vec<Sample> {
     assert_eq!(turns.len(), trace_of.len());
@@ -223,43 +221,69 @@ pub fn samples(
             ends[parent.0 as usize] = false;
         }
     }
-    let mut trained = vec![false; turns.len()];
-    let mut samples = Vec::new();
+    // In order of their last turns: with each turn a last one, its ancestors were trained before it.
+    let mut branches: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut uses = vec![0; turns.len()];
     for (last, trace) in trace_of.iter().enumerate() {
         let (Some(trace), true) = (*trace, ends[last]) else {
             continue;
         };
-        // In order of their last turns: with each turn a last one, its ancestors were trained before it.
-        let sample = branch(rollout, trace, turns, last, &mut trained);
-        if sample.loss_tokens > 0 {
-            samples.push(sample);
-        }
+        let parent = |turn: &usize| Some(turns[*turn].parent?.0 as usize);
+        let path: Vec<usize> = std::iter::successors(Some(last), parent).collect();
+        path.iter().for_each(|turn| uses[*turn] += 1);
+        branches.push((trace, path));
     }
-    samples
+    // Nearly always: one conversation that only ever extends.
+    if let [(trace, path)] = &branches[..]
+        && path.len() == turns.len()
+    {
+        let mut sample = Sample::new(rollout, *trace);
+        sample.segments.reserve_exact(2 * path.len());
+        turns.into_iter().for_each(|turn| sample.extend(turn, true));
+        sample.measure();
+        return Vec::from_iter(Some(sample).filter(|sample| sample.loss_tokens > 0));
+    }
+    let mut turns = Turns {
+        trained: vec![false; turns.len()],
+        turns: turns.into_iter().map(Some).collect(),
+        uses,
+    };
+    let samples = branches.iter().map(|(trace, path)| {
+        let sample = Sample::new(rollout, *trace);
+        branch(sample, path, &mut turns)
+    });
+    samples.filter(|sample| sample.loss_tokens > 0).collect()
 }
 
-/// The branch that ends with turn `last`, as one sequence; marks the turns it trains.
-fn branch(
-    rollout: RolloutId,
-    trace: usize,
-    turns: &[Turn],
-    last: usize,
-    trained: &mut [bool],
-) -> Sample {
-    let mut path = vec![last];
-    while let Some(parent) = turns[path[path.len() - 1]].parent {
-        path.push(parent.0 as usize);
+/// Turns on their way into samples. Only what two branches need is shared: nearly all turns are on one, and counting
+/// shares of tokens that nobody has looked at for a while costs more than all the rest.
+struct Turns {
+    turns: Vec<Option<Turn>>,
+    /// In how many branches each is still needed.
+    uses: Vec<usize>,
+    trained: Vec<bool>,
+}
+
+impl Turns {
+    /// A turn that is still needed, and whether it is trained in this branch.
+    fn take(&mut self, index: usize) -> (Option<Turn>, bool) {
+        self.uses[index] -= 1;
+        let turn = match self.uses[index] {
+            0 => self.turns[index].take(),
+            _ => self.turns[index].clone(),
+        };
+        (turn, !std::mem::replace(&mut self.trained[index], true))
     }
-    let mut sample = Sample::new(rollout, trace);
+}
+
+/// The branch of these turns, the last one first, as one sequence.
+fn branch(mut sample: Sample, path: &[usize], turns: &mut Turns) -> Sample {
     sample.segments.reserve_exact(2 * path.len());
-    for index in path.into_iter().rev() {
-        let turn = &turns[index];
-        sample.turns += 1;
-        sample.push_context(&turn.prompt_suffix);
-        match std::mem::replace(&mut trained[index], true) {
-            true => sample.push_context(&turn.sampled),
-            false => sample.push_trained(turn),
-        }
+    for index in path.iter().rev() {
+        let (Some(turn), trains) = turns.take(*index) else {
+            continue;
+        };
+        sample.extend(turn, trains);
     }
     sample.measure();
     sample

@@ -35,8 +35,11 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Makes `current` the waits there are. One that goes on keeps its start and its deadline.
+    /// Makes `current` the waits there are, in the order of their keys. One that goes on keeps its start and its deadline.
     pub fn update(&mut self, current: &[(Key, Duration)], now: Time, deadlines: &mut Deadlines) {
+        if self.armed.keys().eq(current.iter().map(|(key, _)| key)) {
+            return;
+        }
         self.armed.retain(|key, armed| {
             let goes_on = current.iter().any(|(other, _)| other == key);
             if !goes_on {

@@ -69,7 +69,7 @@ fn weighted(rollout: usize, tokens: usize) -> Weighted {
     let sample = samples(
         TrajectoryStrategy::Interleaved,
         rollout_id,
-        &[turn],
+        vec![turn],
         &[Some(0)],
     )
     .remove(0);

@@ -29,7 +29,7 @@ impl Core {
     }
 
     fn cut(&mut self, chosen: &[GroupId]) {
-        let groups: Vec<Group> = chosen
+        let mut groups: Vec<Group> = chosen
             .iter()
             .filter_map(|id| self.groups.remove(id))
             .collect();
@@ -47,7 +47,7 @@ impl Core {
         let mut batch = build(
             &self.config,
             self.next_step,
-            &groups,
+            &mut groups,
             &interval,
             &mut self.rng,
         );

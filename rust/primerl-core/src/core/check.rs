@@ -37,6 +37,32 @@ impl Core {
         Ok(())
     }
 
+    /// Settling once more changes nothing (but what dispatching does at each event). In debug builds, where it was spared.
+    #[cfg(debug_assertions)]
+    pub(super) fn assert_settled(&mut self) {
+        let readings = |core: &Core| {
+            let updating = |engine: &&crate::policy::Engine| engine.updating.is_some();
+            (
+                (core.effects.len(), core.next_step, core.finished.is_some()),
+                (core.ledger.wanted(), core.evaluated, core.round.is_some()),
+                core.ledger.engines().values().filter(updating).count(),
+                core.batches.requests.len(),
+                core.waits.iter().map(|(key, _)| *key).collect::<Vec<_>>(),
+            )
+        };
+        let before = readings(self);
+        assert!(self.hopeless.is_none(), "the run is over");
+        if self.finished.is_none() {
+            self.cut_batches();
+            self.evaluate();
+            self.update_engines();
+            self.finish_if_done();
+        }
+        self.answer_batch_requests();
+        self.refresh_waits();
+        assert_eq!(readings(self), before, "an event was not only noted");
+    }
+
     /// Every dispatched rollout is in flight, finished and uncut, or ended in exactly one way.
     fn check_counters(&self) -> Result<(), String> {
         let accounted =

@@ -86,14 +86,14 @@ impl Core {
     }
 
     pub(super) fn dispatch(&mut self) {
+        if self.lease_requests.is_empty() {
+            return;
+        }
         if let Some(reason) = self.finished.clone() {
             let waiting: Vec<RequestId> = self.lease_requests.keys().copied().collect();
             waiting
                 .into_iter()
                 .for_each(|request| self.refuse_lease(request, reason.clone()));
-            return;
-        }
-        if self.lease_requests.is_empty() {
             return;
         }
         let mut answers = Answers::new();

@@ -143,6 +143,10 @@ pub struct Core {
     failed: bool,
     /// Why the run has to be given up; acted on once the event is taken in.
     hopeless: Option<String>,
+    /// Nothing is left to be decided: an event that changes nothing that decisions rest on needs none. No part of the
+    /// state: deciding once more changes nothing.
+    #[serde(skip)]
+    settled: bool,
     /// Of the event that is being handled; empty between events.
     #[serde(skip)]
     effects: Vec<Effect>,
@@ -192,6 +196,7 @@ impl Core {
             finished: None,
             failed: false,
             hopeless: None,
+            settled: false,
             effects: Vec::new(),
             config,
         })
@@ -204,9 +209,15 @@ impl Core {
     /// Takes in one event and says what to do. Time never runs backwards: an earlier `now` counts as the last one.
     pub fn handle(&mut self, event: Event, now: Time) -> Vec<Effect> {
         self.now = self.now.max(now);
+        let decides_nothing = event.is_only_noted();
         self.take_in(event);
-        self.expire();
-        self.settle();
+        let expired = self.expire();
+        // What such an event leads to, it says by an effect.
+        if decides_nothing && self.settled && !expired && self.effects.is_empty() {
+            self.stay_settled();
+        } else {
+            self.settle();
+        }
         #[cfg(debug_assertions)]
         if let Err(broken) = self.check() {
             panic!("an invariant of the core is broken: {broken}");
@@ -251,6 +262,7 @@ impl Core {
         if let Some(reason) = self.hopeless.take() {
             self.end(Effect::Failed { reason });
         }
+        let wanted = self.ledger.wanted();
         if self.finished.is_none() {
             self.cut_batches();
             self.evaluate();
@@ -260,10 +272,26 @@ impl Core {
         self.dispatch();
         self.answer_batch_requests();
         self.refresh_waits();
+        // Another version may be one to evaluate; a run without hope ends with the next event.
+        self.settled = self.hopeless.is_none() && self.ledger.wanted() == wanted;
     }
 
-    fn expire(&mut self) {
+    /// [`Core::settle`] where only time has passed: work that nobody asks for may go to others. Most events are turns
+    /// and signs of life, and come here.
+    fn stay_settled(&mut self) {
+        self.dispatch();
+        if !self.effects.is_empty() {
+            self.refresh_waits();
+        }
+        #[cfg(debug_assertions)]
+        self.assert_settled();
+    }
+
+    /// Returns whether something was due.
+    fn expire(&mut self) -> bool {
+        let mut any = false;
         while let Some(due) = self.deadlines.pop(self.now) {
+            any = true;
             match due {
                 Due::Rollout(rollout) => self.rollout_timed_out(rollout),
                 Due::Worker(worker) => self.worker_timed_out(worker),
@@ -274,6 +302,7 @@ impl Core {
                 Due::Wait(key) => self.warn_of_wait(key),
             }
         }
+        any
     }
 
     fn finish_if_done(&mut self) {

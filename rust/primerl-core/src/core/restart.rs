@@ -101,6 +101,7 @@ impl Core {
         let mut core = self.clone();
         // How it is stored depends on how it came to be; what it draws does not.
         core.remains.clear();
+        core.settled = false;
         let mut draw = || {
             let environment = core.curriculum.turn(|_| true)?;
             core.curriculum.draw(environment, &core.config)

@@ -17,29 +17,34 @@ impl Core {
         let Some(rollout) = self.rollouts.get_mut(&id) else {
             return self.ignore("turn of a rollout that is over");
         };
-        let before = rollout.oldest();
-        let policies = rollout.record(turn);
-        self.aged(id, before, policies);
+        let aging = Aging::of(rollout, |rollout| rollout.record(turn));
+        self.aged(id, aging);
     }
 
     pub(super) fn sampling_started(&mut self, id: RolloutId, version: PolicyVersion) {
         let Some(rollout) = self.rollouts.get_mut(&id) else {
             return self.ignore("start of a turn of a rollout that is over");
         };
-        let before = rollout.oldest();
-        rollout.begin(version);
-        self.aged(id, before, 1);
+        let aging = Aging::of(rollout, |rollout| {
+            rollout.begin(version);
+            1
+        });
+        self.aged(id, aging);
     }
 
-    /// Looks at a rollout in flight that so many policies have contributed to, and that was as old as `before`.
-    fn aged(&mut self, id: RolloutId, before: Option<PolicyVersion>, policies: usize) {
-        let Some(rollout) = self.rollouts.get(&id) else {
-            return;
-        };
-        if rollout.evaluates.is_some() {
+    /// Looks at a rollout in flight that something was added to.
+    fn aged(&mut self, id: RolloutId, aging: Aging) {
+        let Aging {
+            evaluates,
+            policies,
+            before,
+            oldest,
+            group,
+            slot,
+        } = aging;
+        if evaluates {
             return;
         }
-        let (oldest, group, slot) = (rollout.oldest(), rollout.group, rollout.slot);
         if before != oldest {
             if let Some(before) = before {
                 self.by_age.remove(&(before, id));
@@ -183,6 +188,32 @@ impl Core {
             self.forget_age(&rollout);
         }
         rollout
+    }
+}
+
+/// What was added to a rollout in flight, as far as its age goes.
+struct Aging {
+    evaluates: bool,
+    /// So many have contributed.
+    policies: usize,
+    before: Option<PolicyVersion>,
+    oldest: Option<PolicyVersion>,
+    group: GroupId,
+    slot: usize,
+}
+
+impl Aging {
+    fn of(rollout: &mut Rollout, add: impl FnOnce(&mut Rollout) -> usize) -> Self {
+        let before = rollout.oldest();
+        let policies = add(rollout);
+        Aging {
+            evaluates: rollout.evaluates.is_some(),
+            policies,
+            before,
+            oldest: rollout.oldest(),
+            group: rollout.group,
+            slot: rollout.slot,
+        }
     }
 }
 

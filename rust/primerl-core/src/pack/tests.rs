@@ -20,7 +20,7 @@ fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
     let sample = samples(
         TrajectoryStrategy::Interleaved,
         RolloutId(id as u64),
-        &turns,
+        turns.to_vec(),
         &[Some(0)],
     )
     .remove(0);
@@ -74,7 +74,7 @@ fn each_token_has_its_own_advantage_where_the_sample_has_them() {
     let sample = samples(
         TrajectoryStrategy::Interleaved,
         RolloutId(0),
-        &turns,
+        turns.to_vec(),
         &[Some(0); 2],
     )
     .remove(0);

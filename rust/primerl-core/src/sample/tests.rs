@@ -22,7 +22,12 @@ fn trained(sample: &Sample) -> Vec<u32> {
 }
 
 fn interleave(rollout: RolloutId, turns: &[Turn], trace_of: &[Option<usize>]) -> Vec<Sample> {
-    samples(TrajectoryStrategy::Interleaved, rollout, turns, trace_of)
+    samples(
+        TrajectoryStrategy::Interleaved,
+        rollout,
+        turns.to_vec(),
+        trace_of,
+    )
 }
 
 /// Version of each token, -1 for context.
@@ -89,7 +94,7 @@ fn branching_gives_each_turn_its_own_sample() {
     let samples = samples(
         TrajectoryStrategy::Branching,
         ROLLOUT,
-        &turns,
+        turns.to_vec(),
         &[Some(0); 5],
     );
     let shape: Vec<(Vec<u32>, Vec<u32>)> = samples
@@ -232,7 +237,7 @@ proptest! {
         }
         for strategy in STRATEGIES {
             let mut times: BTreeMap<u32, u32> = BTreeMap::new();
-            for sample in samples(strategy, ROLLOUT, &turns, &trace_of) {
+            for sample in samples(strategy, ROLLOUT, turns.clone(), &trace_of) {
                 trained(&sample).into_iter().for_each(|token| *times.entry(token).or_default() += 1);
             }
             for (turn, trace) in turns.iter().zip(&trace_of) {
@@ -246,7 +251,7 @@ proptest! {
     #[test]
     fn cut_at_any_turn_a_sample_is_the_engines_prompt(turns in forest()) {
         let trace_of = vec![Some(0); turns.len()];
-        for sample in STRATEGIES.into_iter().flat_map(|strategy| samples(strategy, ROLLOUT, &turns, &trace_of)) {
+        for sample in STRATEGIES.into_iter().flat_map(|strategy| samples(strategy, ROLLOUT, turns.clone(), &trace_of)) {
             let (n, token_ids, loss_mask, versions) =
                 (sample.len(), sample.token_ids(), sample.loss_mask(), versions(&sample));
             prop_assert_eq!([token_ids.len(), loss_mask.len(), sample.logprobs().len(), versions.len()], [n; 4]);

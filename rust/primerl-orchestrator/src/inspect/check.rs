@@ -299,9 +299,9 @@ mod tests {
     }
 
     fn batch(step: u64, version: u64) -> PackedBatch {
-        let turns = [turn(None, &[1], &[2], version)];
+        let turns = vec![turn(None, &[1], &[2], version)];
         let strategy = TrajectoryStrategy::Interleaved;
-        let weighted = samples(strategy, RolloutId(4), &turns, &[Some(0)])
+        let weighted = samples(strategy, RolloutId(4), turns, &[Some(0)])
             .into_iter()
             .map(|sample| Weighted {
                 sample,

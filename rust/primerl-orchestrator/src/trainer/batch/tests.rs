@@ -49,7 +49,7 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
     let mut samples = samples(
         TrajectoryStrategy::Interleaved,
         RolloutId(rollout),
-        &turns,
+        turns.into(),
         &[Some(0); 2],
     );
     let sample = samples.remove(0);
