@@ -323,13 +323,14 @@ def test_report_names_what_is_damaged(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["report", "--help"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "primerl", "report", "--help"]
+        command = [sys.executable, "-m", "primerl", *arguments]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("primerl report: the output cannot be written: ")
+    assert line.startswith("primerl: the output cannot be written: ")
 
 
 def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,27 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = command(arguments)
+        sys.stdout.flush()  # here, where a full disk can be told
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has left (`primerl report ... | head`).
+        discard_output()
+        return FAILED
+    except OSError as error:
+        # Anything but the output was opened by name.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        discard_output()
+        print(f"primerl: the output cannot be written: {error}", file=sys.stderr)
+        return FAILED
+
+
+def command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else BAD_INPUT
@@ -43,24 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         return unknown(name)
     module, function = COMMANDS[name][0].split(":")
-    try:
-        code = int(getattr(import_module(module), function)(rest))
-        sys.stdout.flush()  # here, where a full disk can be told
-        return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe has left (`primerl report ... | head`); Python would complain again at exit.
-        discard_output()
-        return FAILED
-    except OSError as error:
-        # Anything else was opened by name.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
-            raise
-        discard_output()
-        print(f"primerl {name}: the output cannot be written: {error}", file=sys.stderr)
-        return FAILED
+    return int(getattr(import_module(module), function)(rest))
 
 
 def discard_output() -> None:
