@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section, Seed
