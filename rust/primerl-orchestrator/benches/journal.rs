@@ -15,6 +15,7 @@ use primerl_core::config::{Admission, LimitRule};
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use primerl_orchestrator::journal::{Entry, Identity, Journal, read_from, restore, write_snapshot};
+use primerl_orchestrator::telemetry::process_cpu_seconds;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::path::Path;
@@ -325,16 +326,6 @@ fn append(folder: &Path, events: &[(Time, Event)]) {
     );
 }
 
-/// CPU seconds of the process, threads that have ended included, in hundredths.
-fn process_cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    let fields = stat.rsplit(')').next().unwrap().split_whitespace();
-    let ticks = fields.skip(11).take(2);
-    ticks
-        .map(|ticks| ticks.parse::<f64>().unwrap() / 100.0)
-        .sum()
-}
-
 /// The least of three. Both threads count: one reads ahead.
 fn measure(what: &str, events: usize, mut routine: impl FnMut() -> u64) {
     let mut least = (f64::INFINITY, f64::INFINITY);
@@ -342,7 +333,7 @@ fn measure(what: &str, events: usize, mut routine: impl FnMut() -> u64) {
         let (started, before) = (Instant::now(), process_cpu_seconds());
         assert_eq!(routine(), events as u64);
         let wall = started.elapsed().as_secs_f64();
-        let cpu = process_cpu_seconds() - before;
+        let cpu = process_cpu_seconds().unwrap() - before;
         least = (least.0.min(wall), least.1.min(cpu));
     }
     line(what, events, least.0, least.1);

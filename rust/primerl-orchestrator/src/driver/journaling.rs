@@ -17,7 +17,7 @@ impl Driver {
     /// When the journal's writer is to be given what it has not been given yet.
     pub(super) fn next_flush(&self) -> Option<Instant> {
         let sync = (self.urgency != Urgency::Nobody).then_some(self.next_sync);
-        let written = self.flush_now.then_some(self.next_flush);
+        let written = self.flush_now.then_some(self.may_flush_at);
         let due = sync.into_iter().chain(written).min();
         let idle = || Some(self.flush_at.unwrap_or_else(|| Instant::now() + FLUSH));
         due.or_else(|| self.journal.is_waiting().then(idle).flatten())
@@ -30,14 +30,14 @@ impl Driver {
             Urgency::Soon => now >= self.next_sync,
             Urgency::Now => true,
         };
-        let written = self.flush_now && now >= self.next_flush;
+        let written = self.flush_now && now >= self.may_flush_at;
         let idle = self.journal.is_waiting() && self.flush_at.is_some_and(|at| now >= at);
         if !sync && !written && !idle {
             return Ok(());
         }
         self.flush_now = false;
         self.flush_at = None;
-        self.next_flush = now + BETWEEN_FLUSHES;
+        self.may_flush_at = now + BETWEEN_FLUSHES;
         if !sync {
             return self.journal.flush();
         }

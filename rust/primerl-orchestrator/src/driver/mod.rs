@@ -1,5 +1,5 @@
-//! What owns the core, on a thread of its own. Everything that happens comes here as an event, in one order; every event goes into
-//! the journal before its effects are carried out, and durable effects wait until it is on disk.
+//! What owns the core, on a thread of its own. Everything that happens comes here as an event, in one order; every event
+//! goes into the journal before its effects are carried out, and durable effects wait until it is on disk.
 //!
 //! ```text
 //! handlers, supervisors ──(event, who waits)──> inbox ──> core.handle ──> effects ──> gateway, engines, workers
@@ -87,7 +87,7 @@ pub(crate) struct Driver {
     /// Somebody waits to whom it is enough that the operating system has an event.
     flush_now: bool,
     next_sync: Instant,
-    next_flush: Instant,
+    may_flush_at: Instant,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
     /// When events that nobody waits for are handed to the journal's writer.
@@ -111,7 +111,7 @@ impl Driver {
             urgency: Urgency::Nobody,
             flush_now: false,
             next_sync: app.origin,
-            next_flush: app.origin,
+            may_flush_at: app.origin,
             replies: HashMap::new(),
             last_tick: app.origin,
             flush_at: None,

@@ -7,8 +7,8 @@ use std::sync::mpsc;
 
 /// Events handed over at a time: waking the other thread for each would cost more than they do.
 const CHUNK: usize = 256;
-/// Chunks that may wait, so that one slow event does not hold up the reader. A bound on memory: about a megabyte.
-const CHUNKS_AHEAD: usize = 4;
+/// Chunks that may wait, so that one slow event does not hold up the reader. A bound on memory: some megabytes.
+const CHUNKS_AHEAD: usize = 16;
 
 /// Gives all events after the first `after` to `take`, in order, each with its number (from 1).
 ///

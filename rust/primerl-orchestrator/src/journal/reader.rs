@@ -6,7 +6,11 @@ use primerl_core::{Event, Time};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// Read from a file at a time: it stays in the processor's cache until it is decoded.
+const PIECE: u64 = 256 << 10;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,15 +24,15 @@ pub enum ReadError {
         "{path}: the record at byte {offset} does not match its checksum: the file was damaged; restore it from a copy, \
          or begin a new run"
     )]
-    Checksum { path: PathBuf, offset: usize },
+    Checksum { path: PathBuf, offset: u64 },
     #[error(
         "{path}: the record at byte {offset} is cut short, but it is not the last one: the file was damaged"
     )]
-    Cut { path: PathBuf, offset: usize },
+    Cut { path: PathBuf, offset: u64 },
     #[error("{path}: the record at byte {offset} is no event of this version: {source}")]
     Decode {
         path: PathBuf,
-        offset: usize,
+        offset: u64,
         source: rmp_serde::decode::Error,
     },
     #[error(
@@ -90,7 +94,7 @@ pub(super) fn decode_from(
     };
     let mut expected = segments.first().map_or(0, |(first, _)| (*first).min(after));
     let last = segments.len().saturating_sub(1);
-    let mut memory = Vec::new();
+    let mut window = Vec::new();
     for (index, (found, path)) in segments.into_iter().enumerate() {
         if found != expected {
             return Err(ReadError::Gap {
@@ -99,20 +103,17 @@ pub(super) fn decode_from(
                 expected,
             });
         }
-        let segment = Segment::read(path, memory)?;
-        let mut offset = MAGIC.len();
-        while let Some(body) = segment.record_at(offset, index == last)? {
+        let mut segment = Segment::open(path, window)?;
+        while let Some(body) = segment.next_record(index == last)? {
             expected += 1;
-            if expected > after && !take(segment.decode(offset, body)?) {
+            if expected > after && !take(segment.decode(body)?) {
                 return Ok(tail);
             }
-            offset += HEADER + body.len();
         }
-        let length = segment.bytes.len();
-        let whole = offset.min(length);
-        tail.torn = (length - whole) as u64;
-        tail.segment = Some((segment.path, whole as u64));
-        memory = segment.bytes;
+        tail.torn = (segment.window.len() - segment.begin) as u64;
+        let whole = segment.offset_of(segment.begin);
+        tail.segment = Some((segment.path, whole));
+        window = segment.window;
     }
     if expected < after {
         return Err(ReadError::Short {
@@ -125,71 +126,120 @@ pub(super) fn decode_from(
     Ok(tail)
 }
 
+/// A segment, of which a small window is in memory: a reader that stops for a whole segment leaves whoever handles its
+/// events with nothing to do.
 struct Segment {
     path: PathBuf,
-    bytes: Vec<u8>,
+    file: File,
+    window: Vec<u8>,
+    /// Where in the window the records begin that are still to come.
+    begin: usize,
+    /// Bytes of the file before the window.
+    before: u64,
+    /// The window reaches to the end of the file.
+    ended: bool,
 }
 
 impl Segment {
-    /// Into the memory of the segment before: to be given fresh memory takes longer than to read.
-    fn read(path: PathBuf, memory: Vec<u8>) -> Result<Segment, ReadError> {
-        let mut bytes = memory;
-        bytes.clear();
-        let read = File::open(&path).and_then(|mut file| {
-            let length = file.metadata()?.len();
-            bytes.reserve(usize::try_from(length).unwrap_or(0));
-            file.read_to_end(&mut bytes)
-        });
-        match read {
-            Err(source) => Err(ReadError::Io { path, source }),
-            // A crash may leave a segment that was made and not begun.
-            Ok(_) if bytes.starts_with(&MAGIC) || MAGIC.starts_with(&bytes) => {
-                Ok(Segment { path, bytes })
-            }
-            Ok(_) => Err(ReadError::Format { path }),
+    /// With the memory of the window of the segment before.
+    fn open(path: PathBuf, mut window: Vec<u8>) -> Result<Segment, ReadError> {
+        window.clear();
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(source) => return Err(ReadError::Io { path, source }),
+        };
+        let mut segment = Segment {
+            path,
+            file,
+            window,
+            begin: 0,
+            before: 0,
+            ended: false,
+        };
+        segment.read_on()?;
+        let window = &segment.window;
+        // A crash may leave a segment that was made and not begun.
+        if !(window.starts_with(&MAGIC) || MAGIC.starts_with(window)) {
+            return Err(ReadError::Format { path: segment.path });
         }
+        segment.begin = MAGIC.len().min(window.len());
+        Ok(segment)
     }
 
-    /// The body of the record at `offset`; `None` at the end, or at a torn tail where there may be one.
-    fn record_at(&self, offset: usize, may_be_torn: bool) -> Result<Option<&[u8]>, ReadError> {
-        let rest = self.bytes.get(offset..).unwrap_or_default();
-        if rest.is_empty() {
-            return Ok(None);
-        }
-        match parse(rest) {
-            Record::Whole(body) => Ok(Some(body)),
-            Record::Cut if may_be_torn => Ok(None),
-            Record::Cut => Err(ReadError::Cut {
-                path: self.path.clone(),
-                offset,
-            }),
-            // A power loss can leave a file longer than what was written to it.
-            Record::Damaged if may_be_torn && rest.iter().all(|byte| *byte == 0) => Ok(None),
-            Record::Damaged => Err(ReadError::Checksum {
-                path: self.path.clone(),
-                offset,
-            }),
-        }
+    fn offset_of(&self, place: usize) -> u64 {
+        self.before + place as u64
     }
 
-    fn decode(&self, offset: usize, body: &[u8]) -> Result<Entry, ReadError> {
-        rmp_serde::from_slice(body).map_err(|source| ReadError::Decode {
+    /// Moves the window on by a piece of the file.
+    fn read_on(&mut self) -> Result<(), ReadError> {
+        self.window.drain(..self.begin);
+        self.before += std::mem::take(&mut self.begin) as u64;
+        let piece = (&self.file).take(PIECE).read_to_end(&mut self.window);
+        let count = piece.map_err(|source| ReadError::Io {
             path: self.path.clone(),
-            offset,
+            source,
+        })?;
+        self.ended = count == 0;
+        Ok(())
+    }
+
+    /// Where in the window the body of the next record is; `None` at the end, or at a torn tail where there may be one.
+    fn next_record(&mut self, may_be_torn: bool) -> Result<Option<Range<usize>>, ReadError> {
+        loop {
+            match parse(&self.window[self.begin..]) {
+                Record::Whole { length } => {
+                    let body = self.begin + HEADER..self.begin + HEADER + length;
+                    self.begin = body.end;
+                    return Ok(Some(body));
+                }
+                Record::Cut if !self.ended => self.read_on()?,
+                Record::Cut if self.begin == self.window.len() || may_be_torn => return Ok(None),
+                Record::Cut => {
+                    return Err(ReadError::Cut {
+                        path: self.path.clone(),
+                        offset: self.offset_of(self.begin),
+                    });
+                }
+                // A power loss can leave a file longer than what was written to it.
+                Record::Damaged if may_be_torn && self.is_zero_from_here()? => return Ok(None),
+                Record::Damaged => {
+                    return Err(ReadError::Checksum {
+                        path: self.path.clone(),
+                        offset: self.offset_of(self.begin),
+                    });
+                }
+            }
+        }
+    }
+
+    fn is_zero_from_here(&mut self) -> Result<bool, ReadError> {
+        while !self.ended {
+            self.read_on()?;
+        }
+        Ok(self.window[self.begin..].iter().all(|byte| *byte == 0))
+    }
+
+    fn decode(&self, body: Range<usize>) -> Result<Entry, ReadError> {
+        rmp_serde::from_slice(&self.window[body.clone()]).map_err(|source| ReadError::Decode {
+            path: self.path.clone(),
+            offset: self.offset_of(body.start - HEADER),
             source,
         })
     }
 }
 
 /// What some bytes begin with.
-enum Record<'a> {
-    Whole(&'a [u8]),
+enum Record {
+    Whole {
+        /// Of its body.
+        length: usize,
+    },
     /// They end before it does.
     Cut,
     Damaged,
 }
 
-fn parse(bytes: &[u8]) -> Record<'_> {
+fn parse(bytes: &[u8]) -> Record {
     let Some((expected, rest)) = bytes.split_at_checked(HEADER) else {
         return Record::Cut;
     };
@@ -205,7 +255,7 @@ fn parse(bytes: &[u8]) -> Record<'_> {
         None => Record::Cut,
         Some([]) => Record::Damaged,
         Some(body) if header(body) != expected => Record::Damaged,
-        Some(body) => Record::Whole(body),
+        Some(_) => Record::Whole { length },
     }
 }
 

@@ -61,6 +61,42 @@ fn what_was_appended_is_read_back() {
     assert_eq!(numbers, [4]);
 }
 
+#[test]
+fn records_of_any_size_are_read_across_pieces_of_a_file() {
+    let tokens = PIECE as usize / 4;
+    let sizes = [1, tokens / 3, tokens - 20, tokens, 3 * tokens, 2].repeat(3);
+    let events = sizes.iter().map(|size| Event::TurnFinished {
+        rollout: RolloutId(7),
+        turn: turn(None, &vec![*size as u32; *size], &[4], 3),
+    });
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut journal = Journal::create(folder.path()).expect("creates");
+    for event in events.clone() {
+        journal.append(Time(0), &event).expect("appends");
+    }
+    drop(journal);
+    let segment = path_of(folder.path(), 0, SEGMENT);
+    // What a power loss leaves, also longer than a piece.
+    for zeros in [0, 5, 3 * PIECE] {
+        let length = fs::metadata(&segment).expect("is there").len();
+        let file = fs::OpenOptions::new().append(true).open(&segment);
+        file.and_then(|file| file.set_len(length + zeros))
+            .expect("grows");
+        let (entries, tail) = read(folder.path()).expect("reads");
+        let read = entries.into_iter().map(|(_, entry)| entry.1);
+        let same = read
+            .zip(events.clone())
+            .filter(|(read, event)| format!("{read:?}") == format!("{event:?}"));
+        assert_eq!(same.count(), sizes.len());
+        assert_eq!(
+            (tail.segment, tail.torn),
+            (Some((segment.clone(), length)), zeros)
+        );
+        let file = fs::OpenOptions::new().write(true).open(&segment);
+        file.and_then(|file| file.set_len(length)).expect("shrinks");
+    }
+}
+
 #[tokio::test]
 async fn a_requested_sync_becomes_visible() {
     let folder = tempfile::tempdir().expect("a temporary folder");
