@@ -330,7 +330,7 @@ fn append(folder: &Path, events: &[(Time, Event)]) {
 fn measure(what: &str, events: usize, mut routine: impl FnMut() -> u64) {
     let mut least = (f64::INFINITY, f64::INFINITY);
     for _ in 0..3 {
-        let (started, before) = (Instant::now(), process_cpu_seconds());
+        let (started, before) = (Instant::now(), process_cpu_seconds().unwrap());
         assert_eq!(routine(), events as u64);
         let wall = started.elapsed().as_secs_f64();
         let cpu = process_cpu_seconds().unwrap() - before;

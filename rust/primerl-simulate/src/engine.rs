@@ -213,6 +213,11 @@ impl Engine {
         ]
     }
 
+    /// Share of the KV cache that is held, 0 to 1.
+    pub fn kv_cache_usage(&self) -> f64 {
+        self.scheduler.kv_tokens_held() as f64 / self.cost.kv_cache_tokens as f64
+    }
+
     pub fn preemptions(&self) -> u64 {
         self.scheduler.preemptions()
     }

@@ -24,6 +24,7 @@ mod what_if;
 mod world;
 
 pub use distribution::Distribution;
+pub use engine::{Ended, Engine};
 pub use limits::Limit;
 pub use picture::picture;
 pub use plan::{EnvironmentPlan, Inference, Orchestration, Plan, PlanError, TrainerPlan};

@@ -2,12 +2,14 @@
 //! all from one seed. The core under test is the real one; a failing seed is a unit test.
 
 mod actors;
+pub mod batching;
 mod custom;
 mod disk;
 mod engines;
 mod messages;
 mod process;
 mod restarts;
+pub mod scenarios;
 mod trainer;
 mod turns;
 mod workers;
@@ -20,7 +22,8 @@ use crate::ids::*;
 use crate::testing::observer::Observer;
 use crate::testing::witness::Witness;
 use crate::time::{Duration, Time};
-use actors::{Action, Engine, Trainer, Worker};
+use actors::{Action, Asked, Engine, Trainer, Worker};
+use batching::EngineModel;
 use disk::Disk;
 use process::{Process, Reply, Withheld};
 use rand::{Rng, SeedableRng};
@@ -108,9 +111,9 @@ pub struct Scenario {
     pub rollouts_per_worker: u32,
     pub examples: u32,
     pub rewards: Rewards,
-    /// Requests an engine works on without getting slower; with more of them, all take proportionally longer. Engines
-    /// report their load by it; `None`: they report nothing and never get slower.
-    pub engine_capacity: Option<u32>,
+    pub engine_model: EngineModel,
+    /// Tokens; above 8 every other answer is longer than that, and few are that long.
+    pub longest_answer: u32,
     pub faults: Faults,
     pub kill: Option<(Time, Kill)>,
     /// The simulation is stopped then, if the run has not ended.
@@ -129,6 +132,8 @@ pub struct Simulator {
     agenda: BTreeMap<(Time, u64), Action>,
     sequence: u64,
     engines: BTreeMap<EngineId, Engine>,
+    /// What engines are asked for.
+    asked: BTreeMap<RolloutId, Asked>,
     workers: BTreeMap<WorkerId, Worker>,
     /// Which worker a lease request is from.
     lease_requests: BTreeMap<RequestId, WorkerId>,
@@ -187,6 +192,7 @@ impl Simulator {
             agenda: BTreeMap::new(),
             sequence: 0,
             engines: BTreeMap::new(),
+            asked: BTreeMap::new(),
             workers: BTreeMap::new(),
             lease_requests: BTreeMap::new(),
             trainer: Trainer::default(),
@@ -235,7 +241,7 @@ impl Simulator {
     fn start(&mut self) {
         for engine in 0..self.scenario.engines {
             let at = self.spread(0.1, 3.0);
-            self.plan(at, Action::EngineStarts(EngineId(engine)));
+            self.plan(at, Action::EngineStarts(EngineId(engine), 0));
         }
         for environment in 0..self.scenario.config.environments.len() {
             for _ in 0..self.scenario.workers_per_environment {
@@ -303,7 +309,10 @@ impl Simulator {
                 self.process.opened(worker, &rollouts, self.now);
                 self.worker_gets(request, worker, rollouts);
             }
-            Effect::RolloutClosed { rollout } => self.process.closed(rollout),
+            Effect::RolloutClosed { rollout } => {
+                self.process.closed(rollout);
+                self.abort_request(rollout);
+            }
             Effect::NoLease {
                 request, finished, ..
             } => self.worker_gets_nothing(request, finished),

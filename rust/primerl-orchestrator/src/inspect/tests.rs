@@ -4,6 +4,7 @@ use crate::spool::Spool;
 use crate::trainer::batch::encode;
 use primerl_core::config::Buffer;
 use primerl_core::counters::Ended;
+use primerl_core::testing::simulator::batching::EngineModel;
 use primerl_core::testing::simulator::{Faults, Rewards, Scenario, Simulator};
 use primerl_core::testing::{config, environment, evaluation};
 use primerl_core::{Config, Core, Event};
@@ -38,7 +39,8 @@ fn scenario(seed: u64) -> Scenario {
         rollouts_per_worker: 4,
         examples: 20,
         rewards: Rewards::Verdicts,
-        engine_capacity: Some(6),
+        engine_model: EngineModel::Timed { capacity: Some(6) },
+        longest_answer: 8,
         faults: Faults {
             rollout_fails: 0.1,
             rollout_empty: 0.03,

@@ -1,10 +1,12 @@
 //! What engines, workers and the trainer do in a simulation.
 
+use super::batching::Batching;
 use super::restarts::Death;
 use super::{Kill, Simulator};
 use crate::event::{Event, Outcome};
 use crate::ids::*;
-use crate::time::Duration;
+use crate::time::{Duration, Time};
+use crate::turn::Turn;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// After which a call that found no orchestrator is tried again.
@@ -12,16 +14,18 @@ const TRY_AGAIN: Duration = Duration(500_000);
 
 #[derive(Clone, Debug)]
 pub enum Action {
-    EngineStarts(EngineId),
-    /// The engine has loaded the version it was told to, in its life number so and so.
+    /// In its life number so and so.
+    EngineStarts(EngineId, u32),
+    /// The engine has loaded the version it was told to.
     EngineLoaded(EngineId, PolicyVersion, u32),
     EngineDies(EngineId, u32),
     EngineReports(EngineId, u32),
+    /// The engine may have something to tell, unless that has changed since.
+    EngineWorks(EngineId, Time),
     WorkerStarts(EnvironmentId),
     Heartbeat(WorkerId),
     AskForLease(WorkerId),
     BeginTurn(WorkerId, RolloutId),
-    EndTurn(WorkerId, RolloutId, Sampling),
     TrainerAsks(Step, u32, u32),
     TrainerPublishes(PolicyVersion, u32),
     TrainerStarts,
@@ -43,24 +47,39 @@ pub enum Action {
     Kill(Kill),
 }
 
-/// A request that an engine works on.
-#[derive(Clone, Copy, Debug)]
-pub struct Sampling {
+/// A turn that an engine was asked for; versions and log-probabilities are still to come.
+#[derive(Debug)]
+pub struct Asked {
     pub engine: EngineId,
-    pub life: u32,
-    pub began_at: PolicyVersion,
+    pub worker: WorkerId,
+    pub turn: Turn,
+    /// Prompt and answer.
+    pub tokens: Vec<u32>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Engine {
+    /// `None`: it does not run.
+    pub batching: Option<Box<dyn Batching>>,
     pub serves: Option<PolicyVersion>,
+    /// The version it was told to load, and whether it has stopped for that.
+    pub told: Option<PolicyVersion>,
+    pub loads: bool,
+    /// When it is next looked at.
+    pub looked_at: Option<Time>,
     /// Counts restarts, so that what an earlier life had planned comes to nothing.
     pub life: u32,
-    pub runs: bool,
-    /// Requests it has.
-    pub requests: u32,
     pub slow: bool,
     pub dead_for_good: bool,
+}
+
+impl Engine {
+    /// Whatever it was told is void.
+    pub fn ends(&mut self) {
+        self.life += 1;
+        self.serves = None;
+        self.told = None;
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -114,12 +133,11 @@ impl Action {
     /// Somebody calls the orchestrator.
     fn is_a_call(&self) -> bool {
         match self {
-            Action::EngineStarts(_)
+            Action::EngineStarts(..)
             | Action::WorkerStarts(_)
             | Action::Heartbeat(_)
             | Action::AskForLease(_)
             | Action::BeginTurn(..)
-            | Action::EndTurn(..)
             | Action::TrainerAsks(..)
             | Action::TrainerPublishes(..)
             | Action::TrainerStarts
@@ -131,6 +149,7 @@ impl Action {
             Action::EngineLoaded(..)
             | Action::EngineDies(..)
             | Action::EngineReports(..)
+            | Action::EngineWorks(..)
             | Action::AdvantagesComputed(..)
             | Action::OrchestratorDies(_)
             | Action::OrchestratorStarts(_)
@@ -150,17 +169,17 @@ impl Simulator {
             return self.plan(TRY_AGAIN, action);
         }
         match action {
-            Action::EngineStarts(engine) => self.engine_starts(engine),
+            Action::EngineStarts(engine, life) => self.engine_starts(engine, life),
             Action::EngineLoaded(engine, version, life) => {
                 self.engine_loaded(engine, version, life)
             }
             Action::EngineDies(engine, life) => self.engine_dies(engine, life),
             Action::EngineReports(engine, life) => self.engine_reports(engine, life),
+            Action::EngineWorks(engine, at) => self.engine_works(engine, at),
             Action::WorkerStarts(environment) => self.worker_starts(environment),
             Action::Heartbeat(worker) => self.heartbeat(worker),
             Action::AskForLease(worker) => self.ask_for_lease(worker),
             Action::BeginTurn(worker, rollout) => self.begin_turn(worker, rollout),
-            Action::EndTurn(worker, rollout, sampling) => self.end_turn(worker, rollout, sampling),
             Action::TrainerAsks(step, rank, life) => self.trainer_asks(step, rank, life),
             Action::TrainerPublishes(version, life) => self.trainer_publishes(version, life),
             Action::TrainerStarts => self.trainer_starts(),

@@ -1,6 +1,6 @@
 //! A disk that takes its time, and deaths in the midst of it.
 
-use super::tests::{faults, play, scenario};
+use super::scenarios::*;
 use super::*;
 
 fn disk() -> DiskFaults {
@@ -33,10 +33,7 @@ fn what_was_told_outlives_the_death_of_the_orchestrator() {
             disk: Some(disk()),
             ..Faults::default()
         };
-        let simulator = play(Scenario {
-            faults,
-            ..scenario(seed)
-        });
+        let simulator = play_with(faults, seed);
         let failures = simulator.core.status().failures;
         assert_eq!(failures.get("advantages"), None, "they are asked for again");
         add(&mut sum, simulator.restarts);
@@ -52,23 +49,7 @@ fn what_was_told_outlives_the_death_of_the_orchestrator() {
 fn what_was_told_outlives_every_other_fault_as_well() {
     let mut sum = Restarts::default();
     for seed in 8000..8100 {
-        let faults = Faults {
-            orchestrator_dies: 0.9,
-            trainer_dies: 0.2,
-            lease_lost: 0.03,
-            message_repeated: 0.2,
-            report_late: 0.5,
-            disk: Some(DiskFaults {
-                fails: 0.003,
-                snapshot_damaged: 0.3,
-                ..disk()
-            }),
-            ..faults()
-        };
-        let simulator = play(Scenario {
-            faults,
-            ..scenario(seed)
-        });
+        let simulator = play_with(every_fault(), seed);
         add(&mut sum, simulator.restarts);
     }
     let (failed, damaged) = (sum.disk_failures, sum.damaged_snapshots);
@@ -77,13 +58,13 @@ fn what_was_told_outlives_every_other_fault_as_well() {
 
 #[test]
 fn without_a_disk_its_generator_is_not_touched() {
-    let simulator = play(Scenario {
-        faults: Faults {
+    let simulator = play_with(
+        Faults {
             orchestrator_dies: 0.9,
             ..faults()
         },
-        ..scenario(2001)
-    });
+        2001,
+    );
     assert!(simulator.restarts.kills > 0);
     assert_eq!(
         simulator.disk.rng,

@@ -1,6 +1,6 @@
 //! Lost, repeated and late messages, and slow engines: the run ends all the same, and no rule is broken.
 
-use super::tests::{faults, play, scenario};
+use super::scenarios::*;
 use super::*;
 
 fn message_faults() -> Faults {
@@ -20,7 +20,7 @@ fn bad_messages_alone_change_nothing_that_counts() {
         // A slow engine that is crowded too would let every rollout time out, which rightly ends a run.
         let simulator = play(Scenario {
             faults: message_faults(),
-            engine_capacity: None,
+            engine_model: EngineModel::Timed { capacity: None },
             ..scenario(seed)
         });
         let failures = simulator.core.status().failures;
@@ -42,7 +42,7 @@ fn bad_messages_and_every_other_fault_together() {
         };
         play(Scenario {
             faults,
-            engine_capacity: None,
+            engine_model: EngineModel::Timed { capacity: None },
             ..scenario(seed)
         });
     }
@@ -55,10 +55,7 @@ fn slow_engines_take_longer_for_the_same_work() {
             engine_slow,
             ..Faults::default()
         };
-        let simulator = play(Scenario {
-            faults,
-            ..scenario(42)
-        });
+        let simulator = play_with(faults, 42);
         simulator.now
     };
     assert!(time(1.0) > time(0.0));

@@ -56,6 +56,10 @@ impl Simulator {
 
     /// A turn and a good end of a rollout that is over: neither may change anything.
     pub(super) fn reports_late(&mut self, worker: WorkerId, rollout: RolloutId) {
+        // A restart may have lost that it is.
+        if self.process.is_open(rollout, worker) {
+            return;
+        }
         let before = self.core.counters();
         let token = self.next_token;
         self.next_token += 1;

@@ -230,9 +230,9 @@ impl Simulator {
     pub(super) fn orchestrator_serves(&mut self) {
         self.process.serves = true;
         let running = self.lose_engines();
-        for engine in running {
+        for (engine, life) in running {
             let after = self.spread(0.1, 1.0);
-            self.plan(after, Action::EngineStarts(engine));
+            self.plan(after, Action::EngineStarts(engine, life));
         }
         self.plan_restart();
     }

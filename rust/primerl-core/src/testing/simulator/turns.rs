@@ -1,6 +1,7 @@
 //! The turns of a simulated rollout, and its report.
 
-use super::actors::{Action, Running, RunningTurn, Sampling};
+use super::actors::{Action, Asked, Engine, Running, RunningTurn};
+use super::batching::Request;
 use super::process::Reply;
 use super::{Rewards, Simulator};
 use crate::event::{Event, Outcome, RolloutError, Trace};
@@ -10,6 +11,7 @@ use crate::time::Duration;
 use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
 use rand::Rng;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Prompt tokens start here, sampled ones below: so it shows which is which.
 const PROMPT_TOKENS: u32 = 1 << 24;
@@ -24,84 +26,73 @@ impl Simulator {
             .get(&id)
             .and_then(|worker| worker.running.get(&rollout));
         let Some(running) = running else { return };
-        let (slow, is_first) = (running.slow, running.turns.is_empty());
+        let running = running.clone();
         // As the gateway routes: to an engine that serves the newest version any of them does.
-        let newest = self
-            .engines
-            .values()
-            .filter_map(|engine| engine.serves)
-            .max();
-        let serving: Vec<EngineId> = self
-            .engines
-            .iter()
-            .filter(|(_, engine)| engine.serves.is_some() && engine.serves == newest)
-            .map(|(id, _)| *id)
-            .collect();
-        let Some(began_at) = newest else {
+        let serves = |engine: &Engine| engine.serves.filter(|_| engine.told.is_none());
+        let newest = self.engines.values().filter_map(serves).max();
+        let serving = self.engines.iter();
+        let serving =
+            serving.filter(|(_, engine)| serves(engine).is_some() && serves(engine) == newest);
+        let serving: Vec<EngineId> = serving.map(|(id, _)| *id).collect();
+        let Some(version) = newest else {
             return self.plan(Duration::from_secs(1), Action::BeginTurn(id, rollout));
         };
         let engine = serving[self.rng.random_range(0..serving.len())];
-        if is_first {
-            let version = began_at;
+        if running.turns.is_empty() {
             self.send(Event::SamplingStarted { rollout, version });
         }
-        let chosen = self.engines.get_mut(&engine).expect("it serves");
-        chosen.requests += 1;
-        let (life, requests) = (chosen.life, chosen.requests);
-        let capacity = self.scenario.engine_capacity.unwrap_or(u32::MAX);
-        let crowded = (f64::from(requests) / f64::from(capacity)).max(1.0);
-        let after = if slow || self.engines[&engine].slow {
-            self.spread(5.0, 30.0)
-        } else {
-            self.spread(0.1, 2.0)
+        let (turn, tokens) = self.compose(&running);
+        let takes = match running.slow || self.engines[&engine].slow {
+            true => self.spread(5.0, 30.0),
+            false => self.spread(0.1, 2.0),
         };
-        let after = Duration::from_secs_f64(after.as_secs_f64() * crowded);
-        self.plan(
-            after,
-            Action::EndTurn(
-                id,
-                rollout,
-                Sampling {
-                    engine,
-                    life,
-                    began_at,
-                },
-            ),
-        );
+        let answer = turn.sampled.len();
+        let request = Request {
+            rollout,
+            prompt: (tokens.len() - answer) as u32,
+            answer: answer as u32,
+            takes,
+        };
+        let asked = Asked {
+            engine,
+            worker: id,
+            turn,
+            tokens,
+        };
+        let before = self.asked.insert(rollout, asked);
+        assert!(before.is_none(), "{rollout} samples one turn at a time");
+        self.submit(engine, request);
     }
 
-    pub(super) fn end_turn(&mut self, id: WorkerId, rollout: RolloutId, sampling: Sampling) {
-        if let Some(engine) = self.engines.get_mut(&sampling.engine)
-            && engine.life == sampling.life
-        {
-            engine.requests -= 1;
-        }
+    pub(super) fn end_turn(&mut self, rollout: RolloutId, asked: Asked, versions: Vec<VersionRun>) {
+        let Asked {
+            worker: id,
+            mut turn,
+            tokens,
+            ..
+        } = asked;
         if self.is_refused(id, rollout) {
             return;
         }
-        let Some(running) = self
-            .workers
-            .get(&id)
+        let worker = self.workers.get(&id);
+        let Some(running) = worker
             .and_then(|worker| worker.running.get(&rollout))
             .cloned()
         else {
             return;
         };
-        let engine = &self.engines[&sampling.engine];
-        let (true, Some(ended_at)) = (engine.life == sampling.life, engine.serves) else {
-            return self.begin_turn(id, rollout);
-        };
-        let (turn, tokens) = self.sample(rollout, &running, sampling.began_at, ended_at);
-        let seat = usize::from(&*turn.session == "judge");
-        let known = self
-            .workers
-            .get_mut(&id)
-            .and_then(|worker| worker.running.get_mut(&rollout));
+        let prompt = tokens[..tokens.len() - turn.sampled.len()].to_vec();
+        turn.logprobs = self
+            .note_sampled(rollout, &turn.sampled, &versions, prompt)
+            .into();
+        turn.versions = versions;
+        let worker = self.workers.get_mut(&id);
+        let known = worker.and_then(|worker| worker.running.get_mut(&rollout));
         let known = known.expect("it was there a moment ago");
         let recorded = known.turns.iter().filter(|turn| turn.index.is_some());
         known.turns.push(RunningTurn {
             index: Some(recorded.count() as u32),
-            seat,
+            seat: usize::from(&*turn.session == "judge"),
             tokens,
         });
         known.unanswered = true;
@@ -167,14 +158,9 @@ impl Simulator {
         true
     }
 
-    /// What the engine answers: mostly an extension of the seat's last turn, sometimes of an earlier one or of none.
-    fn sample(
-        &mut self,
-        rollout: RolloutId,
-        running: &Running,
-        began_at: PolicyVersion,
-        ended_at: PolicyVersion,
-    ) -> (Turn, Vec<u32>) {
+    /// What is asked and will be answered: mostly an extension of the seat's last turn, sometimes of an earlier one or of
+    /// none.
+    fn compose(&mut self, running: &Running) -> (Turn, Vec<u32>) {
         let seat = usize::from(running.two_seats && running.turns.len() % 2 == 1);
         let own: Vec<usize> = (0..running.turns.len())
             .filter(|index| running.turns[*index].seat == seat)
@@ -195,10 +181,8 @@ impl Simulator {
             Some(None) => (None, prompt.clone()),
             Some(Some(index)) => (Some(TurnIndex(index)), suffix),
         };
-        let (n, first) = (self.rng.random_range(1..8_u32), self.next_token);
+        let (n, first) = (self.answer_length(), self.next_token);
         self.next_token += n;
-        let versions = self.versions_of(n, began_at, ended_at);
-        let logprobs = self.note_sampled(rollout, first, &versions, prompt.clone());
         let sampled: Vec<u32> = (first..first + n).collect();
         prompt.extend_from_slice(&sampled);
         let turn = Turn {
@@ -211,8 +195,8 @@ impl Simulator {
             fork: parent.is_none().then_some(ForkReason::FirstTurn),
             prompt_suffix: suffix.into(),
             sampled: sampled.into(),
-            logprobs: logprobs.into(),
-            versions,
+            logprobs: Arc::default(),
+            versions: Vec::new(),
             temperature: 1.0,
             finish: FinishReason::Stop,
             start_digest: 0,
@@ -222,29 +206,22 @@ impl Simulator {
         (turn, prompt)
     }
 
-    /// Where in its tokens a turn that met a weight update changed versions.
-    fn versions_of(
-        &mut self,
-        n: u32,
-        began_at: PolicyVersion,
-        ended_at: PolicyVersion,
-    ) -> Vec<VersionRun> {
-        let before_update = if began_at == ended_at {
-            n
-        } else {
-            self.rng.random_range(0..=n)
-        };
-        let runs = [(began_at, before_update), (ended_at, n - before_update)].into_iter();
-        let runs = runs.filter(|(_, n_tokens)| *n_tokens > 0);
-        runs.map(|(version, n_tokens)| VersionRun { version, n_tokens })
-            .collect()
+    /// Tokens. Where the scenario has long answers, every other one is: half as many are twice as long.
+    fn answer_length(&mut self) -> u32 {
+        let short = self.rng.random_range(1..8_u32);
+        let longest = self.scenario.longest_answer;
+        if longest <= 8 || self.chance(0.5) {
+            return short;
+        }
+        let longer = 8.0 / self.rng.random_range(8.0 / f64::from(longest)..1.0);
+        longer as u32
     }
 
-    /// Tells the observer what the engine knows of the tokens from `first` on. Returns their log-probabilities.
+    /// Tells the observer what the engine knows of the tokens. Returns their log-probabilities.
     fn note_sampled(
         &mut self,
         rollout: RolloutId,
-        first: u32,
+        tokens: &[u32],
         versions: &[VersionRun],
         prompt: Vec<u32>,
     ) -> Vec<f32> {
@@ -252,7 +229,7 @@ impl Simulator {
         let by_token = versions
             .iter()
             .flat_map(|run| std::iter::repeat_n(run.version, run.n_tokens as usize));
-        for (token, version) in (first..).zip(by_token) {
+        for (token, version) in tokens.iter().zip(by_token) {
             let logprob = -self.rng.random_range(0.0..3.0_f32);
             logprobs.push(logprob);
             let sampled = SampledToken {
@@ -261,8 +238,9 @@ impl Simulator {
                 logprob,
                 prompt: prompt.take(),
             };
-            self.observer.sampled.insert(token, sampled);
+            self.observer.sampled.insert(*token, sampled);
         }
+        assert_eq!(logprobs.len(), tokens.len(), "a version for each token");
         logprobs
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::journal::{HEADER, Identity, Journal, MAGIC, SEGMENT, path_of, restore, write_snapshot};
 use primerl_core::testing::config;
+use primerl_core::testing::simulator::batching::EngineModel;
 use primerl_core::testing::simulator::{Faults, Rewards, Scenario, Simulator};
 use primerl_core::{Core, Effect, Event, Time, WorkerId};
 use std::fs;
@@ -20,7 +21,8 @@ fn story() -> (primerl_core::Config, Vec<(Time, Event)>) {
         rollouts_per_worker: 3,
         examples: 40,
         rewards: Rewards::Numbers,
-        engine_capacity: None,
+        engine_model: EngineModel::Timed { capacity: None },
+        longest_answer: 8,
         faults: Faults {
             rollout_fails: 0.05,
             worker_dies: 0.01,

@@ -1,6 +1,7 @@
 //! What keeps engines full and batches coming: surplus, shares, limits.
 
 use super::*;
+use crate::testing::evaluation;
 
 /// One environment, groups of 4, plenty of workers.
 fn roomy(config: Config) -> Scenario {
@@ -18,7 +19,7 @@ fn roomy(config: Config) -> Scenario {
         engines: 1,
         workers_per_environment: 4,
         rollouts_per_worker: 16,
-        engine_capacity: None,
+        engine_model: EngineModel::Timed { capacity: None },
         ..scenario(5)
     }
 }
@@ -156,7 +157,7 @@ fn roomy_with_limit(limit: LimitRule) -> Scenario {
         ..config()
     });
     Scenario {
-        engine_capacity: Some(16),
+        engine_model: EngineModel::Timed { capacity: Some(16) },
         ..base
     }
 }
