@@ -115,10 +115,11 @@ def find(*words: str) -> int | None:
     return None
 
 
-def launch(model: Path, output: Path, *more: str) -> Started:
+def launch(model: Path, output: Path, *more: str, variables: dict[str, str] | None = None) -> Started:
     command = [sys.executable, "-m", "primerl", "rl", *arguments_of(model, output, *more)]
     launcher = subprocess.Popen(
         command,
+        env={**os.environ, **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
