@@ -16,7 +16,7 @@
 
 use crate::config::TrajectoryStrategy;
 use crate::ids::{PolicyVersion, RolloutId};
-use crate::turn::{Turn, VersionRun};
+use crate::turn::{Turn, VersionRuns};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub struct Trained {
     #[serde(with = "crate::column")]
     logprobs: Arc<[f32]>,
     /// Their lengths add up to the segment's.
-    pub versions: Vec<VersionRun>,
+    pub versions: VersionRuns,
     pub temperature: f32,
 }
 

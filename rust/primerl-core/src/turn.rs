@@ -2,6 +2,7 @@
 
 use crate::ids::{PolicyVersion, TurnIndex};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A run of consecutive sampled tokens of one policy version, taken from the engine's own `weight_versions`.
@@ -10,6 +11,9 @@ pub struct VersionRun {
     pub version: PolicyVersion,
     pub n_tokens: u32,
 }
+
+/// Of one turn: nearly always a single one, which needs no memory of its own.
+pub type VersionRuns = SmallVec<[VersionRun; 1]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,7 +66,7 @@ pub struct Turn {
     #[serde(with = "crate::column")]
     pub logprobs: Arc<[f32]>,
     /// Lengths add up to `sampled.len()`.
-    pub versions: Vec<VersionRun>,
+    pub versions: VersionRuns,
     pub temperature: f32,
     pub finish: FinishReason,
     /// Digest of tools and template arguments, from which the two below go on.

@@ -7,7 +7,7 @@
 use crate::plan::Inference;
 use crate::sequence::{Clock, Decoded, Sequence};
 use crate::tracks::Doing;
-use primerl_core::{Duration, PolicyVersion, Time, VersionRun};
+use primerl_core::{Duration, PolicyVersion, Time, VersionRun, VersionRuns};
 use primerl_engine::request::RequestKey;
 use primerl_engine::scheduler::{Limits, Part, Scheduler};
 use std::cmp::Reverse;
@@ -39,7 +39,7 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Ended {
     pub key: RequestKey,
-    pub versions: Vec<VersionRun>,
+    pub versions: VersionRuns,
 }
 
 #[derive(Debug)]
@@ -276,8 +276,8 @@ impl Engine {
         stride.steps -= steps;
     }
 
-    fn versions_of(&self, decoded: &[Decoded]) -> Vec<VersionRun> {
-        let mut runs: Vec<VersionRun> = Vec::new();
+    fn versions_of(&self, decoded: &[Decoded]) -> VersionRuns {
+        let mut runs = VersionRuns::new();
         for &(from, until) in decoded {
             let first = self.versions.partition_point(|(since, _)| *since <= from);
             let mut at = from;

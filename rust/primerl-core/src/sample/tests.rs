@@ -3,6 +3,7 @@ use crate::ids::TurnIndex;
 use crate::testing::turn;
 use crate::turn::VersionRun;
 use proptest::prelude::*;
+use smallvec::smallvec;
 use std::collections::BTreeMap;
 
 const ROLLOUT: RolloutId = RolloutId(9);
@@ -49,7 +50,7 @@ fn versions(sample: &Sample) -> Vec<i32> {
 #[test]
 fn turns_that_extend_are_one_sample() {
     let mut second = turn(Some(0), &[20, 21], &[30, 31], 4);
-    second.versions = vec![
+    second.versions = smallvec![
         VersionRun {
             version: PolicyVersion(4),
             n_tokens: 1,
@@ -121,7 +122,8 @@ fn a_truncated_sample_is_its_front() {
                 version: PolicyVersion(version),
                 n_tokens,
             })
-            .to_vec();
+            .to_vec()
+            .into();
         second
     }];
     let whole = interleave(ROLLOUT, &turns, &[Some(0); 2]).remove(0);

@@ -10,6 +10,7 @@ use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
 use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+use smallvec::smallvec;
 
 /// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
 pub fn config() -> Config {
@@ -85,7 +86,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         prompt_suffix: prompt_suffix.into(),
         sampled: sampled.into(),
         logprobs: vec![-1.0; sampled.len()].into(),
-        versions: vec![VersionRun {
+        versions: smallvec![VersionRun {
             version: PolicyVersion(version),
             n_tokens: sampled.len() as u32,
         }],

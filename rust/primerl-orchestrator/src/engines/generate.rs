@@ -2,7 +2,7 @@
 
 use super::client::EngineError;
 use primerl_core::turn::FinishReason;
-use primerl_core::{PolicyVersion, VersionRun};
+use primerl_core::{PolicyVersion, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
 
 /// Body of `/inference/v1/generate`.
@@ -32,7 +32,7 @@ pub struct Generated {
     pub token_ids: Vec<u32>,
     /// Nats.
     pub logprobs: Vec<f32>,
-    pub versions: Vec<VersionRun>,
+    pub versions: VersionRuns,
     pub finish: FinishReason,
 }
 
@@ -158,9 +158,9 @@ impl GenerateAnswer {
     }
 }
 
-fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<Vec<VersionRun>, EngineError> {
+fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<VersionRuns, EngineError> {
     let mut covered = 0;
-    let mut runs = Vec::with_capacity(spans.len());
+    let mut runs = VersionRuns::with_capacity(spans.len());
     for span in spans {
         let Ok(version) = span.version.parse() else {
             return Err(EngineError::Unproved {

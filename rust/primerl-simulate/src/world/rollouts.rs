@@ -220,7 +220,7 @@ impl World {
         self.submit(engine, id, (prompt, answer, cached));
     }
 
-    pub(super) fn turn_ended(&mut self, id: RolloutId, versions: Vec<VersionRun>) {
+    pub(super) fn turn_ended(&mut self, id: RolloutId, versions: VersionRuns) {
         let Some(rollout) = self.rollouts.get_mut(&id) else {
             return;
         };
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-fn turn_of(rollout: &Rollout, versions: Vec<VersionRun>, columns: &mut Columns) -> Turn {
+fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> Turn {
     let (sampled, logprobs) = columns.get(rollout.answer);
     let parent = rollout.turns.checked_sub(1).map(TurnIndex);
     Turn {

@@ -3,7 +3,7 @@
 use crate::admission::EngineLoad;
 use crate::ids::*;
 use crate::time::{Duration, Time};
-use crate::turn::VersionRun;
+use crate::turn::{VersionRun, VersionRuns};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Sampled {
     pub rollout: RolloutId,
-    pub versions: Vec<VersionRun>,
+    pub versions: VersionRuns,
 }
 
 /// An engine's inside. Nobody looks at it between the moments that [`Batching::next`] names.
@@ -147,9 +147,9 @@ impl Batching for Timed {
 
 impl Span {
     /// By the moment at which each token is there.
-    fn versions(self, loads: &[(Time, PolicyVersion)]) -> Vec<VersionRun> {
+    fn versions(self, loads: &[(Time, PolicyVersion)]) -> VersionRuns {
         let takes = self.ends.since(self.began).as_secs_f64();
-        let mut runs: Vec<VersionRun> = Vec::new();
+        let mut runs = VersionRuns::new();
         for token in 1..=self.answer {
             let share = f64::from(token) / f64::from(self.answer);
             let at = self.began + Duration::from_secs_f64(takes * share);

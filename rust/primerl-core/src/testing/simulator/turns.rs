@@ -8,7 +8,7 @@ use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
 use crate::time::Duration;
-use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+use crate::turn::{FinishReason, ForkReason, Turn, VersionRun, VersionRuns};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Simulator {
         self.submit(engine, request);
     }
 
-    pub(super) fn end_turn(&mut self, rollout: RolloutId, asked: Asked, versions: Vec<VersionRun>) {
+    pub(super) fn end_turn(&mut self, rollout: RolloutId, asked: Asked, versions: VersionRuns) {
         let Asked {
             worker: id,
             mut turn,
@@ -196,7 +196,7 @@ impl Simulator {
             prompt_suffix: suffix.into(),
             sampled: sampled.into(),
             logprobs: Arc::default(),
-            versions: Vec::new(),
+            versions: VersionRuns::new(),
             temperature: 1.0,
             finish: FinishReason::Stop,
             start_digest: 0,

@@ -44,7 +44,8 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
             version: PolicyVersion(version),
             n_tokens,
         })
-        .to_vec();
+        .to_vec()
+        .into();
     let turns = [turn(None, &[1, 256], &[3, 4], 2), second];
     let mut samples = samples(
         TrajectoryStrategy::Interleaved,
