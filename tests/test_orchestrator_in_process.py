@@ -212,9 +212,11 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_ctrl_c_interrupts_a_wait_for_a_batch(model: Path, tmp_path: Path) -> None:
+    # A test runner in the background may have set SIGINT to be ignored, which children inherit.
     script = """
-import json, sys
+import json, signal, sys
 from primerl._core import Orchestrator
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Orchestrator(json.loads(sys.argv[1])) as orchestrator:
     orchestrator.start()
     try:
