@@ -234,6 +234,15 @@ def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_checks_that_take_too_long_name_the_setting(model: Path, repository: Path, tmp_path: Path) -> None:
+    arguments = ["--output-dir", str(tmp_path / "run"), "--model.path", str(model), "--timeouts.check-s", "0.01"]
+    done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 2
+    for check in ("importing the environments (reverse-text, reverse-text-eval)", "the orchestrator's own check"):
+        assert f"{check} did not end within timeouts.check_s = 0.01 s; raise it" in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_sft_refuses_absent_data(repository: Path, tmp_path: Path) -> None:
     arguments = ["--output-dir", str(tmp_path / "sft"), "--data.path", str(tmp_path / "absent.jsonl")]
     done = primerl("sft", "@", "examples/reverse-text/sft.toml", *arguments, cwd=repository)
