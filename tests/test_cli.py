@@ -213,6 +213,12 @@ def test_a_training_script_cannot_dry_run(model: Path, repository: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_a_training_script_publishes_before_it_reports_a_checkpoint(repository: Path, tmp_path: Path) -> None:
+    run = primerl_package.Run(repository / RL, "--output-dir", str(tmp_path / "run"))
+    with pytest.raises(RuntimeError, match=r"call run\.publish\(model\) first"):
+        run.checkpoint_saved()
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, tmp_path: Path) -> None:
     mark = tmp_path.name
