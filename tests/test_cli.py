@@ -213,6 +213,12 @@ def test_a_training_script_cannot_dry_run(model: Path, repository: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_a_training_script_publishes_before_it_reports_a_checkpoint(repository: Path, tmp_path: Path) -> None:
+    run = primerl_package.Run(repository / RL, "--output-dir", str(tmp_path / "run"))
+    with pytest.raises(RuntimeError, match=r"call run\.publish\(model\) first"):
+        run.checkpoint_saved()
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, tmp_path: Path) -> None:
     mark = tmp_path.name
@@ -231,6 +237,15 @@ def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, 
     assert checking.returncode == 130
     assert stderr == "interrupted\n"
     assert marked(mark) == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_checks_that_take_too_long_name_the_setting(model: Path, repository: Path, tmp_path: Path) -> None:
+    arguments = ["--output-dir", str(tmp_path / "run"), "--model.path", str(model), "--timeouts.check-s", "0.01"]
+    done = primerl("rl", "@", RL, *arguments, cwd=repository)
+    assert done.returncode == 2
+    for check in ("importing the environments (reverse-text, reverse-text-eval)", "the orchestrator's own check"):
+        assert f"{check} did not end within timeouts.check_s = 0.01 s; raise it" in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -312,6 +312,10 @@ def test_missing_parts_are_named() -> None:
         "no env worker of 'a' has registered",
         "the trainer has not reported",
     ]
+    refused = [{"environment": "a", "name": "w:7", "reason": 'worker "w:7" lists 5 examples'}]
+    assert "no env worker of 'a' has registered: worker \"w:7\" lists 5 examples" in missing(
+        {**bare, "refused_workers": refused}, ["a"]
+    )
     unproved = {**STATUS, "engines": [{"version": None}]}
     assert missing(unproved, []) == ["no inference engine has proved its weights"]
 

@@ -47,10 +47,16 @@ def settings(model: Path, output: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+class GoneError(Exception):
+    """The run is over, or the worker is unknown."""
+
+
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     answer = httpx.post(
         url, content=msgpack.packb(body), headers={"content-type": "application/msgpack"}, timeout=PATIENCE_S
     )
+    if answer.status_code == 410:
+        raise GoneError(answer.text)
     assert answer.status_code == 200, answer.text
     return dict(msgpack.unpackb(answer.content))
 
@@ -76,7 +82,7 @@ def work(url: str) -> None:
 
 
 def work_until_it_is_gone(url: str) -> None:
-    with contextlib.suppress(httpx.TransportError):
+    with contextlib.suppress(httpx.TransportError, GoneError):
         work(url)
 
 
@@ -125,6 +131,8 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
         bodies = []
         for step in (1, 2):
             bodies.append(orchestrator.next_batch(step, 0))
+            with pytest.raises(PrimerlError, match=f"a checkpoint of step {step} was reported"):
+                orchestrator.checkpoint_saved(step)
             publish(orchestrator, output, step)
         orchestrator.checkpoint_saved(1)
     worker.join(PATIENCE_S)
@@ -145,6 +153,7 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
         assert orchestrator.next_batch(3, 0) is not None
         publish(orchestrator, output, 3)
         worker.join(PATIENCE_S)
+    orchestrator.checkpoint_saved(3)  # The run is over: nobody will ask for a batch.
 
 
 def test_what_is_wrong_is_named(model: Path, tmp_path: Path) -> None:
@@ -212,9 +221,11 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_ctrl_c_interrupts_a_wait_for_a_batch(model: Path, tmp_path: Path) -> None:
+    # A test runner in the background may have set SIGINT to be ignored, which children inherit.
     script = """
-import json, sys
+import json, signal, sys
 from primerl._core import Orchestrator
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Orchestrator(json.loads(sys.argv[1])) as orchestrator:
     orchestrator.start()
     try:

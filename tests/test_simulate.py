@@ -120,3 +120,46 @@ def test_example_plans_are_valid(repository: Path, name: str) -> None:
 
     plan = config.plan() | {"max_steps": 1}
     assert _core.simulate(plan, what_if=False)["report"]["completed"]
+
+
+def with_value(config: SimulateConfig, field: str, value: Any) -> dict[str, Any]:
+    """The plan as the simulator takes it, whatever the config would say of the value."""
+    plan = config.plan()
+    section, name = field.split(".")
+    plan[section][name] = value
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("field", "longest"),
+    [
+        ("orchestrator.rollout_s", 86_400),
+        ("inference.step_s", 60),
+        ("inference.step_per_sequence_s", 1),
+        ("inference.step_per_prefill_token_s", 1),
+        ("inference.update_s", 86_400),
+        ("environment.cpu_s", 86_400),
+        ("trainer.step_s", 86_400),
+        ("trainer.step_per_token_s", 1),
+        ("trainer.publish_s", 86_400),
+    ],
+)
+def test_a_time_without_end_is_refused_by_config_and_simulator(plan: Path, field: str, longest: int) -> None:
+    from primerl import _core
+
+    flag = "--" + field.replace("_", "-")
+    arguments = ["@", str(plan), flag, str(longest)]
+    config = load(SimulateConfig, arguments, program="primerl simulate")
+    arguments[-1] = str(longest * 1.01)
+    with pytest.raises(ConfigError, match=rf"{field} .*less than or equal to {longest} \(it is '?{longest * 1.01}"):
+        load(SimulateConfig, arguments, program="primerl simulate")
+    with pytest.raises(ValueError, match=f"^{field}: .* {longest}$"):
+        _core.simulate(with_value(config, field, longest * 1.01), what_if=False)
+
+
+@pytest.mark.parametrize("field", ["setup_s", "turn_s"])
+def test_the_environments_times_have_an_end(plan: Path, field: str) -> None:
+    plan.write_text(PLAN.replace("[environment]", f'[environment]\n{field} = {{ type = "constant", value = 1e12 }}'))
+    done = primerl("@", str(plan), cwd=plan.parent)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"environment.{field}: 1000000000000 is above 86400; lower it" in done.stderr

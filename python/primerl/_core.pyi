@@ -299,7 +299,8 @@ class Orchestrator:
     def resume_after(self, step: int) -> None:
         """Training goes on after this step (0: begins): from there on batches are asked for and versions published."""
     def checkpoint_saved(self, step: int) -> None:
-        """Batches up to this step will not be asked for again."""
+        """Batches up to this step will not be asked for again; returns once that is on disk. The weights after the step
+        have to be published before."""
     def status(self) -> dict[str, Any]:
         """What every part is doing and waiting for, as `GET /status`."""
     def shutdown(self, reason: str = "shutdown was called") -> None:

@@ -133,7 +133,10 @@ class Run:
 
     def checkpoint_saved(self) -> None:
         """What was published last is on disk, with all that training needs: earlier batches may be deleted."""
-        self._orchestrator.checkpoint_saved(self._next_version - 1)
+        if self._next_version == 0:
+            raise RuntimeError("call run.publish(model) first: what it publishes is what the checkpoint holds")
+        with self._named():
+            self._orchestrator.checkpoint_saved(self._next_version - 1)
 
     def batches(self) -> Iterator[Batch]:
         """Batches of steps 1, 2, ... to `max_steps`. The weights of a step have to be published before the next.

@@ -31,8 +31,11 @@ class RunInference(InferenceSettings):
 class RunTimeouts(Section):
     """How long the launcher waits, in seconds, before it stops the run and says what is missing."""
 
-    start_s: Seconds = 180.0
-    """Until engines are ready, env workers have registered and the trainer has reported."""
+    check_s: Seconds = 300.0
+    """Until the environments are imported, and the orchestrator has checked its config, before anything is started."""
+    start_s: Seconds = 300.0
+    """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
+    environments in it, so as long as `check_s`."""
     no_progress_s: Seconds = 600.0
     """Longest time in which no rollout ends and no step is trained."""
     stop_s: Seconds = 10.0

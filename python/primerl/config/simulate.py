@@ -6,9 +6,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Seconds, Section, Seed
+from primerl.config.base import Fraction, Section, Seed
 
-NonNegativeSeconds = Annotated[float, Field(ge=0)]
+# The bounds of `primerl_simulate::plan`: longer times make a plan that would hardly ever end.
+LONGEST_S = 86_400.0
+PlannedSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
+EngineStepSeconds = Annotated[float, Field(ge=0, le=60)]
+SecondsEach = Annotated[float, Field(ge=0, le=1)]
 
 
 class Constant(Section):
@@ -66,7 +70,7 @@ class PlannedOrchestrator(Section):
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""
-    rollout_s: Seconds = 600.0
+    rollout_s: float = Field(default=600.0, gt=0, le=LONGEST_S)
     """A rollout that has not ended after this long is cancelled and tried again, as a run's `timeouts.rollout_s`."""
 
 
@@ -81,13 +85,13 @@ class PlannedInference(Section):
     """Tokens the KV cache of one engine holds; enough for max_num_seqs of seq_len where it is left out."""
     max_num_batched_tokens: PositiveInt | None = None
     """Most tokens computed in one step; 2048, or max_num_seqs where that is more, where it is left out."""
-    step_s: NonNegativeSeconds = 0.02
+    step_s: EngineStepSeconds = 0.02
     """Seconds a step takes however little there is to do: about the time of one token of one request."""
-    step_per_sequence_s: NonNegativeSeconds = 0.00005
+    step_per_sequence_s: SecondsEach = 0.00005
     """Further seconds for each sequence that decodes."""
-    step_per_prefill_token_s: NonNegativeSeconds = 0.00002
+    step_per_prefill_token_s: SecondsEach = 0.00002
     """Further seconds for each prompt token computed."""
-    update_s: NonNegativeSeconds = 5.0
+    update_s: PlannedSeconds = 5.0
     """Seconds an engine pauses for each new version of the weights."""
     prefix_cache_hit: Fraction = 0.0
     """Share of a conversation's earlier tokens that a later turn need not compute again."""
@@ -104,7 +108,7 @@ class PlannedEnvironment(Section):
     """Number of examples."""
     turns: Distribution = Constant(value=1)
     """Turns of a rollout, at least 1."""
-    cpu_s: NonNegativeSeconds = 0.002
+    cpu_s: PlannedSeconds = 0.002
     """Seconds of the worker process's own CPU for each turn; the rollouts of a worker share one core."""
     setup_s: Distribution = Constant(value=0)
     """Seconds before the first turn."""
@@ -123,11 +127,11 @@ class PlannedEnvironment(Section):
 class PlannedTrainer(Section):
     """The trainer."""
 
-    step_s: NonNegativeSeconds = 1.0
+    step_s: PlannedSeconds = 1.0
     """Seconds of a step however few tokens it has."""
-    step_per_token_s: NonNegativeSeconds = 0.00001
+    step_per_token_s: SecondsEach = 0.00001
     """Further seconds for each token of the fullest data rank."""
-    publish_s: NonNegativeSeconds = 2.0
+    publish_s: PlannedSeconds = 2.0
     """Seconds to write the weights of each version, in which the trainer does nothing else."""
 
 

@@ -21,8 +21,6 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 
-# Importing an environment is a matter of seconds; one that hangs is as good as broken.
-CHECK_S = 120.0
 LOCK = Path("run") / "launcher.lock"
 
 
@@ -240,6 +238,7 @@ def check_address(name: str, host: str, port: int) -> None:
 def _slow_checks(config: RLConfig) -> list[str]:
     wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
     request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
+    check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
@@ -248,17 +247,19 @@ def _slow_checks(config: RLConfig) -> list[str]:
             _running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
             _running("primerl.launch.check_environments") as environments,
         ):
-            listed = _ended(environments, request)
-            refusal = _orchestrator_said(_ended(orchestrator), file)
-    found = _environments_said(listed, [environment.label for environment in wanted])
+            listed = _ended(environments, check_s, request)
+            checked = _ended(orchestrator, check_s)
+    refusal = _orchestrator_said(checked, file, check_s)
+    found = _environments_said(listed, [environment.label for environment in wanted], check_s)
     return [*([refusal] if refusal else []), *found]
 
 
-def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: list[str]) -> list[str]:
+def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float) -> list[str]:
     if done is None:
         return [
-            f"importing the environments ({', '.join(labels)}) did not end within {CHECK_S:.0f} s; "
-            "run `python -m primerl.envs.check ID` for each to see which hangs"
+            f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
+            "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
+            "see which takes so long, or hangs"
         ]
     try:
         found = json.loads(done.stdout.splitlines()[-1])
@@ -282,19 +283,24 @@ def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def _ended(process: subprocess.Popen[str], request: str = "") -> subprocess.CompletedProcess[str] | None:
-    """None where it did not end within `CHECK_S`."""
+def _ended(
+    process: subprocess.Popen[str], timeout_s: float, request: str = ""
+) -> subprocess.CompletedProcess[str] | None:
+    """None where it did not end in time."""
     try:
-        stdout, stderr = process.communicate(request, timeout=CHECK_S)
+        stdout, stderr = process.communicate(request, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path) -> str | None:
+def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:
     """What the orchestrator itself says about its config and the model's template and tokenizer."""
     if done is None:
-        return f"the orchestrator's own check did not end within {CHECK_S:.0f} s; run `primerl orchestrator --check`"
+        return (
+            f"the orchestrator's own check did not end within timeouts.check_s = {check_s:g} s; raise it where the "
+            "machine is slow, or run `primerl orchestrator --check` to see what it does"
+        )
     if done.returncode == 0:
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.

@@ -348,8 +348,8 @@ class Launcher:
                 self.training_began = now
             elif now - self.began > self.config.timeouts.start_s:
                 raise RunFailedError(
-                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:.0f} s: "
-                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'})"
+                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:g} s: "
+                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'}); raise it where the start is only slow"
                 )
             return
         limit = self.config.timeouts.no_progress_s

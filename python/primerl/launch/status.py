@@ -48,7 +48,9 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
         known = len(status.get("engines", []))
         parts.append("no inference engine has proved its weights" if known else "no inference engine has joined")
     present = {worker.get("environment") for worker in status.get("workers", [])}
-    parts += [f"no env worker of {name!r} has registered" for name in environments if name not in present]
+    refused = {worker["environment"]: f": {worker['reason']}" for worker in status.get("refused_workers", [])}
+    absent = [name for name in environments if name not in present]
+    parts += [f"no env worker of {name!r} has registered{refused.get(name, '')}" for name in absent]
     if status.get("trainer", {}).get("last_seen_s") is None:
         parts.append("the trainer has not reported")
     return parts

@@ -59,6 +59,12 @@ id!(
     TurnIndex(u32)
 );
 
+impl PolicyVersion {
+    pub fn next(self) -> PolicyVersion {
+        PolicyVersion(self.0 + 1)
+    }
+}
+
 impl Step {
     /// The version that this step trains: v(k-1).
     pub fn trains(self) -> PolicyVersion {

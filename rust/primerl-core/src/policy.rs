@@ -113,6 +113,13 @@ impl Ledger {
                 "version {version} was published, but version {last} is out already: versions only go up"
             ));
         }
+        if version > last.next() {
+            return Some(format!(
+                "version {version} was published, but version {} is due: the weights after each step are published, \
+                 and version {last} was the last",
+                last.next()
+            ));
+        }
         // What was overtaken is not kept, but the newest always is.
         let known = self.published.get(&version)?;
         (version == last && known.digest != digest).then(|| {
@@ -123,6 +130,13 @@ impl Ledger {
     /// A trainer that goes on has to begin with the very weights with which it was at that version: what was sampled
     /// and cut since came from them.
     fn refuses_start(&self, version: PolicyVersion, digest: &str) -> Option<String> {
+        let due = self.resumed_at.unwrap_or(PolicyVersion(0));
+        if version > due {
+            return Some(format!(
+                "version {version} was published, but version {due} is due: a trainer first publishes the weights it \
+                 begins with, and says before that (/trainer/resume) if it goes on from a checkpoint"
+            ));
+        }
         let known = self.digests.get(&version)?;
         (self.resumed_at == Some(version) && known != digest).then(|| {
             format!(
@@ -130,6 +144,13 @@ impl Ledger {
                  with has changed since; put it back, or begin a new run in another output_dir"
             )
         })
+    }
+
+    /// The newest step that the trainer that runs now can have saved: it has published the weights after it, or went
+    /// on from it.
+    pub fn newest_trained(&self) -> Step {
+        let newest = self.last_published.or(self.resumed_at);
+        Step(newest.map_or(0, |version| version.0))
     }
 
     /// No trainer goes on from versions before this one any more.

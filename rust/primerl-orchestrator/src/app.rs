@@ -3,6 +3,7 @@
 use crate::config::{Config, Sampling};
 use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
+use crate::envs::refusals::Refusals;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
@@ -28,6 +29,7 @@ pub struct App {
     pub gateway: Gateway,
     pub engines: Arc<Engines>,
     pub workers: Arc<Workers>,
+    pub refusals: Refusals,
     pub telemetry: Arc<Telemetry>,
     pub failures: Failures,
     /// Examples that the first worker of each environment listed. Written at registration.
@@ -57,6 +59,7 @@ impl App {
             driver,
             engines,
             workers: Arc::default(),
+            refusals: Refusals::default(),
             telemetry: Arc::default(),
             failures: Failures::default(),
             examples: Mutex::default(),

@@ -10,6 +10,7 @@ use clap::Parser;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 pub const EXIT_FINISHED: i32 = 0;
@@ -81,7 +82,9 @@ async fn serve(prepared: Prepared) -> i32 {
     let outcome = async {
         let listener = listen(prepared.config()).await?;
         let shutdown = CancellationToken::new();
-        let signals = tokio::spawn(cancel_on_signal(shutdown.clone()));
+        // Handled from here on: whoever finds the run can stop it.
+        let signals = Signals::install();
+        let signals = tokio::spawn(cancel_on_signal(signals, shutdown.clone()));
         let running = prepared.start(listener).await?;
         let is_over = running.is_over();
         let outcome = running.wait(shutdown).await;
@@ -106,20 +109,33 @@ fn report(error: &Arc<RunError>) -> i32 {
     }
 }
 
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn install() -> std::io::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+}
+
 /// SIGINT and SIGTERM are one path; the second one does not wait.
-async fn cancel_on_signal(shutdown: CancellationToken) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-    ) else {
-        tracing::warn!("signals cannot be handled; the run stops hard");
-        return;
+async fn cancel_on_signal(signals: std::io::Result<Signals>, shutdown: CancellationToken) {
+    let mut signals = match signals {
+        Ok(signals) => signals,
+        Err(error) => {
+            tracing::warn!(%error, "signals cannot be handled; the run stops hard");
+            return;
+        }
     };
     loop {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = signals.interrupt.recv() => {}
+            _ = signals.terminate.recv() => {}
         }
         if shutdown.is_cancelled() {
             std::process::exit(EXIT_INTERRUPTED);

@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 
 pub const MSGPACK: &str = "application/msgpack";
 pub const JSON: &str = "application/json";
+/// The code of what is said once there is nobody to ask.
+pub const RUN_OVER: &str = "run_over";
 
 /// `{"error": {"message", "type", "param", "code"}}`. SDKs retry 408, 409, 429 and 5xx and nothing else.
 #[derive(Clone, Debug)]
@@ -117,7 +119,7 @@ impl ApiError {
 
 impl From<crate::driver::RunOver> for ApiError {
     fn from(_: crate::driver::RunOver) -> Self {
-        ApiError::gone("run_over", "the run is over")
+        ApiError::gone(RUN_OVER, "the run is over")
     }
 }
 

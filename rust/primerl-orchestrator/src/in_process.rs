@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::custom::CustomAdvantages;
 use crate::driver::BatchReply;
 use crate::failure::RunError;
-use crate::http::ApiError;
+use crate::http::{ApiError, RUN_OVER};
 use crate::log;
 use crate::run::{ExitReason, Prepared, listen};
 use crate::runtime;
@@ -153,10 +153,16 @@ impl InProcess {
         })
     }
 
-    /// Batches up to `step` will not be asked for again.
-    pub fn checkpoint_saved(&self, step: u64) {
-        let step = Step(step);
-        self.app.driver.send(Event::CheckpointSaved { step });
+    /// Batches up to `step` will not be asked for again. The result is known once it is durable.
+    pub fn checkpoint_saved(&self, step: u64) -> Pending<Result<(), InProcessError>> {
+        let app = Arc::clone(&self.app);
+        self.spawn(async move {
+            match endpoints::checkpoint_saved(&app, Step(step)).await {
+                // The last checkpoint comes when all is trained: nobody will ask for batches.
+                Err(error) if error.code == Some(RUN_OVER) => Ok(()),
+                outcome => outcome.map_err(InProcessError::Refused),
+            }
+        })
     }
 
     /// As `GET /status`; the last one once the run has stopped.

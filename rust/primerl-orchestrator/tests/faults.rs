@@ -316,3 +316,42 @@ async fn a_stopped_run_answers_whoever_waits() {
         begun.elapsed()
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_list_other_examples_are_refused_and_named() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let first = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "first").await;
+    let other = json!({
+        "environment": "task", "role": "train", "name": "other", "pid": 1, "examples": 5
+    });
+    let (status, answer) = orchestrator.post("/envs/register", &other).await;
+    assert_eq!(status, 409);
+    assert_eq!(answer["error"]["code"], "examples_differ");
+    let reason = answer["error"]["message"].as_str().unwrap().to_owned();
+    let words = [
+        "`task`",
+        "\"other\" lists 5 examples, the first one listed 16",
+        "a new run in another output_dir",
+    ];
+    assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+    let waits_for_others = |status: &Value| {
+        let waits = status["waits"].as_array().unwrap();
+        waits.iter().any(|wait| {
+            let what = wait["for"].as_str().unwrap();
+            wait["who"] == "environment \"task\"" && what.contains(&reason)
+        })
+    };
+    let status = orchestrator.status().await;
+    assert_eq!(status["refused_workers"][0]["reason"], reason);
+    assert!(!waits_for_others(&status), "the first one is there");
+    first.leave().await;
+    let status = orchestrator.status().await;
+    assert!(waits_for_others(&status), "{:#}", status["waits"]);
+    Worker::register(&orchestrator.url, "task", WorkerRole::Train, "alike").await;
+    let status = orchestrator.status().await;
+    assert_eq!(status["refused_workers"], json!([]));
+    assert!(!waits_for_others(&status));
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+}

@@ -145,9 +145,9 @@ impl Orchestrator {
         wait(py, pending)
     }
 
-    fn checkpoint_saved(&self, step: u64) -> PyResult<()> {
-        self.running()?.checkpoint_saved(step);
-        Ok(())
+    fn checkpoint_saved(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        let pending = self.running()?.checkpoint_saved(step);
+        wait(py, pending)
     }
 
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

@@ -54,8 +54,8 @@ impl Distribution {
         }
     }
 
-    /// What is wrong with it, where numbers below `least` make no sense.
-    pub fn problem(&self, least: f64) -> Option<String> {
+    /// What is wrong with it, where numbers below `least` or above `most` make no sense.
+    pub fn problem(&self, least: f64, most: f64) -> Option<String> {
         let (low, numbers) = match *self {
             Distribution::Constant { value } => (value, vec![value]),
             Distribution::Uniform { min, max } => (min, vec![min, max]),
@@ -66,6 +66,9 @@ impl Distribution {
         }
         if low < least {
             return Some(format!("{low} is below {least}; raise it"));
+        }
+        if self.max() > most {
+            return Some(format!("{} is above {most}; lower it", self.max()));
         }
         match *self {
             Distribution::Uniform { min, max } if min > max => {
@@ -120,11 +123,17 @@ mod tests {
     fn nonsense_is_named() {
         let uniform = Distribution::Uniform { min: 3.0, max: 1.0 };
         assert_eq!(
-            uniform.problem(1.0),
+            uniform.problem(1.0, 9.0),
             Some("min (3) is above max (1); swap them".to_owned())
         );
-        assert!(Distribution::constant(f64::NAN).problem(0.0).is_some());
-        assert!(Distribution::constant(0.0).problem(1.0).is_some());
-        assert_eq!(Distribution::constant(1.0).problem(1.0), None);
+        let constant = |value, least| Distribution::constant(value).problem(least, 9.0);
+        assert!(constant(f64::NAN, 0.0).is_some());
+        assert!(constant(0.0, 1.0).is_some());
+        assert_eq!(constant(1.0, 1.0), None);
+        assert_eq!(constant(9.0, 1.0), None);
+        assert_eq!(
+            constant(9.5, 1.0),
+            Some("9.5 is above 9; lower it".to_owned())
+        );
     }
 }

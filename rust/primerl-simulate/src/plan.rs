@@ -6,6 +6,14 @@ use primerl_core::group::OnCancel;
 use primerl_core::{Config, Duration};
 use serde::{Deserialize, Serialize};
 
+/// What happens once a step, a turn or a rollout takes at most a day: long polls and heartbeats go on meanwhile, so a plan
+/// with longer times would hardly ever end.
+const LONGEST_S: f64 = 86_400.0;
+/// Likewise for a step of an engine, of which a rollout takes thousands.
+const LONGEST_ENGINE_STEP_S: f64 = 60.0;
+/// And for what is multiplied by sequences or tokens.
+const LONGEST_EACH_S: f64 = 1.0;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -171,32 +179,44 @@ impl Plan {
 
     fn validate_numbers(&self) -> Result<(), PlanError> {
         let (inference, environment) = (&self.inference, &self.environment);
-        let times = [
-            ("inference.step_s", inference.step_s),
+        let trainer = &self.trainer;
+        let numbers = [
+            ("inference.step_s", inference.step_s, LONGEST_ENGINE_STEP_S),
             (
                 "inference.step_per_sequence_s",
                 inference.step_per_sequence_s,
+                LONGEST_EACH_S,
             ),
             (
                 "inference.step_per_prefill_token_s",
                 inference.step_per_prefill_token_s,
+                LONGEST_EACH_S,
             ),
-            ("inference.update_s", inference.update_s),
-            ("inference.prefix_cache_hit", inference.prefix_cache_hit),
-            ("environment.cpu_s", environment.cpu_s),
+            ("inference.update_s", inference.update_s, LONGEST_S),
+            (
+                "inference.prefix_cache_hit",
+                inference.prefix_cache_hit,
+                1.0,
+            ),
+            ("environment.cpu_s", environment.cpu_s, LONGEST_S),
             (
                 "environment.failure_probability",
                 environment.failure_probability,
+                1.0,
             ),
-            ("trainer.step_s", self.trainer.step_s),
-            ("trainer.step_per_token_s", self.trainer.step_per_token_s),
-            ("trainer.publish_s", self.trainer.publish_s),
+            ("trainer.step_s", trainer.step_s, LONGEST_S),
+            (
+                "trainer.step_per_token_s",
+                trainer.step_per_token_s,
+                LONGEST_EACH_S,
+            ),
+            ("trainer.publish_s", trainer.publish_s, LONGEST_S),
         ];
-        for (field, value) in times {
-            if !value.is_finite() || value < 0.0 {
+        for (field, value, most) in numbers {
+            if !(0.0..=most).contains(&value) {
                 return Err(PlanError::new(
                     field,
-                    format!("{value} must be a finite number of at least 0"),
+                    format!("{value} must be a number from 0 to {most}"),
                 ));
             }
         }
@@ -206,22 +226,17 @@ impl Plan {
                 "a step must take some time; set it above 0",
             ));
         }
-        if inference.prefix_cache_hit > 1.0 {
-            return Err(PlanError::new(
-                "inference.prefix_cache_hit",
-                "is a share, at most 1",
-            ));
-        }
         if environment.failure_probability >= 1.0 {
             return Err(PlanError::new(
                 "environment.failure_probability",
                 "must be below 1, or no group is ever completed",
             ));
         }
-        if !(self.orchestrator.rollout_s.is_finite() && self.orchestrator.rollout_s > 0.0) {
+        let rollout_s = self.orchestrator.rollout_s;
+        if !(rollout_s > 0.0 && rollout_s <= LONGEST_S) {
             return Err(PlanError::new(
                 "orchestrator.rollout_s",
-                "must be a finite number above 0",
+                format!("{rollout_s} must be a number above 0, at most {LONGEST_S}"),
             ));
         }
         Ok(())
@@ -230,15 +245,20 @@ impl Plan {
     fn validate_distributions(&self) -> Result<(), PlanError> {
         let environment = &self.environment;
         let distributions = [
-            ("turns", &environment.turns, 1.0),
-            ("setup_s", &environment.setup_s, 0.0),
-            ("turn_s", &environment.turn_s, 0.0),
-            ("prompt_tokens", &environment.prompt_tokens, 1.0),
-            ("answer_tokens", &environment.answer_tokens, 1.0),
-            ("observation_tokens", &environment.observation_tokens, 1.0),
+            ("turns", &environment.turns, 1.0, f64::MAX),
+            ("setup_s", &environment.setup_s, 0.0, LONGEST_S),
+            ("turn_s", &environment.turn_s, 0.0, LONGEST_S),
+            ("prompt_tokens", &environment.prompt_tokens, 1.0, f64::MAX),
+            ("answer_tokens", &environment.answer_tokens, 1.0, f64::MAX),
+            (
+                "observation_tokens",
+                &environment.observation_tokens,
+                1.0,
+                f64::MAX,
+            ),
         ];
-        for (field, distribution, least) in distributions {
-            if let Some(problem) = distribution.problem(least) {
+        for (field, distribution, least, most) in distributions {
+            if let Some(problem) = distribution.problem(least, most) {
                 return Err(PlanError::new(format!("environment.{field}"), problem));
             }
         }

@@ -313,3 +313,54 @@ fn what_if_turns_one_knob_at_a_time() {
         "{engines:?}"
     );
 }
+
+/// Each time of a plan, the most it may be, and how it is set.
+type Time = (&'static str, f64, fn(&mut Plan, f64));
+const TIMES: [Time; 11] = [
+    ("orchestrator.rollout_s", 86_400.0, |plan, value| {
+        plan.orchestrator.rollout_s = value
+    }),
+    ("inference.step_s", 60.0, |plan, value| {
+        plan.inference.step_s = value
+    }),
+    ("inference.step_per_sequence_s", 1.0, |plan, value| {
+        plan.inference.step_per_sequence_s = value
+    }),
+    ("inference.step_per_prefill_token_s", 1.0, |plan, value| {
+        plan.inference.step_per_prefill_token_s = value
+    }),
+    ("inference.update_s", 86_400.0, |plan, value| {
+        plan.inference.update_s = value
+    }),
+    ("environment.cpu_s", 86_400.0, |plan, value| {
+        plan.environment.cpu_s = value
+    }),
+    ("environment.setup_s", 86_400.0, |plan, value| {
+        plan.environment.setup_s = Distribution::constant(value)
+    }),
+    ("environment.turn_s", 86_400.0, |plan, value| {
+        plan.environment.turn_s = log_normal(value, 1.0, value)
+    }),
+    ("trainer.step_s", 86_400.0, |plan, value| {
+        plan.trainer.step_s = value
+    }),
+    ("trainer.step_per_token_s", 1.0, |plan, value| {
+        plan.trainer.step_per_token_s = value
+    }),
+    ("trainer.publish_s", 86_400.0, |plan, value| {
+        plan.trainer.publish_s = value
+    }),
+];
+
+#[test]
+fn a_time_without_end_is_refused() {
+    for (field, most, set) in TIMES {
+        for value in [most * 1.001, 1e12] {
+            let mut plan = plan();
+            set(&mut plan, value);
+            let error = plan.validate().expect_err(field).to_string();
+            let words = [field, &most.to_string(), &value.to_string()];
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+}

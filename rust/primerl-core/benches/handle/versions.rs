@@ -76,6 +76,15 @@ impl Versions {
         });
     }
 
+    fn fetch(&mut self, step: u64) {
+        self.request += 1;
+        self.send(Event::BatchRequested {
+            request: RequestId(self.request),
+            step: Step(step),
+            rank: 0,
+        });
+    }
+
     fn lease(&mut self, max: u32) -> Vec<RolloutId> {
         self.request += 1;
         let effects = self.send(Event::LeaseRequested {
@@ -127,6 +136,7 @@ fn new_version(stale: usize) -> (f64, f64, u64) {
     // Version 0 may be trained up to step LEVEL + 1.
     for step in 1..=LEVEL {
         versions.cut(step);
+        versions.fetch(step);
         versions.new_version(step);
     }
     for rollout in &in_flight[stale..] {
@@ -134,6 +144,7 @@ fn new_version(stale: usize) -> (f64, f64, u64) {
     }
     assert_eq!(versions.core.counters().stale, 0);
     let cut = versions.cut(LEVEL + 1);
+    versions.fetch(LEVEL + 1);
     let started = Instant::now();
     versions.new_version(LEVEL + 1);
     let version = started.elapsed().as_secs_f64();

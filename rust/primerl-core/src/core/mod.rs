@@ -250,7 +250,15 @@ impl Core {
                 "version {version} was published, but only {last} steps were cut"
             ));
         }
-        self.ledger.refuses(version, digest)
+        self.ledger.refuses(version, digest).or_else(|| {
+            let fetched = self.batches.newest_fetched().map_or(0, |step| step.0);
+            (version.0 > fetched).then(|| {
+                format!(
+                    "version {version} was published, but its trainer has not fetched the batch of step {version}: it \
+                     cannot have trained that step"
+                )
+            })
+        })
     }
 
     /// Why the run is over, once it is.

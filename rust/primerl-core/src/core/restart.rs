@@ -125,6 +125,18 @@ impl Core {
         })
     }
 
+    /// Why no checkpoint of the trainer can cover `step`: the batches up to it would be gone for a trainer that still
+    /// needs them.
+    pub fn refuses_checkpoint(&self, step: Step) -> Option<String> {
+        let newest = self.ledger.newest_trained();
+        (step > newest).then(|| {
+            format!(
+                "a checkpoint of step {step} was reported, but version {newest} is the newest that its trainer has \
+                 published: publish the weights of a step before its checkpoint is reported"
+            )
+        })
+    }
+
     pub(super) fn why_batch_gone(&self) -> String {
         let from = self.batches.kept_from();
         format!(
@@ -145,8 +157,8 @@ impl Core {
 
     pub(super) fn checkpoint_saved(&mut self, step: Step) {
         self.trainer.last_seen = Some(self.now);
-        if step >= self.next_step {
-            return self.ignore("checkpoint of a step that was not cut");
+        if let Some(why) = self.refuses_checkpoint(step) {
+            return self.warn(format!("{why}; its batches are kept"));
         }
         if self.batches.cover(step) {
             self.forget_batches();

@@ -171,6 +171,12 @@ impl DriverHandle {
             .await
     }
 
+    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot have saved that step.
+    pub async fn checkpoint_saved(&self, step: Step) -> Result<Result<(), String>, RunOver> {
+        self.ask(Event::CheckpointSaved { step }, Reply::Verdict)
+            .await
+    }
+
     /// Long poll for rollouts.
     pub async fn lease(&self, worker: WorkerId, max: u32) -> Result<LeaseReply, RunOver> {
         let event = |request| Event::LeaseRequested {

@@ -244,7 +244,9 @@ impl Driver {
             }
             (
                 Some(Reply::Verdict(waiter)),
-                Event::WeightsPublished { .. } | Event::TrainerResumed { .. },
+                Event::WeightsPublished { .. }
+                | Event::TrainerResumed { .. }
+                | Event::CheckpointSaved { .. },
             ) => {
                 let verdict = self.refusal(&event).map_or(Ok(()), Err);
                 self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
@@ -288,6 +290,7 @@ impl Driver {
                 version, digest, ..
             } => self.core.refuses_weights(*version, digest),
             Event::TrainerResumed { step } => self.core.refuses_resume(*step),
+            Event::CheckpointSaved { step } => self.core.refuses_checkpoint(*step),
             _ => None,
         }
     }

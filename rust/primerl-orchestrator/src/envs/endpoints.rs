@@ -49,7 +49,15 @@ pub async fn register(
     Wire { body, encoding }: Wire<RegisterRequest>,
 ) -> Result<Response, ApiError> {
     let environment = environment_of(&app, &body)?;
-    check_examples(&app, environment, &body)?;
+    check_examples(&app, environment, &body).inspect_err(|refusal| {
+        tracing::warn!(
+            name = body.name,
+            reason = refusal.message,
+            "a worker was refused"
+        );
+        app.refusals.note(environment, &body.name, &refusal.message);
+    })?;
+    app.refusals.forget(environment);
     let (worker, predecessor) = app.workers.register(&body.name, environment);
     if let Some(worker) = predecessor {
         app.driver.send(Event::WorkerLeft { worker });
@@ -120,8 +128,10 @@ fn check_examples(
         return Ok(());
     }
     let message = format!(
-        "environment `{}`: this worker lists {} examples, the first one listed {first}; give all the same version, arguments and seed",
-        request.environment, request.examples
+        "environment `{}`: worker {:?} lists {} examples, the first one listed {first}, and all must list the same; give \
+         it the first one's version, arguments, data and seed, or begin a new run in another output_dir if the first \
+         one was wrong",
+        request.environment, request.name, request.examples
     );
     Err(ApiError::conflict(EXAMPLES_DIFFER, message))
 }

@@ -2,5 +2,6 @@
 
 pub mod client;
 pub(crate) mod endpoints;
+pub(crate) mod refusals;
 pub mod wire;
 pub mod workers;

@@ -3,6 +3,8 @@
 use super::{Waits, process_cpu_seconds};
 use crate::app::App;
 use crate::engines::EngineStatus;
+use crate::envs::refusals::RefusedStatus;
+use crate::envs::workers::WorkerStatus;
 use crate::http::{ApiError, JSON, encoded};
 use axum::extract::State;
 use axum::response::Response;
@@ -38,7 +40,12 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
     let engines = app.engines.status();
     let elapsed = app.origin.elapsed().as_secs_f64();
     let telemetry = &app.telemetry;
+    let environments = app.environment_names();
+    let workers = app.workers.status(&environments);
+    let refused = app.refusals.status(&environments);
     let rollouts = json!(core.rollouts);
+    let mut waits = waits(&core, &engines, &telemetry.waits, now, elapsed);
+    waits.extend(waits_for_others(&workers, &refused));
     Ok(json!({
         "run": {
             "step": core.run.next_step.0 - 1,
@@ -60,9 +67,10 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
             "waited_s": telemetry.trainer.waited().as_secs_f64(),
             "fetched_step": core.trainer.fetched,
         },
-        "waits": waits(&core, &engines, &telemetry.waits, now, elapsed),
+        "waits": waits,
         "engines": engines,
-        "workers": app.workers.status(&app.environment_names()),
+        "workers": workers,
+        "refused_workers": refused,
         "tokens": {
             "sampled": telemetry.sampled_tokens.get(),
             "prompt": telemetry.prompt_tokens.get(),
@@ -78,6 +86,26 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         "evaluations": telemetry.evaluations.lock().clone(),
         "cpu_s": process_cpu_seconds(),
     }))
+}
+
+/// Environments whose workers were all refused.
+fn waits_for_others(
+    workers: &[WorkerStatus],
+    refused: &[RefusedStatus],
+) -> impl Iterator<Item = Value> {
+    let is_served = |refused: &&RefusedStatus| {
+        let mut workers = workers.iter();
+        workers.any(|worker| worker.environment == refused.environment)
+    };
+    refused.iter().filter(move |refused| !is_served(refused)).map(|refused| {
+        let RefusedStatus { environment, refused, reason, since_s, .. } = refused;
+        json!({
+            "who": format!("environment {environment:?}"),
+            "for": format!("a worker that can be accepted: {refused} refused, the last because of {reason}"),
+            "since_s": since_s,
+            "deadline_s": null,
+        })
+    })
 }
 
 fn waits(

@@ -137,13 +137,20 @@ pub async fn resume(
     Ok(encoding.ok(&Empty {}))
 }
 
-/// Batches up to `step` will not be asked for again.
+/// Batches up to `step` will not be asked for again; durable.
+pub async fn checkpoint_saved(app: &App, step: Step) -> Result<(), ApiError> {
+    app.telemetry.trainer.heard();
+    let saved = app.driver.checkpoint_saved(step).await;
+    saved
+        .map_err(|_| app.over())?
+        .map_err(|why| ApiError::conflict("step_not_trained", why).param("step"))
+}
+
 pub async fn checkpoint(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<StepRequest>,
 ) -> Result<Response, ApiError> {
-    app.telemetry.trainer.heard();
-    app.driver.send(Event::CheckpointSaved { step: body.step });
+    checkpoint_saved(&app, body.step).await?;
     Ok(encoding.ok(&Empty {}))
 }
 

@@ -17,6 +17,7 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// It lists 16 examples.
     pub async fn register(url: &str, environment: &str, role: WorkerRole, name: &str) -> Worker {
         let http = client();
         let request = RegisterRequest {

@@ -80,12 +80,20 @@ impl Run {
         });
     }
 
+    /// Fetches the step's batch if that was not done, and publishes what came of it.
     fn publish(&mut self, version: u64) -> Vec<Effect> {
-        let version = PolicyVersion(version);
+        let fetched = self.core.batches.newest_fetched();
+        if version > 0 && fetched < Some(Step(version)) {
+            self.ask_batch(version, 0);
+        }
+        self.publish_as(version, &format!("d{version}"))
+    }
+
+    fn publish_as(&mut self, version: u64, digest: &str) -> Vec<Effect> {
         self.send(Event::WeightsPublished {
-            version,
+            version: PolicyVersion(version),
             manifest: format!("m{version}"),
-            digest: format!("d{version}"),
+            digest: digest.to_owned(),
         })
     }
 

@@ -66,6 +66,7 @@ fn a_trainer_goes_back_to_its_checkpoint_and_no_further() {
     assert_eq!(refused(&run, 0), "");
     assert_eq!(refused(&run, 2), "");
     assert!(refused(&run, 3).contains("only 2 steps were cut"));
+    run.publish(1);
     run.send(Event::CheckpointSaved { step: Step(1) });
     assert!(refused(&run, 0).contains("batches before step 2 are gone"));
     run.send(Event::TrainerResumed { step: Step(1) });
@@ -100,28 +101,88 @@ fn weights_that_are_computed_again_may_differ_and_are_loaded_again() {
     let mut run = under_way();
     run.publish(1);
     run.prove(0, 1);
-    let republish = |run: &mut Run, version: u64, digest: &str| {
-        run.send(Event::WeightsPublished {
-            version: PolicyVersion(version),
-            manifest: format!("m{version}"),
-            digest: digest.to_owned(),
-        })
-    };
-    let refused = republish(&mut run, 0, "d0");
+    let refused = run.publish(0);
     assert_said(&refused, "versions only go up");
     run.send(Event::TrainerResumed { step: Step(0) });
-    assert_eq!(said(&republish(&mut run, 0, "d0")), "");
-    assert_eq!(said(&republish(&mut run, 1, "d1")), "", "the same again");
+    assert_eq!(said(&run.publish(0)), "");
+    assert_eq!(said(&run.publish(1)), "", "the same again");
     run.send(Event::TrainerResumed { step: Step(0) });
-    let other = republish(&mut run, 1, "other");
+    run.publish(0);
+    run.ask_batch(1, 0);
+    let other = run.publish_as(1, "other");
     assert_said(&other, "came to other weights");
     assert_eq!(updates(&other), [(0, 1)]);
-    assert_said(&republish(&mut run, 1, "third"), "with other weights");
+    assert_said(&run.publish_as(1, "third"), "with other weights");
     run.send(Event::TrainerResumed { step: Step(1) });
-    assert_said(
-        &republish(&mut run, 0, "d0"),
-        "the trainer went on from version 1",
+    assert_said(&run.publish(0), "the trainer went on from version 1");
+}
+
+#[test]
+fn versions_leave_no_gap() {
+    let mut run = under_way();
+    run.ask_batch(2, 0);
+    let gap = "version 2 was published, but version 1 is due";
+    assert_said(&run.publish(2), gap);
+    assert_eq!(
+        run.core.status().run.published_version,
+        PolicyVersion(0).into()
     );
+    run.publish(1);
+    assert_eq!(said(&run.publish(1)), "", "its answer may be lost");
+    assert_eq!(said(&run.publish(2)), "");
+    // Whoever goes on begins with the version it says.
+    run.send(Event::TrainerResumed { step: Step(1) });
+    assert_said(&run.publish(2), gap);
+    assert_eq!(said(&run.publish(1)), "");
+    assert_eq!(said(&run.publish(2)), "");
+}
+
+#[test]
+fn the_first_version_is_the_one_the_run_begins_with() {
+    let mut run = Run::new(config());
+    let early = run.publish_as(1, "d1");
+    assert_said(&early, "only 0 steps were cut");
+    let mut run = under_way();
+    run.send(Event::TrainerResumed { step: Step(0) });
+    assert_said(
+        &run.publish(1),
+        "version 0 is due: a trainer first publishes",
+    );
+}
+
+#[test]
+fn a_version_of_a_batch_that_nobody_fetched_is_refused() {
+    let mut run = under_way();
+    let refused = run.publish_as(1, "d1");
+    assert_said(&refused, "has not fetched the batch of step 1");
+    assert_eq!(updates(&refused), []);
+    run.ask_batch(1, 0);
+    assert_eq!(said(&run.publish_as(1, "d1")), "");
+    // The trainer before fetched it; this one goes on from its own batches.
+    run.send(Event::TrainerResumed { step: Step(0) });
+    run.publish(0);
+    let refused = run.publish_as(1, "d1");
+    assert_said(&refused, "has not fetched the batch of step 1");
+}
+
+#[test]
+fn a_checkpoint_covers_only_what_its_trainer_has_published() {
+    let mut run = under_way();
+    let saved = |run: &mut Run, step| said(&run.send(Event::CheckpointSaved { step: Step(step) }));
+    let refused = "a checkpoint of step 1 was reported, but version 0 is the newest";
+    run.ask_batch(1, 0);
+    assert!(saved(&mut run, 1).contains(refused));
+    assert!(saved(&mut run, u64::MAX).contains("a checkpoint of step 18446744073709551615"));
+    assert_eq!(fetched(&run.ask_batch(1, 0)), Some(Step(1)), "it is kept");
+    run.publish(1);
+    run.publish(2);
+    // A trainer that went back needs what is after its checkpoint, whatever was published before.
+    run.send(Event::TrainerResumed { step: Step(0) });
+    assert!(saved(&mut run, 1).contains(refused));
+    run.send(Event::TrainerResumed { step: Step(1) });
+    assert_eq!(saved(&mut run, 1), "", "it goes on from there");
+    assert!(saved(&mut run, 2).contains("version 1 is the newest"));
+    assert_eq!(fetched(&run.ask_batch(2, 0)), Some(Step(2)));
 }
 
 #[test]

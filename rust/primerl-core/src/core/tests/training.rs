@@ -90,6 +90,7 @@ fn batches_wait_for_the_trainer_and_can_be_fetched_again() {
     for (step, rank) in [(1, 0), (1, 0), (1, 1), (2, 0), (2, 1), (1, 1)] {
         assert_eq!(fetched(&run.ask_batch(step, rank)), Some(Step(step)));
     }
+    run.publish(1);
     let forgotten = run.send(Event::CheckpointSaved { step: Step(1) });
     assert!(matches!(
         forgotten[..],

@@ -128,9 +128,10 @@ impl Simulator {
     fn trainer_saves(&mut self, version: PolicyVersion) {
         if version.0 > 0 && version.0.is_multiple_of(2) {
             self.trainer.checkpoint = version.0;
-            self.send(Event::CheckpointSaved {
-                step: Step(version.0),
-            });
+            let step = Step(version.0);
+            let refusal = self.core.refuses_checkpoint(step);
+            assert_eq!(refusal, None, "step {step} was published");
+            self.send(Event::CheckpointSaved { step });
         }
     }
 }
