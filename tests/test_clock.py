@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import files
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,13 @@ def test_a_run_does_not_care_about_a_clock_that_jumps(tmp_path: Path, capsys: py
     finally:
         run.kill()
     assert code == 0, output
-    assert "lost" not in output and "started again" not in output, output
+    assert not [word for word in ("lost", "started again") if word in output], output
     metrics = read_lines(run.output / "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
     # They did see it.
     times = [line["timestamp"] for line in metrics]
-    jumps = [after - before for before, after in zip(times, times[1:], strict=False)]
-    assert max(jumps) > 29 * HOUR and min(jumps) < -79 * HOUR, jumps
+    jumps = [after - before for before, after in pairwise(times)]
+    assert max(jumps) > 29 * HOUR, jumps
+    assert min(jumps) < -79 * HOUR, jumps
     assert main(["trace", str(run.output), "--check"]) == 0
     assert f"{STEPS} steps" in capsys.readouterr().out
