@@ -27,17 +27,9 @@ impl Simulator {
             .and_then(|worker| worker.running.get(&rollout));
         let Some(running) = running else { return };
         let running = running.clone();
-        // As the gateway routes: to an engine that serves the newest version any of them does.
-        let serves = |engine: &Engine| engine.serves.filter(|_| engine.told.is_none());
-        let newest = self.engines.values().filter_map(serves).max();
-        let serving = self.engines.iter();
-        let serving =
-            serving.filter(|(_, engine)| serves(engine).is_some() && serves(engine) == newest);
-        let serving: Vec<EngineId> = serving.map(|(id, _)| *id).collect();
-        let Some(version) = newest else {
+        let Some((engine, version)) = self.route() else {
             return self.plan(Duration::from_secs(1), Action::BeginTurn(id, rollout));
         };
-        let engine = serving[self.rng.random_range(0..serving.len())];
         if running.turns.is_empty() {
             self.send(Event::SamplingStarted { rollout, version });
         }
@@ -62,6 +54,17 @@ impl Simulator {
         let before = self.asked.insert(rollout, asked);
         assert!(before.is_none(), "{rollout} samples one turn at a time");
         self.submit(engine, request);
+    }
+
+    /// As the gateway does: to an engine that serves the newest version any of them does.
+    fn route(&mut self) -> Option<(EngineId, PolicyVersion)> {
+        let serves = |engine: &Engine| engine.serves.filter(|_| engine.told.is_none());
+        let newest = self.engines.values().filter_map(serves).max()?;
+        let engines = self.engines.iter();
+        let serving = engines.filter(|(_, engine)| serves(engine) == Some(newest));
+        let serving: Vec<EngineId> = serving.map(|(id, _)| *id).collect();
+        let engine = serving[self.rng.random_range(0..serving.len())];
+        Some((engine, newest))
     }
 
     pub(super) fn end_turn(&mut self, rollout: RolloutId, asked: Asked, versions: VersionRuns) {
