@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Discriminator, Field, model_validator
 
 from primerl.config.base import Fraction, Section, Seed
 
-# The bounds of `primerl_simulate::plan`: longer times make a plan that would hardly ever end.
+# The bounds of `primerl_simulate::plan`: more, or longer times, make a plan that would hardly ever end.
 LONGEST_S = 86_400.0
 PlannedSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 EngineStepSeconds = Annotated[float, Field(ge=0, le=60)]
 SecondsEach = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Steps = Annotated[int, Field(ge=0, le=1_000_000)]
+Processes = Annotated[int, Field(ge=1, le=100_000)]
+Examples = Annotated[int, Field(ge=1, le=1_000_000_000)]
+SequenceLength = Annotated[int, Field(ge=1, le=100_000_000)]
 
 
 class Constant(Section):
@@ -60,13 +65,13 @@ Distribution = Annotated[Constant | Uniform | LogNormal, Discriminator("type")]
 class PlannedOrchestrator(Section):
     """Rollouts, batches and their order, as in a run's `[orchestrator]`."""
 
-    batch_size: PositiveInt = 128
+    batch_size: Count = 128
     """Rollouts per step, a multiple of `group_size`."""
-    group_size: PositiveInt = 8
+    group_size: Count = 8
     """Rollouts of one example, compared with each other."""
-    max_async_level: NonNegativeInt = 2
+    max_async_level: Steps = 2
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
-    max_off_policy_steps: NonNegativeInt = 8
+    max_off_policy_steps: Steps = 8
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
     oversampling_factor: float = Field(default=1.0, ge=1)
     """Rollouts in flight, as a multiple of `batch_size`."""
@@ -77,13 +82,13 @@ class PlannedOrchestrator(Section):
 class PlannedInference(Section):
     """The engines. A step takes `step_s` and more for each sequence and each prompt token in it."""
 
-    engines: PositiveInt = 1
+    engines: Processes = 1
     """Number of engines."""
-    max_num_seqs: PositiveInt = 128
+    max_num_seqs: Count = 128
     """Requests that one engine decodes at the same time."""
-    kv_cache_tokens: PositiveInt | None = None
+    kv_cache_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = None
     """Tokens the KV cache of one engine holds; enough for max_num_seqs of seq_len where it is left out."""
-    max_num_batched_tokens: PositiveInt | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Most tokens computed in one step; 2048, or max_num_seqs where that is more, where it is left out."""
     step_s: EngineStepSeconds = 0.02
     """Seconds a step takes however little there is to do: about the time of one token of one request."""
@@ -100,11 +105,11 @@ class PlannedInference(Section):
 class PlannedEnvironment(Section):
     """The env workers and what a rollout is like."""
 
-    num_workers: PositiveInt = 1
+    num_workers: Processes = 1
     """Worker processes."""
-    max_concurrent: PositiveInt = 128
+    max_concurrent: Count = 128
     """Rollouts one worker runs at the same time."""
-    examples: PositiveInt = 1000
+    examples: Examples = 1000
     """Number of examples."""
     turns: Distribution = Constant(value=1)
     """Turns of a rollout, at least 1."""
@@ -144,11 +149,11 @@ class SimulateConfig(Section):
     """Also simulate the plan with one knob turned at a time, and show what each would bring."""
     seed: Seed = 0
     """Seed of every random choice."""
-    max_steps: PositiveInt = 50
+    max_steps: Count = 50
     """Steps that are simulated."""
-    seq_len: PositiveInt = 2048
+    seq_len: SequenceLength = 2048
     """Longest conversation and longest micro-batch, in tokens."""
-    data_ranks: PositiveInt = 1
+    data_ranks: Processes = 1
     """Trainer processes among which a batch is divided."""
     orchestrator: PlannedOrchestrator = PlannedOrchestrator()
     inference: PlannedInference = PlannedInference()

@@ -4,7 +4,7 @@
 //! There is no clock, socket, thread or Python in this crate: time is passed in, randomness is one seeded
 //! generator that is part of the state. So a run can be replayed from its events, and simulated.
 //!
-//! The modules are the stages of the data flow (`docs/architecture.md`), in order.
+//! The modules are the stages of a rollout's way; `docs/architecture.md` has them in order.
 
 pub mod admission;
 pub mod algorithm;

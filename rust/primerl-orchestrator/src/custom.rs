@@ -54,7 +54,8 @@ pub(crate) fn load(
             ));
         };
         functions.load(path).map_err(|problem| {
-            let mend = "give module:function of a function that Python can import";
+            let mend = "give module:function of a function that Python can import: run from the folder of its module, \
+                        install it, or set PYTHONPATH";
             field("algorithm.path", format!("`{path}`: {problem}"), mend)
         })?;
     }

@@ -8,10 +8,15 @@ use std::fmt::Write;
 
 const LEFT: f64 = 150.0;
 const WIDTH: f64 = 960.0;
+/// For half of the last label of the axis.
+const RIGHT: f64 = 40.0;
 const ROW: f64 = 22.0;
 const GAP: f64 = 6.0;
 const AREA: f64 = 160.0;
 const COLUMNS: usize = 480;
+/// Letters that surely fit into a line, and its height.
+const LINE: usize = 150;
+const LINE_HEIGHT: f64 = 16.0;
 /// More engines than this are drawn as one row.
 const MOST_ENGINES: usize = 32;
 
@@ -119,16 +124,17 @@ fn in_flight(world: &World) -> Row {
 fn draw(rows: &[Row], world: &World, report: &Report) -> String {
     let heights: f64 = rows.iter().map(|row| row.height + GAP).sum();
     let legend = legend(rows);
-    let height = 50.0 + heights + 40.0 + legend.len() as f64 * 18.0;
-    let width = LEFT + WIDTH + 20.0;
+    let headline = lines(&report.limit.sentence);
+    let mut top = 24.0 + headline.len() as f64 * LINE_HEIGHT;
+    let height = top + 10.0 + heights + 40.0 + legend.len() as f64 * 18.0;
+    let width = LEFT + WIDTH + RIGHT;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\" shape-rendering=\"crispEdges\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
-    let mut top = 40.0;
     // Writing to a string cannot fail.
-    let _ = write_sentence(&mut svg, &report.limit.sentence);
+    let _ = write_lines(&mut svg, &headline);
     for row in rows {
         let _ = write_row(&mut svg, row, top);
         top += row.height + GAP;
@@ -143,15 +149,29 @@ fn draw(rows: &[Row], world: &World, report: &Report) -> String {
     svg
 }
 
-fn write_sentence(svg: &mut String, sentence: &str) -> std::fmt::Result {
-    let short: String = sentence.chars().take(190).collect();
-    let dots = if short.len() < sentence.len() {
-        "..."
-    } else {
-        ""
-    };
-    let safe = short.replace('&', "&amp;").replace('<', "&lt;");
-    writeln!(svg, "<text x=\"10\" y=\"20\">{safe}{dots}</text>")
+/// A text in lines: SVG breaks none.
+fn lines(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + word.chars().count() < LINE => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn write_lines(svg: &mut String, lines: &[String]) -> std::fmt::Result {
+    for (number, line) in lines.iter().enumerate() {
+        let y = 20.0 + number as f64 * LINE_HEIGHT;
+        let safe = line.replace('&', "&amp;").replace('<', "&lt;");
+        writeln!(svg, "<text x=\"10\" y=\"{y}\">{safe}</text>")?;
+    }
+    Ok(())
 }
 
 /// Stacked bars; neighbours that look alike are drawn as one.

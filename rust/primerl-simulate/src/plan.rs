@@ -9,6 +9,11 @@ use serde::{Deserialize, Serialize};
 /// What happens once a step, a turn or a rollout takes at most a day: long polls and heartbeats go on meanwhile, so a plan
 /// with longer times would hardly ever end.
 const LONGEST_S: f64 = 86_400.0;
+/// More would not fit into this machine's memory, or take longer than a run.
+const MOST: u64 = 1_000_000;
+const MOST_PROCESSES: u64 = 100_000;
+const MOST_EXAMPLES: u64 = 1_000_000_000;
+const LONGEST_SEQUENCE: u64 = 100_000_000;
 /// Likewise for a step of an engine, of which a rollout takes thousands.
 const LONGEST_ENGINE_STEP_S: f64 = 60.0;
 /// And for what is multiplied by sequences or tokens.
@@ -145,36 +150,54 @@ impl Plan {
 
     fn validate_counts(&self) -> Result<(), PlanError> {
         let counts = [
-            ("max_steps", self.max_steps),
-            ("seq_len", u64::from(self.seq_len)),
-            ("data_ranks", u64::from(self.data_ranks)),
-            ("inference.engines", u64::from(self.inference.engines)),
+            ("max_steps", self.max_steps, MOST),
+            ("seq_len", u64::from(self.seq_len), LONGEST_SEQUENCE),
+            ("data_ranks", u64::from(self.data_ranks), MOST_PROCESSES),
+            (
+                "inference.engines",
+                u64::from(self.inference.engines),
+                MOST_PROCESSES,
+            ),
             (
                 "inference.max_num_seqs",
                 u64::from(self.inference.max_num_seqs),
+                MOST,
             ),
             (
                 "environment.num_workers",
                 u64::from(self.environment.num_workers),
+                MOST_PROCESSES,
             ),
             (
                 "environment.max_concurrent",
                 u64::from(self.environment.max_concurrent),
+                MOST,
             ),
-            ("environment.examples", u64::from(self.environment.examples)),
+            (
+                "environment.examples",
+                u64::from(self.environment.examples),
+                MOST_EXAMPLES,
+            ),
             (
                 "orchestrator.batch_size",
                 u64::from(self.orchestrator.batch_size),
+                MOST,
             ),
             (
                 "orchestrator.group_size",
                 u64::from(self.orchestrator.group_size),
+                MOST,
             ),
         ];
-        match counts.into_iter().find(|(_, count)| *count == 0) {
-            Some((field, _)) => Err(PlanError::new(field, "is 0; set it to at least 1")),
-            None => Ok(()),
+        for (field, count, most) in counts {
+            if count == 0 || count > most {
+                return Err(PlanError::new(
+                    field,
+                    format!("{count} must be a number from 1 to {most}"),
+                ));
+            }
         }
+        Ok(())
     }
 
     fn validate_numbers(&self) -> Result<(), PlanError> {

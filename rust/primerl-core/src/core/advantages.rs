@@ -57,7 +57,14 @@ impl Core {
             return;
         };
         let seconds = self.now.since(since).as_secs_f64();
-        let problem = format!("no answer within {seconds} s (algorithm.timeout_s)");
+        let others = match self.computing.len() {
+            0 => String::new(),
+            others => format!(", with {others} other groups waiting for their turn"),
+        };
+        let problem = format!(
+            "no answer within {seconds:.1} s of the group's end{others}: make the function faster, or raise \
+             algorithm.timeout_s"
+        );
         self.advantages_failed(id, environment, &problem);
     }
 
