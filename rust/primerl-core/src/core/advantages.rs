@@ -56,13 +56,13 @@ impl Core {
         let Some(environment) = self.groups.get(&id).map(|group| group.environment) else {
             return;
         };
-        let seconds = self.now.since(since).as_secs_f64();
+        let seconds = (self.now.since(since).as_secs_f64() * 1e3).round() / 1e3;
         let others = match self.computing.len() {
             0 => String::new(),
             others => format!(", with {others} other groups waiting for their turn"),
         };
         let problem = format!(
-            "no answer within {seconds:.1} s of the group's end{others}: make the function faster, or raise \
+            "no answer within {seconds} s of the group's end{others}: make the function faster, or raise \
              algorithm.timeout_s"
         );
         self.advantages_failed(id, environment, &problem);

@@ -146,7 +146,7 @@ fn a_function_that_does_not_answer_costs_its_group() {
     assert!(!said(&run.pass(4.9)).contains("dropped"));
     assert_said(
         &run.pass(0.2),
-        "its custom advantages failed: no answer within 5.0 s of the group's end: make the function faster, or raise \
+        "its custom advantages failed: no answer within 5 s of the group's end: make the function faster, or raise \
          algorithm.timeout_s",
     );
     let late = answer(&mut run, &request, Ok(vec![vec![0.0; 4]; 2]));
