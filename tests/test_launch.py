@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
@@ -212,6 +213,26 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
         Launcher(config, tmp_path, Console(output))._write_summary(processes, 1, "the disk is full")
         output.seek(0)
         assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
+
+
+def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    file = tmp_path / "run" / "summary.json"
+
+    def reason_after(code: int, reason: str) -> Any:
+        launcher._write_summary(processes, code, reason)
+        return json.loads(file.read_text())["reason"]
+
+    assert reason_after(1, "no engine") == "no engine"
+    launcher.training_began = launcher.began
+    assert reason_after(0, "trained") == "trained"
+    launcher.training_began = None
+    assert reason_after(1, "refused") == "trained"
+    assert reason_after(0, "finished at once") == "finished at once"
+    launcher.url = ""
+    assert reason_after(0, "nothing left to do") == "finished at once"
 
 
 def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Launcher, Any]:

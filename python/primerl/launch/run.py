@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -30,7 +29,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, preflight
+from primerl.launch import ending, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
@@ -373,24 +372,17 @@ class Launcher:
                 )
 
     def _write_summary(self, processes: Processes, code: int, reason: str) -> None:
-        now = time.monotonic()
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        summary = {
+        kinds = [(self.described[name].kind, process) for name, process in processes.by_name.items()]
+        content = {
             "exit_code": code,
             "reason": reason,
-            "wall_s": now - self.began,
-            # Until every part had reported, and from then on.
-            "start_s": (self.training_began or now) - self.began,
-            "run_s": now - (self.training_began or now),
-            "processes": {
-                name: {"kind": self.described[name].kind, "code": process.code, "cpu_s": process.cpu_s}
-                for name, process in processes.by_name.items()
-            },
-            "launcher_cpu_s": own.ru_utime + own.ru_stime,
+            **summary.times(self.began, self.training_began),
+            **summary.processor(kinds),
             "status": self.status,
         }
-        file = self.folder / "run" / "summary.json"
+        # The last steps may be over before every part was seen; without a URL nothing was left to do.
+        has_run = self.training_began is not None or (code == 0 and self.url != "")
         try:
-            resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+            summary.write(self.folder, content, has_run=has_run)
         except OSError as error:  # a full disk may be why the run has failed, and that was said
-            self.console.say(f"{file} was not written: {error}")
+            self.console.say(f"{self.folder / summary.FILE} was not written: {error}")
