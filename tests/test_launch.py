@@ -369,6 +369,22 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
         assert not (tmp_path / "thesis.tex").exists()
 
 
+def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    # The folder's check alone: there is no model.
+    monkeypatch.setattr(preflight, "check", preflight._output_dir)
+    output = io.StringIO()
+    assert launch_run.run(config, Console(output)) == 0
+    assert f"a start goes on with the run in {tmp_path}" in output.getvalue()
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files.pop("run/launcher.lock") == ""
+    assert files == {name: name for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl")}
+
+
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with preflight.claimed(str(folder), clean=False):

@@ -68,10 +68,18 @@ def run(config: RLConfig, console: Console | None = None) -> int:
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
-            write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
-            console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
-            return 0
+            return end_dry_run(config, folder, console)
         return Launcher(config, folder, console).run()
+
+
+def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
+    if preflight.holds_run(folder):
+        # Its configs tell what it was trained with, and `primerl verify` reads them.
+        console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
+        return 0
+    write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
+    console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
+    return 0
 
 
 def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
