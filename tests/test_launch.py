@@ -24,7 +24,8 @@ from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes, tail
-from primerl.launch.run import Launcher, RunFailedError, wait_for_orchestrator
+from primerl.launch.run import Launcher
+from primerl.launch.starting import RunFailedError, wait_for_orchestrator
 from primerl.launch.status import Progress, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -233,6 +234,30 @@ def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
     assert reason_after(0, "finished at once") == "finished at once"
     launcher.url = ""
     assert reason_after(0, "nothing left to do") == "finished at once"
+
+
+def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal/0.snapshot", "configs/orchestrator.toml", "logs/orchestrator.log", "run/summary.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("the session before\n")
+    says = "import sys; sys.exit(print('error: batch_size = 32, and now batch_size = 64') or 2)"
+    monkeypatch.setattr(
+        launch_run,
+        "start",
+        lambda processes, described: processes.start(
+            described.name, [sys.executable, "-c", says], log=described.log, environment=dict(os.environ)
+        ),
+    )
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    output = io.StringIO()
+    assert Launcher(config, tmp_path, Console(output)).run() == 2
+    assert output.getvalue().splitlines() == [
+        f"going on with the run in {tmp_path}",
+        "the orchestrator refuses the run: batch_size = 32, and now batch_size = 64",
+    ]
+    for name in ("configs/orchestrator.toml", "run/summary.json"):
+        assert (tmp_path / name).read_text() == "the session before\n"
 
 
 def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Launcher, Any]:
