@@ -26,7 +26,7 @@ from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes, tail
 from primerl.launch.run import Launcher
 from primerl.launch.starting import RunFailedError, wait_for_orchestrator
-from primerl.launch.status import Progress, missing, waits
+from primerl.launch.status import Progress, longest_wait, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 # Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
@@ -378,8 +378,18 @@ def test_progress_is_any_sign_of_work() -> None:
 def test_waits_are_told_longest_first() -> None:
     trainer = "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     assert waits(STATUS) == ["worker 1 waits for a lease (5 s)", trainer]
-    assert waits(STATUS, workers=False) == [trainer]
-    assert waits(STATUS, least_s=4.0, workers=False) == []
+    assert longest_wait(STATUS, 0.0) == trainer
+    assert longest_wait(STATUS, 4.0) is None
+
+
+def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
+    reason = "not reachable: health: no answer: error sending request for url (http://127.0.0.1:1/health)"
+    gone = {"who": "engine http://127.0.0.1:1", "for": reason, "since_s": 9.0, "deadline_s": None}
+    status = {**STATUS, "waits": [gone, *STATUS["waits"]], "engines": [{"version": None}, {"version": 11}]}
+    assert longest_wait(status, 2.0) == "trainer waits for step 13: 2 of 8 groups ready (4 s)"
+    assert longest_wait({**status, "engines": [{"version": None}]}, 2.0) == "no engine serves (9 s)"
+    # Whoever asks for all is told the cause.
+    assert waits(status)[0] == f"engine http://127.0.0.1:1 does not serve: {reason} (9 s)"
 
 
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def line(status: dict[str, Any]) -> str:
     if "staleness/mean" in step:
         parts.append(f"staleness {step['staleness/mean']:.1f}")
     # Short waits are how a pipeline works; a long one is what holds the run up.
-    parts += status_module.waits(status, least_s=LONG_WAIT_S, workers=False)[:1]
+    wait = status_module.longest_wait(status, LONG_WAIT_S)
+    if wait is not None:
+        parts.append(wait)
     return "  ".join(parts)
 
 
