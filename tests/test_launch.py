@@ -350,6 +350,25 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
         launcher._ended_too_early(processes, processes.by_name["trainer"])
 
 
+def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
+    assert ending.trained_again(tmp_path, None) is None
+    write_metrics(tmp_path, 3)
+    assert ending.trained_again(tmp_path, None) == (
+        "no checkpoint: the trainer trains steps 1 to 3 again (set trainer.ckpt.interval to go on from where it was)"
+    )
+    assert "trainer.ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, 10))
+    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    assert ending.trained_again(tmp_path, 10) is None
+
+
+def test_a_killed_trainer_without_checkpoints_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    with pytest.raises(RunFailedError, match=r"(?s)^trainer was killed by SIGKILL; .*with trainer\.ckpt\.interval"):
+        end(launcher, processes, "trainer", -9)
+
+
 def test_missing_parts_are_named() -> None:
     assert missing(STATUS, ["reverse-text"]) == []
     bare = {"engines": [], "workers": [], "trainer": {}}

@@ -1,4 +1,4 @@
-"""Whether a run whose processes have all ended well is over, or was stopped on its way."""
+"""How far a run has come: whether it is over when its processes have ended well, and what a start does again."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ def trained_steps(folder: Path) -> int:
         except (ValueError, LookupError, TypeError):
             continue  # nothing, or half a line that a kill has left
     return 0
+
+
+def trained_again(folder: Path, interval: int | None) -> str | None:
+    """What the trainer does a second time, for want of a checkpoint; to be asked before it starts."""
+    steps = trained_steps(folder)
+    if steps == 0 or any(folder.glob("checkpoints/step_*")):
+        return None
+    span = "step 1" if steps == 1 else f"steps 1 to {steps}"
+    mend = "set trainer.ckpt.interval" if interval is None else f"trainer.ckpt.interval is {interval}; lower it"
+    return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
 
 
 def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:

@@ -29,7 +29,7 @@ from primerl.config.rl import RLConfig
 from primerl.launch import ending, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
-from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.processes import Process, Processes, describe_end, tail
 from primerl.launch.starting import (
     BAD_INPUT,
     RefusedError,
@@ -178,6 +178,9 @@ class Launcher:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
         self.url = url
+        again = ending.trained_again(self.folder, self.config.trainer.ckpt.interval)
+        if again is not None:
+            self.console.say(again)
         for process in write_configs(self.config, self.url):
             self.described[process.name] = process
             start(processes, process)
@@ -244,6 +247,11 @@ class Launcher:
             return None
         if processes.guard_end is None and self._may_restart(process):
             return self._restart(processes, process)
+        if kind == "trainer" and (process.code or 0) < 0 and self.config.trainer.ckpt.interval is None:
+            raise RunFailedError(
+                f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
+                "trainer.ckpt.interval it would go on from the last one"
+            )
         raise failure_of(process)
 
     def _may_restart(self, process: Process) -> bool:
