@@ -206,6 +206,15 @@ def test_plain_console_prints_a_line_a_step(tmp_path: Path) -> None:
         assert [text.split("  ")[0] for text in output.read().splitlines()] == ["step 12/60", "step 13/60"]
 
 
+def test_the_last_step_is_told_once() -> None:
+    output = io.StringIO()
+    console = Console(output)
+    console.update(STATUS)
+    for _ in range(2):
+        console.end({"step": 60, "reward/all/mean": 0.75}, 60)
+    assert output.getvalue().splitlines()[1:] == ["step 60/60  reward 0.750"]
+
+
 def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     sources = {"train": {"env": [{"id": "reverse-text"}]}}

@@ -200,6 +200,7 @@ class Launcher:
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
                     self._check_over()
+                    self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
                     return self._say_goodbye(processes)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
