@@ -182,6 +182,17 @@ def test_overrides_win_over_the_file_and_flags_need_no_value(tmp_path: Path) -> 
     assert not config.dry_run
 
 
+SFT = {"max_steps": 1, "output_dir": "o", "model": {"path": "m"}, "data": {"path": "d"}}
+
+
+@pytest.mark.parametrize(("config", "values"), [(RLConfig, tree()), (SFTConfig, SFT)])
+def test_a_dry_run_does_not_delete(config: type[BaseModel], values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(values))
+    with pytest.raises(ConfigError, match="a dry run deletes nothing; leave clean_output_dir out"):
+        load(config, ["@", str(file), "--dry-run", "--clean-output-dir"], program="primerl")
+
+
 @pytest.mark.parametrize("given", [("[0.8, 0.99]",), ("0.8,0.99",)])
 def test_a_pair_of_numbers_on_the_command_line(tmp_path: Path, given: tuple[str, ...]) -> None:
     file = tmp_path / "run.toml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
@@ -23,8 +24,9 @@ from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes, tail
-from primerl.launch.run import Launcher, RunFailedError, wait_for_orchestrator
-from primerl.launch.status import Progress, missing, waits
+from primerl.launch.run import Launcher
+from primerl.launch.starting import RunFailedError, wait_for_orchestrator
+from primerl.launch.status import Progress, longest_wait, missing, waits
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 # Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
@@ -204,6 +206,15 @@ def test_plain_console_prints_a_line_a_step(tmp_path: Path) -> None:
         assert [text.split("  ")[0] for text in output.read().splitlines()] == ["step 12/60", "step 13/60"]
 
 
+def test_the_last_step_is_told_once() -> None:
+    output = io.StringIO()
+    console = Console(output)
+    console.update(STATUS)
+    for _ in range(2):
+        console.end({"step": 60, "reward/all/mean": 0.75}, 60)
+    assert output.getvalue().splitlines()[1:] == ["step 60/60  reward 0.750"]
+
+
 def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
@@ -212,6 +223,50 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
         Launcher(config, tmp_path, Console(output))._write_summary(processes, 1, "the disk is full")
         output.seek(0)
         assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
+
+
+def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    file = tmp_path / "run" / "summary.json"
+
+    def reason_after(code: int, reason: str) -> Any:
+        launcher._write_summary(processes, code, reason)
+        return json.loads(file.read_text())["reason"]
+
+    assert reason_after(1, "no engine") == "no engine"
+    launcher.training_began = launcher.began
+    assert reason_after(0, "trained") == "trained"
+    launcher.training_began = None
+    assert reason_after(1, "refused") == "trained"
+    assert reason_after(0, "finished at once") == "finished at once"
+    launcher.url = ""
+    assert reason_after(0, "nothing left to do") == "finished at once"
+
+
+def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal/0.snapshot", "configs/orchestrator.toml", "logs/orchestrator.log", "run/summary.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("the session before\n")
+    says = "import sys; sys.exit(print('error: batch_size = 32, and now batch_size = 64') or 2)"
+    monkeypatch.setattr(
+        launch_run,
+        "start",
+        lambda processes, described: processes.start(
+            described.name, [sys.executable, "-c", says], log=described.log, environment=dict(os.environ)
+        ),
+    )
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    output = io.StringIO()
+    assert Launcher(config, tmp_path, Console(output)).run() == 2
+    assert output.getvalue().splitlines() == [
+        f"going on with the run in {tmp_path}",
+        "the orchestrator refuses the run: batch_size = 32, and now batch_size = 64",
+    ]
+    for name in ("configs/orchestrator.toml", "run/summary.json"):
+        assert (tmp_path / name).read_text() == "the session before\n"
 
 
 def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Launcher, Any]:
@@ -304,6 +359,25 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
         launcher._ended_too_early(processes, processes.by_name["trainer"])
 
 
+def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
+    assert ending.trained_again(tmp_path, None) is None
+    write_metrics(tmp_path, 3)
+    assert ending.trained_again(tmp_path, None) == (
+        "no checkpoint: the trainer trains steps 1 to 3 again (set trainer.ckpt.interval to go on from where it was)"
+    )
+    assert "trainer.ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, 10))
+    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    assert ending.trained_again(tmp_path, 10) is None
+
+
+def test_a_killed_trainer_without_checkpoints_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    with pytest.raises(RunFailedError, match=r"(?s)^trainer was killed by SIGKILL; .*with trainer\.ckpt\.interval"):
+        end(launcher, processes, "trainer", -9)
+
+
 def test_missing_parts_are_named() -> None:
     assert missing(STATUS, ["reverse-text"]) == []
     bare = {"engines": [], "workers": [], "trainer": {}}
@@ -332,8 +406,18 @@ def test_progress_is_any_sign_of_work() -> None:
 def test_waits_are_told_longest_first() -> None:
     trainer = "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     assert waits(STATUS) == ["worker 1 waits for a lease (5 s)", trainer]
-    assert waits(STATUS, workers=False) == [trainer]
-    assert waits(STATUS, least_s=4.0, workers=False) == []
+    assert longest_wait(STATUS, 0.0) == trainer
+    assert longest_wait(STATUS, 4.0) is None
+
+
+def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
+    reason = "not reachable: health: no answer: error sending request for url (http://127.0.0.1:1/health)"
+    gone = {"who": "engine http://127.0.0.1:1", "for": reason, "since_s": 9.0, "deadline_s": None}
+    status = {**STATUS, "waits": [gone, *STATUS["waits"]], "engines": [{"version": None}, {"version": 11}]}
+    assert longest_wait(status, 2.0) == "trainer waits for step 13: 2 of 8 groups ready (4 s)"
+    assert longest_wait({**status, "engines": [{"version": None}]}, 2.0) == "no engine serves (9 s)"
+    # Whoever asks for all is told the cause.
+    assert waits(status)[0] == f"engine http://127.0.0.1:1 does not serve: {reason} (9 s)"
 
 
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
@@ -346,6 +430,22 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     preflight.check_output_dir(str(tmp_path), clean=True)
     with preflight.claimed(str(tmp_path), clean=True):
         assert not (tmp_path / "thesis.tex").exists()
+
+
+def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    # The folder's check alone: there is no model.
+    monkeypatch.setattr(preflight, "check", preflight._output_dir)
+    output = io.StringIO()
+    assert launch_run.run(config, Console(output)) == 0
+    assert f"a start goes on with the run in {tmp_path}" in output.getvalue()
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files.pop("run/launcher.lock") == ""
+    assert files == {name: name for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl")}
 
 
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:

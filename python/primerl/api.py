@@ -29,7 +29,7 @@ from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.processes import Processes, describe_end
-from primerl.launch.run import RunFailedError, check_guard, start
+from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from primerl.train.metrics import MetricsWriter

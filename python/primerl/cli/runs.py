@@ -24,7 +24,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config import resolve
     from primerl.config.trainer import SFTConfig
     from primerl.launch import preflight
-    from primerl.launch.run import OMP_WAIT_POLICY
+    from primerl.launch.starting import OMP_WAIT_POLICY
     from primerl.train.conversations import RowError, read_conversations
 
     try:

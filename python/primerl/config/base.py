@@ -42,6 +42,15 @@ class Section(pydantic_config.BaseConfig):
         return given
 
 
+def check_dry_run(*, dry_run: bool, clean_output_dir: bool) -> None:
+    """Raises ValueError: who asks what would happen must not lose a run over it."""
+    if dry_run and clean_output_dir:
+        raise ValueError(
+            "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
+            "(--no-clean-output-dir where the file sets it), or dry_run to delete and start"
+        )
+
+
 class Log(Section):
     """What is written to the process's log."""
 

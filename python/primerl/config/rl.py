@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Name, Seconds, Section, Seed
+from primerl.config.base import Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.trainer import TrainerSettings
@@ -56,7 +56,8 @@ class RLConfig(Section):
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
-    """Check everything and write the resolved configs, but start nothing."""
+    """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
+    clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
     restarts: NonNegativeInt = 5
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
     the trainer only where it saves checkpoints (`trainer.ckpt.interval`)."""
@@ -67,6 +68,11 @@ class RLConfig(Section):
     orchestrator: OrchestratorSettings
     inference: RunInference = RunInference()
     timeouts: RunTimeouts = RunTimeouts()
+
+    @model_validator(mode="after")
+    def _is_dry_or_cleans(self) -> Self:
+        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
 
     @model_validator(mode="after")
     def _keeps_what_engines_still_load(self) -> Self:

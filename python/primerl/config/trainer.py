@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Seconds, Section, Seed, Threads
+from primerl.config.base import Fraction, Seconds, Section, Seed, Threads, check_dry_run
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -196,8 +196,14 @@ class SFTConfig(Section):
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
-    """Check everything and write the resolved config, but start nothing."""
+    """Check everything and write the resolved config, but start nothing and delete nothing (refused beside
+    clean_output_dir)."""
     model: SFTModel
     data: SFTData
     optim: Optimizer = Optimizer()
     log: TrainerLog = TrainerLog()
+
+    @model_validator(mode="after")
+    def _is_dry_or_cleans(self) -> Self:
+        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self

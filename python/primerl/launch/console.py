@@ -12,18 +12,23 @@ PLAIN_EVERY_S = 10.0
 LONG_WAIT_S = 2.0
 
 
-def line(status: dict[str, Any]) -> str:
-    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  trainer waits for ...`"""
+def line(status: dict[str, Any], *, now: bool = True) -> str:
+    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  trainer waits for ...`; only step and
+    reward where nothing is going on now."""
     run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
     parts = [f"step {run.get('step', 0)}/{run.get('max_steps', '?')}"]
-    if "reward/all/mean" in step:
+    if step.get("reward/all/mean") is not None:
         parts.append(f"reward {step['reward/all/mean']:.3f}")
+    if not now:
+        return "  ".join(parts)
     parts.append(f"{float(status.get('tokens', {}).get('per_second') or 0.0):,.0f} tokens/s")
     parts.append(f"in flight {rollouts.get('in_flight', 0)}")
     if "staleness/mean" in step:
         parts.append(f"staleness {step['staleness/mean']:.1f}")
     # Short waits are how a pipeline works; a long one is what holds the run up.
-    parts += status_module.waits(status, least_s=LONG_WAIT_S, workers=False)[:1]
+    wait = status_module.longest_wait(status, LONG_WAIT_S)
+    if wait is not None:
+        parts.append(wait)
     return "  ".join(parts)
 
 
@@ -53,6 +58,13 @@ class Console:
         elif step != self._step or time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
             self._printed_at = time.monotonic()
             print(text, file=self.output, flush=True)
+        self._step = step
+
+    def end(self, metrics: dict[str, Any], max_steps: int) -> None:
+        """The last step, which the trainer may have done after the last look at the status."""
+        step = metrics.get("step")
+        if self.live or step != self._step:
+            self.say(line({"run": {"step": step, "max_steps": max_steps}, "last_step": metrics}, now=False))
         self._step = step
 
     def _clear(self) -> None:

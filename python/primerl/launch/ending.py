@@ -1,10 +1,11 @@
-"""Whether a run whose processes have all ended well is over, or was stopped on its way."""
+"""How far a run has come: whether it is over when its processes have ended well, and what a start does again."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
 
@@ -13,19 +14,35 @@ LAST_LINE_BYTES = 1 << 20
 
 
 def trained_steps(folder: Path) -> int:
-    """The last step in the trainer's metrics, which are complete once it has ended."""
+    return int(last_metrics(folder).get("step", 0))
+
+
+def last_metrics(folder: Path) -> dict[str, Any]:
+    """Of the last step the trainer has trained; complete once it has ended."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
             lines = file.read().split(b"\n")
     except OSError:
-        return 0
+        return {}
     for line in reversed(lines):
         try:
-            return int(json.loads(line)["step"])
+            metrics: dict[str, Any] = json.loads(line)
+            int(metrics["step"])
+            return metrics
         except (ValueError, LookupError, TypeError):
             continue  # nothing, or half a line that a kill has left
-    return 0
+    return {}
+
+
+def trained_again(folder: Path, interval: int | None) -> str | None:
+    """What the trainer does a second time, for want of a checkpoint; to be asked before it starts."""
+    steps = trained_steps(folder)
+    if steps == 0 or any(folder.glob("checkpoints/step_*")):
+        return None
+    span = "step 1" if steps == 1 else f"steps 1 to {steps}"
+    mend = "set trainer.ckpt.interval" if interval is None else f"trainer.ckpt.interval is {interval}; lower it"
+    return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
 
 
 def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:

@@ -40,7 +40,7 @@ def check(config: RLConfig) -> None:
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir, may_go_on=not config.dry_run)
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, may_go_on=True)
 
 
 def check_output_dir(output_dir: str, *, clean: bool, may_go_on: bool = False) -> None:
@@ -79,8 +79,8 @@ def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
         return
     if not clean:
         raise ConfigError(
-            f"output_dir: {folder} is not empty; choose another --output-dir, or delete what an earlier run left there "
-            "with --clean-output-dir"
+            f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with "
+            "--clean-output-dir to delete what an earlier run left there"
         )
     if not (folder / "configs").is_dir():
         raise ConfigError(

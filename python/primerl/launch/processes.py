@@ -203,10 +203,15 @@ class Processes:
 
 def describe_end(process: Process) -> str:
     log = tail(process.log)
-    # The last word of a process that gave up, `error: ...`, is why the run ends.
-    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
-    cause = f" ({words[-1]})" if words and (process.code or 0) > 0 else ""
+    error = last_error(log) if (process.code or 0) > 0 else None
+    cause = f" ({error})" if error else ""
     return f"{process.name} {process.describe_end()}{cause}; the end of {process.log}:\n{log}".rstrip()
+
+
+def last_error(log: str) -> str | None:
+    """The last word of a process that gave up, `error: ...`, is why."""
+    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
+    return words[-1] if words else None
 
 
 def tail(log: Path, lines: int = LOG_LINES) -> str:

@@ -9,20 +9,16 @@ launcher stops engines and env workers. What was killed is started again: the or
 the trainer from its checkpoint. Anything else that ends is named, with the last lines of its log, and ends the run; the
 same command goes on from there. An orchestrator that is asked to stop sends the others home, and all exit 0: what was
 trained tells that the run is not over. Is that orchestrator killed before it has ended, they are started again with it.
-Exit codes: 0 finished, 1 a process failed, was stopped or nothing moved, 2 bad input (nothing started), 130
-interrupted.
+Exit codes: 0 finished, 1 a process failed, was stopped or nothing moved, 2 bad input (nothing started, or the
+orchestrator refused the run in the folder), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import resource
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +26,22 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, preflight
+from primerl.launch import ending, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
+from primerl.launch.starting import (
+    BAD_INPUT,
+    RefusedError,
+    RunFailedError,
+    check_guard,
+    failure_of,
+    start,
+    unchanged_if_refused,
+    wait_for_orchestrator,
+)
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-ORCHESTRATOR_START_S = 30.0
+FAILED, INTERRUPTED = 1, 130
 # The orchestrator lives but does not answer: as bad as dead.
 ORCHESTRATOR_ANSWER_S = 20.0
 # The span that `restarts` counts in.
@@ -48,13 +53,6 @@ LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
-# A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
-# anything else runs on the machine.
-OMP_WAIT_POLICY = "PASSIVE"
-
-
-class RunFailedError(Exception):
-    """The run cannot go on: the message says which part failed and why."""
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -69,10 +67,18 @@ def run(config: RLConfig, console: Console | None = None) -> int:
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
-            write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
-            console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
-            return 0
+            return end_dry_run(config, folder, console)
         return Launcher(config, folder, console).run()
+
+
+def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
+    if preflight.holds_run(folder):
+        # Its configs tell what it was trained with, and `primerl verify` reads them.
+        console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
+        return 0
+    write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
+    console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
+    return 0
 
 
 def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
@@ -86,58 +92,6 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
     for process in others:
         resolve.write(process)
     return others
-
-
-def start(processes: Processes, process: ProcessConfig) -> Process:
-    command = [sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
-    return processes.start(process.name, command, log=process.log, environment=environment_of(process))
-
-
-def environment_of(process: ProcessConfig) -> dict[str, str]:
-    variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **os.environ}
-    variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if process.threads:
-        # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            variables[name] = str(process.threads)
-    return variables
-
-
-def wait_for_orchestrator(
-    processes: Processes,
-    process: Process,
-    folder: Path,
-    check: Callable[[], None] = lambda: None,
-    others: Callable[[Process], None] = lambda ended: None,
-) -> str | None:
-    """The URL, once it listens; None when it says that the run is over. `check` may raise to give up sooner; `others`
-    is told of other processes that end."""
-    file = folder / "run" / "orchestrator.json"
-    deadline = time.monotonic() + ORCHESTRATOR_START_S
-    while time.monotonic() < deadline:
-        check()
-        ended = processes.poll(TICK_S)
-        check_guard(processes)
-        for other in ended:
-            if other is not process:
-                others(other)
-        if process in ended:
-            if process.code == 0:
-                return None
-            raise RunFailedError(describe_end(process))
-        with contextlib.suppress(FileNotFoundError):
-            content = json.loads(file.read_text())
-            if content["pid"] == process.pid:
-                return str(content["url"])
-    raise RunFailedError(
-        f"orchestrator did not write {file} within {ORCHESTRATOR_START_S:.0f} s\n{tail(process.log)}".rstrip()
-    )
-
-
-def check_guard(processes: Processes) -> None:
-    """Raises RunFailedError once the guard is gone."""
-    if processes.guard_end is not None:
-        raise RunFailedError(f"the guard of the processes {processes.guard_end}")
 
 
 class Launcher:
@@ -170,6 +124,9 @@ class Launcher:
                     try:
                         if self._start(processes):
                             self._watch(processes)
+                    except RefusedError as refusal:
+                        code, reason = BAD_INPUT, str(refusal)
+                        self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)
                         self.console.say(f"the run has failed: {reason}")
@@ -212,14 +169,18 @@ class Launcher:
         doing = "going on with the run" if preflight.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
         orchestrator = resolve.orchestrator(self.config)
-        resolve.write(orchestrator)
         self.described[orchestrator.name] = orchestrator
-        started = start(processes, orchestrator)
-        url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        with unchanged_if_refused(orchestrator.file):
+            resolve.write(orchestrator)
+            started = start(processes, orchestrator)
+            url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
         self.url = url
+        again = ending.trained_again(self.folder, self.config.trainer.ckpt.interval)
+        if again is not None:
+            self.console.say(again)
         for process in write_configs(self.config, self.url):
             self.described[process.name] = process
             start(processes, process)
@@ -239,6 +200,7 @@ class Launcher:
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
                     self._check_over()
+                    self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
                     return self._say_goodbye(processes)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
@@ -286,7 +248,12 @@ class Launcher:
             return None
         if processes.guard_end is None and self._may_restart(process):
             return self._restart(processes, process)
-        raise RunFailedError(describe_end(process))
+        if kind == "trainer" and (process.code or 0) < 0 and self.config.trainer.ckpt.interval is None:
+            raise RunFailedError(
+                f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
+                "trainer.ckpt.interval it would go on from the last one"
+            )
+        raise failure_of(process)
 
     def _may_restart(self, process: Process) -> bool:
         if (process.code or 0) >= 0:
@@ -373,24 +340,17 @@ class Launcher:
                 )
 
     def _write_summary(self, processes: Processes, code: int, reason: str) -> None:
-        now = time.monotonic()
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        summary = {
+        kinds = [(self.described[name].kind, process) for name, process in processes.by_name.items()]
+        content = {
             "exit_code": code,
             "reason": reason,
-            "wall_s": now - self.began,
-            # Until every part had reported, and from then on.
-            "start_s": (self.training_began or now) - self.began,
-            "run_s": now - (self.training_began or now),
-            "processes": {
-                name: {"kind": self.described[name].kind, "code": process.code, "cpu_s": process.cpu_s}
-                for name, process in processes.by_name.items()
-            },
-            "launcher_cpu_s": own.ru_utime + own.ru_stime,
+            **summary.times(self.began, self.training_began),
+            **summary.processor(kinds),
             "status": self.status,
         }
-        file = self.folder / "run" / "summary.json"
+        # The last steps may be over before every part was seen; without a URL nothing was left to do.
+        has_run = self.training_began is not None or (code == 0 and self.url != "")
         try:
-            resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+            summary.write(self.folder, content, has_run=has_run)
         except OSError as error:  # a full disk may be why the run has failed, and that was said
-            self.console.say(f"{file} was not written: {error}")
+            self.console.say(f"{self.folder / summary.FILE} was not written: {error}")

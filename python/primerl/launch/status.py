@@ -30,15 +30,35 @@ def finished(status: dict[str, Any]) -> bool:
     return bool(status.get("run", {}).get("finished"))
 
 
-def waits(status: dict[str, Any], *, least_s: float = 0.0, workers: bool = True) -> list[str]:
-    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, the longest first; without workers that have nothing
-    to do, if asked."""
-    found = [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
+def waits(status: dict[str, Any]) -> list[str]:
+    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, the longest first."""
     return [
-        f"{who} waits for {what} ({since:.0f} s)"
-        for since, who, what in sorted(found, reverse=True)
-        if since >= least_s and (workers or not who.startswith("worker"))
+        # Of an engine that is down, the orchestrator says what it does instead.
+        f"{who} does not serve: {what} ({since:.0f} s)" if is_engine(who) else f"{who} waits for {what} ({since:.0f} s)"
+        for since, who, what in _waits(status)
     ]
+
+
+def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
+    """In a few words what holds the run up: no worker that has nothing to do, and no engine while another serves (after
+    a restart the ones of before are never heard of again)."""
+    others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
+    for since, who, what in _waits(status):
+        if since < least_s or who.startswith("worker") or (is_engine(who) and others_serve):
+            continue
+        if is_engine(who):
+            return f"no engine serves ({since:.0f} s)"
+        return f"{who} waits for {what} ({since:.0f} s)"
+    return None
+
+
+def is_engine(who: str) -> bool:
+    return who.startswith("engine ")
+
+
+def _waits(status: dict[str, Any]) -> list[tuple[float, str, str]]:
+    found = [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
+    return sorted(found, reverse=True)
 
 
 def missing(status: dict[str, Any], environments: list[str]) -> list[str]:

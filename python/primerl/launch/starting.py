@@ -1,0 +1,102 @@
+"""Starting one process of a run, and what it means when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from primerl.config import resolve
+from primerl.config.resolve import ProcessConfig
+from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
+
+BAD_INPUT = 2
+ORCHESTRATOR_START_S = 30.0
+POLL_S = 0.1
+# A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
+# anything else runs on the machine.
+OMP_WAIT_POLICY = "PASSIVE"
+
+
+class RunFailedError(Exception):
+    """The run cannot go on: the message says which part failed and why."""
+
+
+class RefusedError(RunFailedError):
+    """The orchestrator cannot use its input, such as a changed setting: the message is its own."""
+
+
+def start(processes: Processes, process: ProcessConfig) -> Process:
+    command = [sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
+    return processes.start(process.name, command, log=process.log, environment=environment_of(process))
+
+
+def environment_of(process: ProcessConfig) -> dict[str, str]:
+    variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **os.environ}
+    variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if process.threads:
+        # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            variables[name] = str(process.threads)
+    return variables
+
+
+def wait_for_orchestrator(
+    processes: Processes,
+    process: Process,
+    folder: Path,
+    check: Callable[[], None] = lambda: None,
+    others: Callable[[Process], None] = lambda ended: None,
+) -> str | None:
+    """The URL, once it listens; None when it says that the run is over. `check` may raise to give up sooner; `others`
+    is told of other processes that end."""
+    file = folder / "run" / "orchestrator.json"
+    deadline = time.monotonic() + ORCHESTRATOR_START_S
+    while time.monotonic() < deadline:
+        check()
+        ended = processes.poll(POLL_S)
+        check_guard(processes)
+        for other in ended:
+            if other is not process:
+                others(other)
+        if process in ended:
+            if process.code == 0:
+                return None
+            raise failure_of(process)
+        with contextlib.suppress(FileNotFoundError):
+            content = json.loads(file.read_text())
+            if content["pid"] == process.pid:
+                return str(content["url"])
+    raise RunFailedError(
+        f"orchestrator did not write {file} within {ORCHESTRATOR_START_S:.0f} s\n{tail(process.log)}".rstrip()
+    )
+
+
+def failure_of(process: Process) -> RunFailedError:
+    error = last_error(tail(process.log))
+    if process.name == "orchestrator" and process.code == BAD_INPUT and error is not None:
+        # A log's end would be the session before.
+        return RefusedError(f"the orchestrator refuses the run: {error}")
+    return RunFailedError(describe_end(process))
+
+
+@contextlib.contextmanager
+def unchanged_if_refused(file: Path) -> Iterator[None]:
+    """The config of a run stays what it was trained with."""
+    before = file.read_text() if file.is_file() else None
+    try:
+        yield
+    except RefusedError:
+        if before is not None:
+            resolve.write_text(file, before)
+        raise
+
+
+def check_guard(processes: Processes) -> None:
+    """Raises RunFailedError once the guard is gone."""
+    if processes.guard_end is not None:
+        raise RunFailedError(f"the guard of the processes {processes.guard_end}")
