@@ -39,17 +39,22 @@ impl Process {
             child,
             url: String::new(),
         };
-        process.url = process.wait_until_up();
+        process.url = process.wait_until_up().expect("it has just begun");
         process
     }
 
-    fn wait_until_up(&self) -> String {
+    /// Where it is found; `None` if it has ended: the run was over.
+    fn wait_until_up(&mut self) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let file = std::fs::read(self.output.join("run/orchestrator.json")).unwrap_or_default();
             let address: Value = serde_json::from_slice(&file).unwrap_or_default();
             if address["pid"] == self.child.id() {
-                return address["url"].as_str().unwrap().to_owned();
+                return Some(address["url"].as_str().unwrap().to_owned());
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert!(status.success(), "{}", self.log());
+                return None;
             }
             assert!(Instant::now() < deadline, "{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
@@ -63,7 +68,9 @@ impl Process {
 
     fn restart(&mut self) {
         self.child = spawn(&self.config, &self.output);
-        assert_eq!(self.wait_until_up(), self.url, "it is found where it was");
+        if let Some(url) = self.wait_until_up() {
+            assert_eq!(url, self.url, "it is found where it was");
+        }
     }
 
     /// SIGKILL, and the same command again.
