@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+/// What whoever comes too late is told: a run that was stopped waits for nobody.
+const RUN_OVER: u16 = 410;
+
 #[derive(Clone)]
 pub struct Worker {
     pub url: String,
@@ -74,15 +77,17 @@ impl Worker {
     }
 
     pub async fn result(&self, rollout: RolloutId, outcome: Outcome) -> bool {
+        self.report(rollout, outcome).await.unwrap()
+    }
+
+    async fn report(&self, rollout: RolloutId, outcome: Outcome) -> Result<bool, u16> {
         let request = ResultRequest {
             worker: self.id,
             rollout,
             outcome,
         };
-        let answer: ResultAnswer = call(&self.http, &self.url, wire::RESULT, &request)
-            .await
-            .unwrap();
-        answer.accepted
+        let answer: ResultAnswer = call(&self.http, &self.url, wire::RESULT, &request).await?;
+        Ok(answer.accepted)
     }
 
     /// The orchestrator may be gone by now.
@@ -101,10 +106,11 @@ impl Worker {
     pub async fn work(self, turns: usize) {
         let mut running = JoinSet::new();
         loop {
-            let answer = self.lease(4).await.unwrap();
-            if answer.finished {
-                break;
-            }
+            let answer = match self.lease(4).await {
+                Ok(answer) if !answer.finished => answer,
+                Ok(_) | Err(RUN_OVER) => break,
+                Err(status) => panic!("lease: status {status}"),
+            };
             for lease in answer.rollouts {
                 running.spawn(run_rollout(self.clone(), lease, turns));
             }
@@ -127,7 +133,7 @@ async fn run_rollout(worker: Worker, lease: Lease, turns: usize) {
         let body = json!({"model": "m", "messages": messages, "temperature": lease.sampling["temperature"]});
         let (status, answer) = chat_with(&worker.http, &lease.base_url, &session, &body).await;
         if status != 200 {
-            assert_eq!(status, 410, "{answer}");
+            assert_eq!(status, RUN_OVER, "{answer}");
             return;
         }
         let message = answer["choices"][0]["message"].clone();
@@ -138,9 +144,10 @@ async fn run_rollout(worker: Worker, lease: Lease, turns: usize) {
             .count() as f64;
         messages.push(message);
     }
-    worker
-        .result(lease.rollout, outcome(&session, reward))
-        .await;
+    let reported = worker.report(lease.rollout, outcome(&session, reward));
+    if let Err(status) = reported.await {
+        assert_eq!(status, RUN_OVER);
+    }
 }
 
 pub fn outcome(session: &str, reward: f64) -> Outcome {
