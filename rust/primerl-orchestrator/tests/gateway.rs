@@ -51,8 +51,8 @@ impl Scene {
     }
 
     async fn ask(&self, messages: &[Value], changes: Value) -> (u16, Value) {
-        let mut body =
-            json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
+        let mut body = json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true,
+            "return_tokens_as_token_ids": true});
         for (name, value) in changes.as_object().unwrap() {
             body[name] = value.clone();
         }

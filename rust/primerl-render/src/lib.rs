@@ -25,7 +25,10 @@ mod tokenizer;
 pub use error::{LoadError, MaskFailure, RenderError};
 pub use extend::{ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;
-pub use message::{Content, FunctionCall, Message, ToolCall, canonical, canonical_json};
+pub use message::{
+    Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,
+    reasoning_words,
+};
 pub use parse::{PlainText, ResponseParser};
 pub use renderer::Renderer;
 pub use template::{ChatTemplate, RenderOptions};

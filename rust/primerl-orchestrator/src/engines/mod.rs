@@ -15,7 +15,9 @@ mod load;
 mod pool;
 mod routing;
 mod state;
+mod stream;
 mod supervisor;
 
+pub use generate::{Progress, TokenLogprob, Truncation};
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

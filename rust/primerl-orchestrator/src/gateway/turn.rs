@@ -1,185 +1,49 @@
-//! One turn: from messages to a prompt, from the engine's tokens to a recorded turn and an answer.
+//! One turn: from a prompt to an answer that is recorded.
 
-use super::Gateway;
-use super::answer::{Answer, answer_id, unix_time};
-use super::dialect::ChatRequest;
-use super::rollouts::{Rollout, Session};
+use super::answer::{Answer, Choice};
+use super::live::Live;
+use super::prompt::Prompt;
+use super::request::{Parse, TurnRequest, answer_key};
+use super::rollouts::{Answered, DeliveryState, Rollout};
+use super::text::{StopFinder, cut_message};
+use super::{Gateway, call_id};
 use crate::app::App;
-use crate::engines::{GenerateError, Resident, SampleRequest, Sampled};
+use crate::engines::{GenerateError, Progress, SampleRequest, Sampled, TokenLogprob};
 use crate::http::ApiError;
-use primerl_core::conversation::{
-    History, Plan, digest_messages, digest_next, digest_start, message_hash,
-};
-use primerl_core::turn::ForkReason;
-use primerl_core::{Event, Turn, TurnIndex};
-use primerl_render::{ExtensionContext, RenderError, Renderer, canonical, canonical_json};
+use futures_util::future::try_join_all;
+use primerl_core::{Event, RolloutId, Turn, TurnIndex};
+use primerl_render::{Content, Message, Renderer};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The prompt of one request, and where it hangs in the conversation.
-pub(super) struct Prompt {
-    pub session: Arc<str>,
-    /// Digest of tools and template arguments.
-    start: u128,
-    pub context_digest: u128,
-    parent: Option<TurnIndex>,
-    fork: Option<ForkReason>,
-    /// The whole prompt; its last `suffix` ids are this turn's own.
-    pub ids: Vec<u32>,
-    suffix: usize,
-    resident: Option<Resident>,
-}
-
-/// What the conversation says about a request's messages; taken under the lock.
-struct Planned {
-    plan: Plan,
-    history: History,
-    resident: Option<Resident>,
-}
-
-/// Digests of a request: the start, one hash a message, the whole.
-pub(super) struct Digests {
-    start: u128,
-    messages: Vec<u128>,
-    pub context: u128,
-}
-
-impl Digests {
-    pub fn of(request: &ChatRequest) -> Digests {
-        let options = &request.options;
-        let tools = serde_json::json!([options.tools, options.template_kwargs]);
-        let start = digest_start(canonical_json(&tools).as_bytes());
-        let messages: Vec<u128> = request
-            .messages
-            .iter()
-            .map(|message| message_hash(&canonical(message)))
-            .collect();
-        let context = digest_messages(start, &messages);
-        Digests {
-            start,
-            messages,
-            context,
-        }
-    }
-}
-
-/// Make the prompt: recorded ids and the new messages' suffix, or everything rendered. Computes only; no lock is held
-/// while it renders.
-pub(super) fn prepare(
-    renderer: &Renderer,
-    rollout: &Rollout,
-    session: &Arc<str>,
-    request: &ChatRequest,
-    digests: &Digests,
-) -> Result<Prompt, ApiError> {
-    let is_assistant: Vec<bool> = request
-        .messages
-        .iter()
-        .map(|message| message.is_assistant())
-        .collect();
-    let planned = plan(rollout, session, digests, &is_assistant);
-    let mut prompt = Prompt {
-        session: Arc::clone(session),
-        start: digests.start,
-        context_digest: digests.context,
-        parent: None,
-        fork: None,
-        ids: Vec::new(),
-        suffix: 0,
-        resident: planned.resident,
-    };
-    let fork = match planned.plan {
-        Plan::Fork { reason } => reason,
-        Plan::Extend {
-            parent,
-            first_new_message,
-        } => {
-            let ids = planned.history.to_vec();
-            let context = ExtensionContext {
-                answer: &request.messages[first_new_message - 1],
-                sampled: &ids[ids.len().saturating_sub(1)..],
-                options: &request.options,
-            };
-            match renderer.extend(&context, &request.messages[first_new_message..]) {
-                Ok(suffix) => {
-                    prompt.parent = Some(parent);
-                    prompt.suffix = suffix.len();
-                    prompt.ids = ids;
-                    prompt.ids.extend(suffix);
-                    return Ok(prompt);
-                }
-                Err(reason) => {
-                    tracing::debug!(rollout = %rollout.id, %reason, "fork: the template does not extend");
-                    ForkReason::TemplateNotExtendable
-                }
-            }
-        }
-    };
-    prompt.ids = renderer
-        .render(&request.messages, &request.options)
-        .map_err(refuse)?;
-    prompt.suffix = prompt.ids.len();
-    prompt.fork = Some(fork);
-    Ok(prompt)
-}
-
-fn refuse(error: RenderError) -> ApiError {
-    ApiError::invalid(error.to_string()).param("messages")
-}
-
-fn plan(
-    rollout: &Rollout,
-    session: &Arc<str>,
-    digests: &Digests,
-    is_assistant: &[bool],
-) -> Planned {
-    let state = rollout.state.lock();
-    let Some(Session {
-        conversation,
-        resident,
-    }) = state.sessions.get(session)
-    else {
-        let plan = Plan::Fork {
-            reason: ForkReason::FirstTurn,
-        };
-        return Planned {
-            plan,
-            history: History::default(),
-            resident: None,
-        };
-    };
-    let plan = conversation.plan(digests.start, &digests.messages, is_assistant);
-    let history = match plan {
-        Plan::Extend { parent, .. } => conversation.history(parent),
-        Plan::Fork { .. } => History::default(),
-    };
-    Planned {
-        plan,
-        history,
-        resident: *resident,
-    }
+/// Everything about a request that its task needs.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub request: TurnRequest,
+    pub prompt: Prompt,
+    /// Tokens left for the answer.
+    pub max_tokens: u32,
+    pub live: Arc<Live>,
+    /// Whether clients want to see the answer while it is sampled.
+    pub shown: bool,
+    pub request_id: String,
+    /// The rollout whose first turn this is.
+    pub first_of: Option<RolloutId>,
 }
 
 /// Tokens left for the answer, or the error that environments know as an overflow.
 pub(super) fn room(
     app: &App,
     rollout: &Rollout,
-    request: &ChatRequest,
+    request: &TurnRequest,
     prompt: &Prompt,
 ) -> Result<u32, ApiError> {
-    let gateway = &app.gateway;
-    let context = app
-        .engines
-        .max_model_len()
-        .or(gateway.renderer.max_positions())
-        .unwrap_or(u32::MAX);
-    // A training sample longer than seq_len could not be trained.
-    let limit = if rollout.evaluation {
-        context
-    } else {
-        context.min(gateway.seq_len)
-    };
+    let limit = app.gateway.context_limit(app, rollout.evaluation);
     let length = prompt.ids.len() as u32;
+    if length == 0 {
+        return Err(ApiError::invalid("the prompt is empty").param("prompt"));
+    }
     if length >= limit {
         let message = format!(
             "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens; \
@@ -189,44 +53,152 @@ pub(super) fn room(
             .param("messages")
             .code("context_length_exceeded"));
     }
-    Ok(request.max_tokens.min(limit - length))
+    Ok(request.sampling.max_tokens.min(limit - length))
 }
 
-/// Sample, record, answer. Dropping the future aborts the engine request and records nothing.
-pub(super) async fn take(
+/// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
+pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
+    let live = Arc::clone(&task.live);
+    let outcome = tokio::select! {
+        outcome = answer(&app, &rollout, &task) => outcome,
+        () = rollout.over.cancelled() => Err(rollout.gone()),
+        // Nobody is there to be told.
+        () = live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
+    };
+    let mut state = rollout.state.lock();
+    let digest = task.request.digest;
+    if state
+        .running
+        .get(&digest)
+        .is_some_and(|running| running.as_ptr() == Arc::as_ptr(&live))
+    {
+        state.running.remove(&digest);
+    }
+    drop(state);
+    live.finish(outcome);
+}
+
+async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
+    let choices = (0..task.request.choices).map(|index| choice(app, rollout, task, index));
+    let choices = try_join_all(choices).await?;
+    let (choices, turns): (Vec<Choice>, SmallVec<[TurnIndex; 1]>) = choices.into_iter().unzip();
+    let answered = Answered {
+        turns,
+        delivery: DeliveryState::Pending,
+    };
+    rollout
+        .state
+        .lock()
+        .answered
+        .insert(task.request.digest, answered);
+    Ok(Arc::new(Answer {
+        head: task.live.head.clone(),
+        choices,
+    }))
+}
+
+async fn choice(
     app: &App,
     rollout: &Rollout,
-    request: &ChatRequest,
-    prompt: Prompt,
-    max_tokens: u32,
-) -> Result<Arc<Answer>, ApiError> {
-    let (number, is_first) = {
-        let mut state = rollout.state.lock();
-        state.requests += 1;
-        (state.requests, state.turns == 0)
-    };
-    let request_id = format!("rollout-{}-{number}", rollout.id);
-    let sample = SampleRequest {
+    task: &Task,
+    index: u32,
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let sampled = sample(app, rollout, task, index).await?;
+    record(app, rollout, task, sampled).await
+}
+
+async fn sample(
+    app: &App,
+    rollout: &Rollout,
+    task: &Task,
+    index: u32,
+) -> Result<Sampled, ApiError> {
+    let sampling = &task.request.sampling;
+    let request_id = format!("{}-{index}", task.request_id);
+    let request = SampleRequest {
         request_id: &request_id,
-        prompt: &prompt.ids,
-        temperature: request.temperature,
-        max_tokens,
-        resident: prompt.resident,
-        first_of: is_first.then_some(rollout.id),
+        prompt: &task.prompt.ids,
+        temperature: sampling.temperature,
+        truncation: sampling.truncation,
+        max_tokens: task.max_tokens,
+        top_logprobs: sampling.logprobs.unwrap_or(0),
+        structured_outputs: sampling.structured_outputs.as_ref(),
+        resident: task.prompt.resident,
+        first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,
     };
-    app.telemetry.prompt_tokens.inc_by(prompt.ids.len() as u64);
+    app.telemetry
+        .prompt_tokens
+        .inc_by(task.prompt.ids.len() as u64);
     let started = Instant::now();
-    let sampled = tokio::select! {
-        sampled = app.engines.generate(&sample) => sampled,
-        () = rollout.over.cancelled() => return Err(rollout.gone()),
-    };
+    let mut watch = Watch::new(&app.gateway.renderer, task, index as usize);
+    let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
+    let sampled = app.engines.generate(&request, progress).await;
     app.telemetry
         .engine_time
         .observe(started.elapsed().as_secs_f64());
-    match sampled {
-        Ok(sampled) => record(app, rollout, request, prompt, sampled).await,
-        Err(error) => Err(failed(app, rollout, &error)),
+    sampled.map_err(|error| failed(app, rollout, &error))
+}
+
+/// Follows one choice: shows its tokens, and ends it at a stop sequence.
+struct Watch<'a> {
+    task: &'a Task,
+    renderer: &'a Renderer,
+    choice: usize,
+    stop: StopFinder<'a>,
+    /// Tokens so far.
+    seen: usize,
+}
+
+impl<'a> Watch<'a> {
+    /// `None` where nobody needs to see a token before the last.
+    fn new(renderer: &'a Renderer, task: &'a Task, choice: usize) -> Option<Watch<'a>> {
+        let stop = &task.request.sampling.stop;
+        (task.shown || !stop.is_empty()).then(|| Watch {
+            task,
+            renderer,
+            choice,
+            stop: StopFinder::new(renderer, stop),
+            seen: 0,
+        })
+    }
+}
+
+impl Progress for Watch<'_> {
+    fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize> {
+        let sampling = &self.task.request.sampling;
+        let before = self.seen;
+        self.seen += ids.len();
+        // What cannot be decoded now cannot be decoded at the end: the error comes then.
+        let end = match sampling.stop.is_empty() {
+            true => None,
+            false => self.stop.push(ids).ok().flatten(),
+        };
+        if self.task.shown {
+            let kept = end.map_or(ids.len(), |end| end - before);
+            self.task.live.change(|state| {
+                let partial = &mut state.choices[self.choice];
+                partial.ids.extend(&ids[..kept]);
+                let logprobs = &logprobs[..kept];
+                partial
+                    .logprobs
+                    .extend(logprobs.iter().map(|token| token.logprob));
+                if let Some(count @ 1..) = sampling.logprobs {
+                    partial
+                        .top
+                        .extend(logprobs.iter().map(|token| token.top(count)));
+                }
+            });
+        }
+        end
+    }
+
+    fn begin_again(&mut self) -> bool {
+        self.stop = StopFinder::new(self.renderer, &self.task.request.sampling.stop);
+        self.seen = 0;
+        self.task
+            .live
+            .look(|state| state.choices[self.choice].ids.is_empty())
     }
 }
 
@@ -245,21 +217,48 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
     }
 }
 
+/// What the client is told for `sampled`, and the stop sequence that ended it.
+fn message_of(
+    gateway: &Gateway,
+    request: &TurnRequest,
+    sampled: &[u32],
+) -> Result<(Message, Option<String>), ApiError> {
+    let undecodable = |error| ApiError::internal(format!("cannot decode the answer: {error}"));
+    let renderer = &gateway.renderer;
+    let mut message = match request.parse {
+        Parse::Message { .. } => renderer.parse(sampled).map_err(undecodable)?,
+        Parse::Text => {
+            let text = renderer.tokenizer().decode(sampled, true);
+            Message::assistant(text.map_err(undecodable)?)
+        }
+    };
+    if request.parse == (Parse::Message { one_call: true }) {
+        message
+            .tool_calls
+            .iter_mut()
+            .for_each(|calls| calls.truncate(1));
+    }
+    let stop = cut_message(&mut message, &request.sampling.stop);
+    for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
+        call.id.get_or_insert_with(|| call_id(sampled, index));
+    }
+    if message.has_tool_calls() && message.content == Content::Text(String::new()) {
+        message.content = Content::Null;
+    }
+    Ok((message, stop))
+}
+
 async fn record(
     app: &App,
     rollout: &Rollout,
-    request: &ChatRequest,
-    prompt: Prompt,
+    task: &Task,
     Sampled {
         generated,
         resident,
     }: Sampled,
-) -> Result<Arc<Answer>, ApiError> {
-    let message = app
-        .gateway
-        .renderer
-        .parse(&generated.token_ids)
-        .map_err(|error| ApiError::internal(format!("cannot decode the answer: {error}")))?;
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let (request, prompt) = (&task.request, &task.prompt);
+    let (message, stop) = message_of(&app.gateway, request, &generated.token_ids)?;
     let turn = Turn {
         session: Arc::clone(&prompt.session),
         parent: prompt.parent,
@@ -268,83 +267,75 @@ async fn record(
         sampled: generated.token_ids.into(),
         logprobs: generated.logprobs.into(),
         versions: generated.versions,
-        temperature: request.temperature as f32,
+        temperature: request.sampling.temperature as f32,
         finish: generated.finish,
-        start_digest: prompt.start,
+        start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,
-        answer_digest: digest_next(prompt.context_digest, message_hash(&canonical(&message))),
+        answer: answer_key(&message),
+        request_digest: request.digest,
     };
     app.telemetry.turn(turn.fork);
     app.telemetry
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
-    let mut answer = Answer {
-        id: String::new(),
-        created: unix_time(),
-        model: app.gateway.model.clone(),
-        session: Arc::clone(&prompt.session),
-        context_digest: prompt.context_digest,
+    let choice = Choice {
         message,
         finish: turn.finish,
-        prompt: prompt.ids,
+        stop,
         sampled: Arc::clone(&turn.sampled),
         logprobs: Arc::clone(&turn.logprobs),
+        top: generated.top,
     };
-    let (answer, written) = {
+    let (index, written) = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
             return Err(rollout.gone());
         }
         let index = state.record(&turn);
-        if let Some(session) = state.sessions.get_mut(&prompt.session) {
-            session.resident = Some(resident);
-        }
-        answer.id = answer_id(rollout.id, index);
-        let answer = Arc::new(answer);
-        // For a client that hangs up before it gets it.
-        state.undelivered.push(Arc::clone(&answer));
+        state.session(&prompt.session).resident = Some(resident);
         // Under the lock: the core numbers a rollout's turns by the order of these events.
-        (answer, app.driver.turn_finished(rollout.id, turn))
+        (index, app.driver.turn_finished(rollout.id, turn))
     };
     // An agent that has seen the answer goes on from it: the turn must be there after a crash.
     written.await.map_err(|_| app.over())?;
-    rollout.state.lock().delivered(&answer);
-    Ok(answer)
+    Ok((choice, index))
 }
 
-/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived, so they
-/// are kept for a client that asks again.
-pub(super) fn restore(gateway: &Gateway, rollout: &Rollout, turns: &[Turn]) {
-    let mut state = rollout.state.lock();
-    for turn in turns {
-        state.record(turn);
-    }
-    let is_extended = |index: usize| {
-        let index = Some(TurnIndex(index as u32));
-        turns.iter().any(|turn| turn.parent == index)
-    };
-    for (index, turn) in turns
+/// The answer that was recorded for this request.
+pub(super) fn recorded(
+    gateway: &Gateway,
+    rollout: &Rollout,
+    request: &TurnRequest,
+    turns: &[TurnIndex],
+) -> Result<Vec<Choice>, ApiError> {
+    let state = rollout.state.lock();
+    let turns: Vec<Turn> = turns
         .iter()
-        .enumerate()
-        .filter(|(index, _)| !is_extended(*index))
-    {
-        // What could be decoded once can be again.
-        let Ok(message) = gateway.renderer.parse(&turn.sampled) else {
-            continue;
-        };
-        let session = &state.sessions[&turn.session];
-        let answer = Answer {
-            id: answer_id(rollout.id, index as u32),
-            created: unix_time(),
-            model: gateway.model.clone(),
-            session: Arc::clone(&turn.session),
-            context_digest: turn.context_digest,
+        .map(|turn| state.turns[turn.0 as usize].clone())
+        .collect();
+    drop(state);
+    let choice = |turn: &Turn| {
+        let (message, stop) = message_of(gateway, request, &turn.sampled)?;
+        Ok(Choice {
             message,
             finish: turn.finish,
-            prompt: session.conversation.prompt_of(TurnIndex(index as u32)),
+            stop,
             sampled: Arc::clone(&turn.sampled),
             logprobs: Arc::clone(&turn.logprobs),
-        };
-        state.undelivered.push(Arc::new(answer));
+            top: Vec::new(),
+        })
+    };
+    turns.iter().map(choice).collect()
+}
+
+/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived: a marked
+/// retry gets them again.
+pub(super) fn restore(rollout: &Rollout, turns: &[Turn]) {
+    let mut state = rollout.state.lock();
+    for turn in turns {
+        let index = state.record(turn);
+        let answered = state.answered.entry(turn.request_digest).or_default();
+        answered.delivery = DeliveryState::Unknown;
+        answered.turns.push(index);
     }
 }

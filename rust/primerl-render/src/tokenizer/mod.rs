@@ -171,6 +171,14 @@ impl Tokenizer {
         self.special.binary_search(&id).is_ok()
     }
 
+    /// The bytes one token stands for by itself, for display.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.bytes_of(id) {
+            Some(bytes) => bytes.to_vec(),
+            None => self.decode(&[id], false).unwrap_or_default().into_bytes(),
+        }
+    }
+
     /// The bytes one token stands for; `None` when this tokenizer's decoding is not a concatenation.
     pub(crate) fn bytes_of(&self, id: u32) -> Option<&[u8]> {
         self.token_bytes.as_ref().map(|table| table.get(id))

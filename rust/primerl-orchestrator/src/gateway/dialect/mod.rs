@@ -1,0 +1,38 @@
+//! The protocols that clients speak. A dialect reads a request into no dialect's words ([`TurnRequest`]) and writes the
+//! answer back ([`Reply`]); everything between is the same for all.
+
+mod chat;
+
+use super::answer::Reply;
+use super::request::TurnRequest;
+use super::rollouts::Rollout;
+use crate::http::ApiError;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// OpenAI's chat completions.
+    Chat,
+}
+
+impl Dialect {
+    /// `digest` is the hash by which the request is known when it comes again.
+    pub fn read(
+        self,
+        body: &Bytes,
+        rollout: &Rollout,
+        digest: u128,
+    ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+        match self {
+            Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+        }
+    }
+
+    /// An error in the shape that the dialect's SDKs expect.
+    pub fn refusal(self, error: &ApiError) -> Response {
+        match self {
+            Dialect::Chat => error.clone().into_response(),
+        }
+    }
+}
