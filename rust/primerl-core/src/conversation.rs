@@ -142,6 +142,19 @@ impl History {
         self.prompt_with(&[])
     }
 
+    /// The ids, in pieces.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u32]> {
+        self.chunks.iter().map(|chunk| &**chunk)
+    }
+
+    /// The last id.
+    pub fn last(&self) -> Option<u32> {
+        self.chunks
+            .iter()
+            .rev()
+            .find_map(|chunk| chunk.last().copied())
+    }
+
     /// Whether `ids` begin with these.
     pub fn begins(&self, ids: &[u32]) -> bool {
         let mut rest = Some(ids);

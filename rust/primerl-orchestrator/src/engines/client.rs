@@ -175,8 +175,7 @@ impl EngineClient {
             .timeout(timeout)
             .body(body);
         let bytes = bytes_of("generate", request).await?;
-        let answer: GenerateAnswer = parse("generate", &bytes)?;
-        answer.check(&bounds)
+        GenerateAnswer::parse(&bytes)?.check(&bounds)
     }
 
     /// As [`EngineClient::generate`], of a body that asks for a stream; `progress` sees the tokens as they come.

@@ -1,21 +1,36 @@
 //! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
 
 use super::client::EngineError;
+use super::ids::PromptIds;
 use primerl_core::turn::FinishReason;
 use primerl_core::{PolicyVersion, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
 pub struct GenerateBody<'a> {
     pub request_id: &'a str,
     pub model: &'a str,
-    pub token_ids: &'a [u32],
+    #[serde(skip)]
+    pub token_ids: PromptIds<'a>,
     pub sampling_params: SamplingParams<'a>,
     /// The policy version: a prefix computed by other weights must not be reused.
     pub cache_salt: String,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
+}
+
+impl GenerateBody<'_> {
+    pub fn encode(&self) -> Result<bytes::Bytes, serde_json::Error> {
+        let mut body = b"{\"token_ids\":".to_vec();
+        self.token_ids.write_json(&mut body);
+        let others = serde_json::to_vec(self)?;
+        body.push(b',');
+        // It has fields, so a comma takes the place of its brace.
+        body.extend_from_slice(&others[1..]);
+        Ok(body.into())
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -65,7 +80,7 @@ pub struct Generated {
 }
 
 #[derive(Deserialize)]
-pub(super) struct GenerateAnswer {
+pub struct GenerateAnswer {
     choices: Vec<Choice>,
 }
 
@@ -89,7 +104,7 @@ pub struct TokenLogprob {
     pub logprob: f32,
     /// The sampled token, then the most likely ones.
     #[serde(default)]
-    pub top_logprobs: Vec<TopLogprob>,
+    pub top_logprobs: SmallVec<[TopLogprob; 1]>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -152,6 +167,10 @@ impl Bounds {
 }
 
 impl GenerateAnswer {
+    pub fn parse(bytes: &[u8]) -> Result<GenerateAnswer, EngineError> {
+        serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))
+    }
+
     pub fn check(self, bounds: &Bounds) -> Result<Generated, EngineError> {
         let [choice] = <[Choice; 1]>::try_from(self.choices)
             .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;

@@ -11,6 +11,7 @@
 pub mod client;
 pub(crate) mod endpoints;
 mod generate;
+mod ids;
 mod load;
 mod pool;
 mod routing;
@@ -18,6 +19,8 @@ mod state;
 mod stream;
 mod supervisor;
 
-pub use generate::{Progress, TokenLogprob, Truncation};
+pub(crate) use generate::GenerateAnswer;
+pub use generate::{Generated, Progress, TokenLogprob, Truncation};
+pub use ids::PromptIds;
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

@@ -3,6 +3,7 @@
 
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams, Truncation};
+use super::ids::PromptIds;
 use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
@@ -52,7 +53,7 @@ pub enum GenerateError {
 pub struct SampleRequest<'a> {
     /// Unique among requests; appears in the engine's log.
     pub request_id: &'a str,
-    pub prompt: &'a [u32],
+    pub prompt: PromptIds<'a>,
     pub temperature: f64,
     pub truncation: Truncation,
     pub max_tokens: u32,
@@ -64,6 +65,45 @@ pub struct SampleRequest<'a> {
     /// The rollout whose first turn this is: the core is told when and by which version it begins.
     pub first_of: Option<RolloutId>,
     pub deadline: Instant,
+}
+
+impl SampleRequest<'_> {
+    pub(crate) fn body(
+        &self,
+        config: &EnginesConfig,
+        version: PolicyVersion,
+        stream: bool,
+    ) -> Result<bytes::Bytes, serde_json::Error> {
+        let body = GenerateBody {
+            request_id: self.request_id,
+            model: &config.model,
+            token_ids: self.prompt,
+            sampling_params: SamplingParams {
+                temperature: self.temperature,
+                truncation: self.truncation,
+                max_tokens: self.max_tokens,
+                // Of k, vLLM counts the sampled token as one.
+                logprobs: match self.top_logprobs {
+                    0 => 0,
+                    count => count + 1,
+                },
+                stop_token_ids: &config.stop_token_ids,
+                detokenize: false,
+                structured_outputs: self.structured_outputs,
+            },
+            cache_salt: version.to_string(),
+            stream,
+        };
+        body.encode()
+    }
+
+    pub(crate) fn bounds(&self, config: &EnginesConfig) -> Bounds {
+        Bounds {
+            max_tokens: self.max_tokens,
+            top_logprobs: self.top_logprobs,
+            vocabulary_size: config.vocabulary_size,
+        }
+    }
 }
 
 /// An answer and who gave it.
@@ -309,32 +349,8 @@ impl Engines {
         request: &SampleRequest<'_>,
         progress: Option<&mut dyn Progress>,
     ) -> Result<Result<Generated, EngineError>, GenerateError> {
-        let body = GenerateBody {
-            request_id: request.request_id,
-            model: &self.config.model,
-            token_ids: request.prompt,
-            sampling_params: SamplingParams {
-                temperature: request.temperature,
-                truncation: request.truncation,
-                max_tokens: request.max_tokens,
-                // Of k, vLLM counts the sampled token as one.
-                logprobs: match request.top_logprobs {
-                    0 => 0,
-                    count => count + 1,
-                },
-                stop_token_ids: &self.config.stop_token_ids,
-                detokenize: false,
-                structured_outputs: request.structured_outputs,
-            },
-            cache_salt: slot.version.to_string(),
-            stream: progress.is_some(),
-        };
-        let body = serde_json::to_vec(&body)?.into();
-        let bounds = Bounds {
-            max_tokens: request.max_tokens,
-            top_logprobs: request.top_logprobs,
-            vocabulary_size: self.config.vocabulary_size,
-        };
+        let body = request.body(&self.config, slot.version, progress.is_some())?;
+        let bounds = request.bounds(&self.config);
         let left = request.deadline.saturating_duration_since(Instant::now());
         let timeout = left.min(self.config.request_timeout);
         let client = &slot.engine.client;

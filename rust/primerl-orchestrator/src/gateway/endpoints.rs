@@ -297,6 +297,7 @@ fn new_task(
     reply: &dyn Reply,
 ) -> Result<Task, ApiError> {
     let max_tokens = turn::room(app, rollout, &request, &prompt)?;
+    let shown = reply.shows_prompt();
     let mut state = rollout.state.lock();
     state.requests += 1;
     let number = state.requests;
@@ -304,9 +305,9 @@ fn new_task(
         id: answer_id(rollout, request.digest, &number.to_string()),
         created: unix_time(),
         model: app.gateway.model.as_str().into(),
-        prompt_tokens: prompt.ids.len(),
+        prompt_tokens: prompt.ids().len(),
         choices: request.choices,
-        prompt: reply.shows_prompt().then(|| Arc::clone(&prompt.ids)),
+        prompt: shown.then(|| prompt.history.prompt_with(&prompt.suffix).into()),
     };
     let live = Live::new(head);
     state.running.insert(request.digest, Arc::downgrade(&live));

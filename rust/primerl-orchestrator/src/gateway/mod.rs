@@ -22,6 +22,8 @@ mod endpoints;
 mod events;
 mod fields;
 mod live;
+#[doc(hidden)]
+pub mod measure;
 mod prompt;
 mod request;
 pub(crate) mod rollouts;

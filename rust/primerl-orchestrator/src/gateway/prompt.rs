@@ -2,10 +2,12 @@
 
 use super::request::{Incoming, IncomingOptions, Input, Options, TurnRequest, message_key};
 use super::rollouts::{Rollout, RolloutState};
-use crate::engines::Resident;
+use crate::engines::{PromptIds, Resident};
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
-use primerl_core::conversation::{MessageKey, Plan, digest_next, digest_start, message_hash};
+use primerl_core::conversation::{
+    History, MessageKey, Plan, digest_next, digest_start, message_hash,
+};
 use primerl_core::turn::ForkReason;
 use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
 use std::sync::Arc;
@@ -19,33 +21,22 @@ pub struct Prompt {
     pub context_digest: u128,
     pub parent: Option<TurnIndex>,
     pub fork: Option<ForkReason>,
-    /// The whole prompt; its last `suffix` ids are this turn's own.
-    pub ids: Arc<[u32]>,
-    pub suffix: usize,
+    /// Recorded before this turn.
+    pub history: History,
+    /// This turn's own ids, which follow.
+    pub suffix: Arc<[u32]>,
     pub resident: Option<Resident>,
     /// Those of a request with messages.
     pub options: Option<Arc<Options>>,
 }
 
-/// Where a prompt begins, and what is appended to that.
-struct Begun {
-    parent: Option<TurnIndex>,
-    fork: Option<ForkReason>,
-    history: Vec<u32>,
-}
-
-impl Begun {
-    fn anew(reason: ForkReason) -> Begun {
-        Begun {
-            parent: None,
-            fork: Some(reason),
-            history: Vec::new(),
+impl Prompt {
+    /// What the engine is given.
+    pub fn ids(&self) -> PromptIds<'_> {
+        PromptIds {
+            history: &self.history,
+            suffix: &self.suffix,
         }
-    }
-
-    fn with(mut self, suffix: &[u32]) -> (Begun, usize) {
-        self.history.extend_from_slice(suffix);
-        (self, suffix.len())
     }
 }
 
@@ -87,40 +78,39 @@ fn of_messages(
         let planned = session.conversation.plan(options.start_digest, &keys);
         let history = match planned.plan {
             Plan::Extend { parent, .. } => session.conversation.history(parent),
-            Plan::Fork { .. } => Default::default(),
+            Plan::Fork { .. } => History::default(),
         };
         (planned, history, session.resident)
     };
-    let (begun, suffix) = match planned.plan {
-        Plan::Fork { reason } => Begun::anew(reason).with(&render(renderer, messages, &options)?),
-        Plan::Extend {
-            parent,
-            first_new_message,
-        } => {
-            let ids = history.to_vec();
-            match extend(renderer, messages, first_new_message, &options, &ids)? {
-                Some(suffix) => Begun {
-                    parent: Some(parent),
-                    fork: None,
-                    history: ids,
-                }
-                .with(&suffix),
-                None => Begun::anew(ForkReason::TemplateNotExtendable)
-                    .with(&render(renderer, messages, &options)?),
-            }
-        }
-    };
-    Ok(Prompt {
+    let mut prompt = Prompt {
         session: Arc::clone(session),
         start_digest: options.start_digest,
         context_digest: planned.context_digest,
-        parent: begun.parent,
-        fork: begun.fork,
-        ids: begun.history.into(),
-        suffix,
+        parent: None,
+        fork: None,
+        history: History::default(),
+        suffix: Arc::default(),
         resident,
-        options: Some(options),
-    })
+        options: Some(Arc::clone(&options)),
+    };
+    let fork = match planned.plan {
+        Plan::Fork { reason } => reason,
+        Plan::Extend {
+            parent,
+            first_new_message,
+        } => match extend(renderer, messages, first_new_message, &options, &history)? {
+            Some(suffix) => {
+                prompt.parent = Some(parent);
+                prompt.history = history;
+                prompt.suffix = suffix.into();
+                return Ok(prompt);
+            }
+            None => ForkReason::TemplateNotExtendable,
+        },
+    };
+    prompt.fork = Some(fork);
+    prompt.suffix = render(renderer, messages, &options)?.into();
+    Ok(prompt)
 }
 
 fn resolve_options(
@@ -193,12 +183,13 @@ fn extend(
     messages: &[Incoming],
     first_new_message: usize,
     options: &Options,
-    recorded: &[u32],
+    recorded: &History,
 ) -> Result<Option<Vec<u32>>, ApiError> {
     let messages = read_all(messages, first_new_message - 1)?;
+    let last = recorded.last();
     let context = ExtensionContext {
         answer: &messages[0],
-        sampled: &recorded[recorded.len().saturating_sub(1)..],
+        sampled: last.as_slice(),
         options: &options.render,
     };
     match renderer.extend(&context, &messages[1..]) {
@@ -214,34 +205,36 @@ fn extend(
 fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
     let start_digest = digest_start(b"ids");
     let mut state = rollout.state.lock();
-    let (is_first, parent) = longest_begun(&mut state, session, start_digest, ids);
-    let recorded = parent.map_or(0, |(_, length)| length);
-    let fork = match (parent, is_first) {
+    let parent = longest_begun(&mut state, session, start_digest, ids);
+    let session_state = state.session(session);
+    let fork = match (&parent, session_state.conversation.is_empty()) {
         (Some(_), _) => None,
         (None, true) => Some(ForkReason::FirstTurn),
         (None, false) => Some(ForkReason::NewConversation),
     };
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let (parent, history) = parent.unzip();
+    let history = history.unwrap_or_default();
     Prompt {
         session: Arc::clone(session),
         start_digest,
         context_digest: digest_next(start_digest, message_hash(&bytes)),
-        parent: parent.map(|(turn, _)| turn),
+        parent,
         fork,
-        ids: ids.into(),
-        suffix: ids.len() - recorded,
-        resident: state.session(session).resident,
+        suffix: ids[history.len()..].into(),
+        history,
+        resident: session_state.resident,
         options: None,
     }
 }
 
-/// Whether the session has no turn yet; the turn and its length.
+/// The turn and its ids.
 fn longest_begun(
     state: &mut RolloutState,
     session: &Arc<str>,
     start_digest: u128,
     ids: &[u32],
-) -> (bool, Option<(TurnIndex, usize)>) {
+) -> Option<(TurnIndex, History)> {
     let turns = state.turns.iter().enumerate();
     let candidates: Vec<TurnIndex> = turns
         .filter(|(_, turn)| turn.session == *session && turn.start_digest == start_digest)
@@ -250,8 +243,7 @@ fn longest_begun(
     let conversation = &state.session(session).conversation;
     let begun = candidates.into_iter().filter_map(|turn| {
         let history = conversation.history(turn);
-        (history.len() < ids.len() && history.begins(ids)).then_some((turn, history.len()))
+        (history.len() < ids.len() && history.begins(ids)).then_some((turn, history))
     });
-    let longest = begun.max_by_key(|(_, length)| *length);
-    (conversation.is_empty(), longest)
+    begun.max_by_key(|(_, history)| history.len())
 }

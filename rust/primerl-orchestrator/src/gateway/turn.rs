@@ -8,7 +8,7 @@ use super::rollouts::{Answered, DeliveryState, Rollout};
 use super::text::{StopFinder, cut_message};
 use super::{Gateway, call_id};
 use crate::app::App;
-use crate::engines::{GenerateError, Progress, SampleRequest, Sampled, TokenLogprob};
+use crate::engines::{GenerateError, Generated, Progress, SampleRequest, Sampled, TokenLogprob};
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
@@ -40,7 +40,7 @@ pub(super) fn room(
     prompt: &Prompt,
 ) -> Result<u32, ApiError> {
     let limit = app.gateway.context_limit(app, rollout.evaluation);
-    let length = prompt.ids.len() as u32;
+    let length = prompt.ids().len() as u32;
     if length == 0 {
         return Err(ApiError::invalid("the prompt is empty").param("prompt"));
     }
@@ -117,7 +117,7 @@ async fn sample(
     let request_id = format!("{}-{index}", task.request_id);
     let request = SampleRequest {
         request_id: &request_id,
-        prompt: &task.prompt.ids,
+        prompt: task.prompt.ids(),
         temperature: sampling.temperature,
         truncation: sampling.truncation,
         max_tokens: task.max_tokens,
@@ -129,7 +129,7 @@ async fn sample(
     };
     app.telemetry
         .prompt_tokens
-        .inc_by(task.prompt.ids.len() as u64);
+        .inc_by(task.prompt.ids().len() as u64);
     let started = Instant::now();
     let mut watch = Watch::new(&app.gateway.renderer, task, index as usize);
     let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
@@ -248,22 +248,19 @@ fn message_of(
     Ok((message, stop))
 }
 
-async fn record(
-    app: &App,
-    rollout: &Rollout,
-    task: &Task,
-    Sampled {
-        generated,
-        resident,
-    }: Sampled,
-) -> Result<(Choice, TurnIndex), ApiError> {
-    let (request, prompt) = (&task.request, &task.prompt);
-    let (message, stop) = message_of(&app.gateway, request, &generated.token_ids)?;
+/// What is recorded of an answer, and what its client is told.
+pub(super) fn take_in(
+    gateway: &Gateway,
+    request: &TurnRequest,
+    prompt: &Prompt,
+    generated: Generated,
+) -> Result<(Turn, Choice), ApiError> {
+    let (message, stop) = message_of(gateway, request, &generated.token_ids)?;
     let turn = Turn {
         session: Arc::clone(&prompt.session),
         parent: prompt.parent,
         fork: prompt.fork,
-        prompt_suffix: prompt.ids[prompt.ids.len() - prompt.suffix..].into(),
+        prompt_suffix: Arc::clone(&prompt.suffix),
         sampled: generated.token_ids.into(),
         logprobs: generated.logprobs.into(),
         versions: generated.versions,
@@ -274,10 +271,6 @@ async fn record(
         answer: answer_key(&message),
         request_digest: request.digest,
     };
-    app.telemetry.turn(turn.fork);
-    app.telemetry
-        .sampled_tokens
-        .inc_by(turn.sampled.len() as u64);
     let choice = Choice {
         message,
         finish: turn.finish,
@@ -286,6 +279,24 @@ async fn record(
         logprobs: Arc::clone(&turn.logprobs),
         top: generated.top,
     };
+    Ok((turn, choice))
+}
+
+async fn record(
+    app: &App,
+    rollout: &Rollout,
+    task: &Task,
+    Sampled {
+        generated,
+        resident,
+    }: Sampled,
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let prompt = &task.prompt;
+    let (turn, choice) = take_in(&app.gateway, &task.request, prompt, generated)?;
+    app.telemetry.turn(turn.fork);
+    app.telemetry
+        .sampled_tokens
+        .inc_by(turn.sampled.len() as u64);
     let (index, written) = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
