@@ -34,6 +34,12 @@ pub enum LoadError {
     },
     #[error("{}: the end-of-sequence token {token:?} is not in the tokenizer's vocabulary", path.display())]
     UnknownStopToken { path: PathBuf, token: String },
+    #[error("there is no {kind} parser {name:?}; there are {known}")]
+    UnknownParser {
+        kind: &'static str,
+        name: String,
+        known: String,
+    },
 }
 
 /// Messages that cannot be rendered, or text that cannot be encoded.

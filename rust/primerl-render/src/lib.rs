@@ -3,7 +3,8 @@
 //! [`Renderer::load`] reads the model's own tokenizer and chat template. From there:
 //! messages become token ids ([`Renderer::render`]), exactly those of `transformers`' `apply_chat_template`;
 //! a recorded conversation grows by the tokens of its new messages only ([`Renderer::extend`]);
-//! sampled ids become the assistant message an environment sees ([`Renderer::parse`]);
+//! sampled ids become the assistant message an environment sees, whole ([`Renderer::parse_answer`]) or as they come
+//! ([`Renderer::answer_stream`]);
 //! and supervised training gets ids with a mask of what the assistant wrote ([`Renderer::render_with_mask`]).
 //!
 //! The crate is pure: it reads the model's files at load time, and the date where a template asks for it.
@@ -29,7 +30,10 @@ pub use message::{
     Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,
     reasoning_words,
 };
-pub use parse::{PlainText, ResponseParser};
-pub use renderer::Renderer;
+pub use parse::{
+    AnswerContext, AnswerStream, CallProblem, Delta, MalformedCall, Parsed, ParserChoice,
+    REASONING_PARSERS, Segment, SegmentKind, TOOL_PARSERS,
+};
+pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::{AddedToken, BackendChoice, StreamDecoder, Tokenizer};

@@ -4,7 +4,7 @@ use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
-use crate::parse::{PlainText, ResponseParser};
+use crate::parse::{AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice};
 use crate::template::{ChatTemplate, RenderOptions};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
@@ -19,8 +19,20 @@ pub struct Renderer {
     stop_token_ids: Vec<u32>,
     max_positions: Option<u32>,
     vocabulary_size: Option<u32>,
-    parser: Box<dyn ResponseParser>,
+    parser: AnswerParser,
     pub(crate) proofs: Proofs,
+}
+
+/// Tokens of a prompt that are looked at for an opened reasoning block; enough for the longest marker byte by byte.
+const PROMPT_TAIL: usize = 48;
+
+/// What is set by hand about a model. Default: all by the model's own files.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// One of [`crate::TOOL_PARSERS`].
+    pub tool_parser: Option<String>,
+    /// One of [`crate::REASONING_PARSERS`].
+    pub reasoning_parser: Option<String>,
 }
 
 impl Renderer {
@@ -28,8 +40,20 @@ impl Renderer {
     /// `generation_config.json`, checks the tokenizer against its reference, and tries out for which kinds of
     /// new messages a conversation can be extended.
     pub fn load(model_dir: &Path) -> Result<Self, LoadError> {
+        Self::load_with(model_dir, &LoadOptions::default())
+    }
+
+    /// [`Renderer::load`] with parsers set by hand.
+    pub fn load_with(model_dir: &Path, load_options: &LoadOptions) -> Result<Self, LoadError> {
         let files = ModelFiles::read(model_dir)?;
         let (default, tool_use) = files.templates()?;
+        let parsers = tool_use
+            .iter()
+            .fold(default.source.clone(), |all, other| all + &other.source);
+        let parsers = ParserChoice::of_model(&parsers, files.model_type()).with(
+            load_options.tool_parser.as_deref(),
+            load_options.reasoning_parser.as_deref(),
+        )?;
         let special_tokens = files.special_tokens();
         let compile = |found: crate::model_files::TemplateSource| {
             ChatTemplate::new(&found.source, special_tokens.clone(), &found.path)
@@ -38,6 +62,7 @@ impl Renderer {
         let tool_template = tool_use.map(compile).transpose()?;
         let tokenizer = Tokenizer::load(&files.tokenizer())?;
         let stop_token_ids = files.stop_token_ids(|token| tokenizer.token_id(token))?;
+        let parser = AnswerParser::new(parsers, &tokenizer);
         let mut renderer = Self {
             tokenizer,
             template,
@@ -45,10 +70,12 @@ impl Renderer {
             stop_token_ids,
             max_positions: files.max_positions(),
             vocabulary_size: files.vocabulary_size(),
-            parser: Box::new(PlainText),
+            parser,
             proofs: Proofs::default(),
         };
         renderer.learn_turn_end();
+        let newlines = AnswerParser::learn(&renderer);
+        renderer.parser.set_newlines(newlines);
         renderer.prove_common_shapes();
         Ok(renderer)
     }
@@ -71,13 +98,43 @@ impl Renderer {
         self.tokenizer.encode(&self.render_text(messages, options)?)
     }
 
-    /// The assistant message that `sampled` stands for: its text without stop and special tokens.
+    /// The assistant message that `sampled` stands for, for a request without tools whose prompt opened no reasoning.
     pub fn parse(&self, sampled: &[u32]) -> Result<Message, RenderError> {
-        let answer = match sampled.split_last() {
-            Some((last, answer)) if self.is_stop_token(*last) => answer,
-            _ => sampled,
-        };
-        Ok(self.parser.parse(&self.tokenizer.decode(answer, true)?))
+        Ok(self
+            .parse_answer(sampled, &AnswerContext::default())?
+            .message)
+    }
+
+    /// The assistant message that `sampled` stands for, and which tokens became what.
+    pub fn parse_answer(
+        &self,
+        sampled: &[u32],
+        context: &AnswerContext<'_>,
+    ) -> Result<Parsed, RenderError> {
+        let mut stream = self.answer_stream(context);
+        stream.push(self, sampled)?;
+        Ok(stream.finish(self)?.1)
+    }
+
+    /// A parser for an answer that is still being sampled.
+    pub fn answer_stream(&self, context: &AnswerContext<'_>) -> AnswerStream {
+        AnswerStream::new(&self.parser, context)
+    }
+
+    /// Whether the generation prompt at the end of `prompt` opened a reasoning block.
+    pub fn starts_in_reasoning(&self, prompt: &[u32]) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let text = self.tokenizer.decode(tail, false);
+        text.is_ok_and(|text| self.parser.opens_reasoning(&text))
+    }
+
+    /// The parsers of this model.
+    pub fn parsers(&self) -> ParserChoice {
+        self.parser.choice()
+    }
+
+    pub(crate) fn answer_parser(&self) -> &AnswerParser {
+        &self.parser
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {

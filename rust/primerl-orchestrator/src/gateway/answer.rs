@@ -1,7 +1,8 @@
 //! An answer in no dialect's words, and how dialects write it.
 
-use super::text::Delta;
+use super::text::{Delta, Read};
 use crate::http::ApiError;
+use primerl_core::Turn;
 use primerl_core::turn::FinishReason;
 use primerl_render::{Message, Tokenizer};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct Choice {
     pub message: Message,
+    /// Why stretches of it that look like tool calls are shown as text.
+    pub malformed: Vec<String>,
     pub finish: FinishReason,
     /// The stop sequence that ended it.
     pub stop: Option<String>,
@@ -59,6 +62,18 @@ impl Answer {
 }
 
 impl Choice {
+    pub fn new(turn: &Turn, read: Read, top: Vec<Vec<(u32, f32)>>) -> Choice {
+        Choice {
+            message: read.message,
+            malformed: read.malformed,
+            finish: turn.finish,
+            stop: read.stop,
+            sampled: Arc::clone(&turn.sampled),
+            logprobs: Arc::clone(&turn.logprobs),
+            top,
+        }
+    }
+
     pub fn tokens(&self) -> Tokens<'_> {
         Tokens {
             ids: &self.sampled,

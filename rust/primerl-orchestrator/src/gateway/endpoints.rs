@@ -8,6 +8,7 @@ use super::live::{Following, Live};
 use super::prompt::{self, Prompt};
 use super::request::TurnRequest;
 use super::rollouts::{DeliveryState, Rollout};
+use super::text::Reading;
 use super::turn::{self, Task};
 use crate::app::App;
 use crate::http::{ApiError, JSON, RawBody, encoded};
@@ -81,26 +82,21 @@ async fn respond(
         Prepared::Recorded {
             answer,
             reply,
-            request,
+            reading,
         } => {
-            let delivery = Delivery::begin(&rollout, request.digest);
-            let response = whole_or_events(app, &answer, reply.as_ref(), &request, delivery);
+            let delivery = Delivery::begin(&rollout, reading.request_digest);
+            let response = whole_or_events(app, &answer, reply.as_ref(), &reading, delivery);
             Ok((response, Outcome::Replayed))
         }
-        Prepared::Running {
-            live,
-            reply,
-            request,
-        } => {
-            let response = follow(app, &rollout, Following::new(&live), reply, request).await?;
+        Prepared::Running { live, reply } => {
+            let response = follow(app, &rollout, Following::new(&live), reply).await?;
             Ok((response, Outcome::Replayed))
         }
         Prepared::New { task, reply } => {
             let following = Following::new(&task.live);
-            let request = Shown::of(&task.request);
             let run = turn::run(Arc::clone(app), Arc::clone(&rollout), *task);
             app.engines.spawn(run);
-            let response = follow(app, &rollout, following, reply, request).await?;
+            let response = follow(app, &rollout, following, reply).await?;
             Ok((response, Outcome::Answered))
         }
     }
@@ -159,23 +155,6 @@ impl Repeat {
     }
 }
 
-/// What of a request its events need.
-pub(super) struct Shown {
-    pub stop: Vec<String>,
-    pub parse: super::request::Parse,
-    pub digest: u128,
-}
-
-impl Shown {
-    fn of(request: &TurnRequest) -> Shown {
-        Shown {
-            stop: request.sampling.stop.clone(),
-            parse: request.parse,
-            digest: request.digest,
-        }
-    }
-}
-
 enum Prepared {
     New {
         task: Box<Task>,
@@ -185,13 +164,12 @@ enum Prepared {
     Running {
         live: Arc<Live>,
         reply: Box<dyn Reply>,
-        request: Shown,
     },
     /// The same request was answered.
     Recorded {
         answer: Arc<Answer>,
         reply: Box<dyn Reply>,
-        request: Shown,
+        reading: Arc<Reading>,
     },
 }
 
@@ -235,19 +213,15 @@ fn prepare_now(
         (running, answered)
     };
     match before {
-        (Some(live), _) => Ok(Prepared::Running {
-            live,
-            reply,
-            request: Shown::of(&request),
-        }),
+        (Some(live), _) => Ok(Prepared::Running { live, reply }),
         (None, Some(answered)) => {
             let gateway = &app.gateway;
-            let choices = turn::recorded(gateway, rollout, &request, &answered.turns)?;
+            let (choices, reading) = turn::recorded(gateway, rollout, &request, &answered.turns)?;
             let head = head_again(gateway, rollout, &request, &answered.turns, reply.as_ref());
             Ok(Prepared::Recorded {
                 answer: Arc::new(Answer { head, choices }),
                 reply,
-                request: Shown::of(&request),
+                reading,
             })
         }
         (None, None) => {
@@ -297,6 +271,8 @@ fn new_task(
     reply: &dyn Reply,
 ) -> Result<Task, ApiError> {
     let max_tokens = turn::room(app, rollout, &request, &prompt)?;
+    let renderer = &app.gateway.renderer;
+    let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
     let shown = reply.shows_prompt();
     let mut state = rollout.state.lock();
     state.requests += 1;
@@ -309,7 +285,7 @@ fn new_task(
         choices: request.choices,
         prompt: shown.then(|| prompt.history.prompt_with(&prompt.suffix).into()),
     };
-    let live = Live::new(head);
+    let live = Live::new(head, Arc::new(reading));
     state.running.insert(request.digest, Arc::downgrade(&live));
     Ok(Task {
         request_id: format!("rollout-{}-{number}", rollout.id),
@@ -327,16 +303,16 @@ async fn follow(
     rollout: &Arc<Rollout>,
     mut following: Following,
     reply: Box<dyn Reply>,
-    shown: Shown,
 ) -> Result<Response, ApiError> {
-    let delivery = Delivery::begin(rollout, shown.digest);
+    let reading = Arc::clone(&following.live.reading);
+    let delivery = Delivery::begin(rollout, reading.request_digest);
     if !reply.streams() {
         let answer = following.outcome().await?;
         return Ok(whole_or_events(
             app,
             &answer,
             reply.as_ref(),
-            &shown,
+            &reading,
             delivery,
         ));
     }
@@ -345,7 +321,6 @@ async fn follow(
         renderer: Arc::clone(&app.gateway.renderer),
         following,
         events: reply.events(),
-        shown,
         delivery,
     };
     Ok(encoded("text/event-stream", stream_body(streaming)))
@@ -355,16 +330,16 @@ fn whole_or_events(
     app: &App,
     answer: &Answer,
     reply: &dyn Reply,
-    shown: &Shown,
+    reading: &Arc<Reading>,
     delivery: Delivery,
 ) -> Response {
-    let tokenizer = app.gateway.renderer.tokenizer();
+    let renderer = &app.gateway.renderer;
     let (kind, bytes) = match reply.streams() {
         true => (
             "text/event-stream",
-            all_at_once(answer, shown, reply.events(), tokenizer),
+            all_at_once(answer, reading, reply.events(), renderer),
         ),
-        false => (JSON, reply.whole(answer, tokenizer)),
+        false => (JSON, reply.whole(answer, renderer.tokenizer())),
     };
     encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
 }

@@ -3,17 +3,17 @@
 //! What the engine has given since the last time is read, put into text and written whenever the connection has room for
 //! more: a slow reader gets larger pieces and holds no memory beyond the answer itself.
 
-use super::answer::{Answer, Choice, Events, Tokens};
+use super::answer::{Answer, Choice, Events, Head, Tokens};
 use super::body::Delivery;
-use super::endpoints::{KEEP_ALIVE, Shown};
+use super::endpoints::KEEP_ALIVE;
 use super::live::{Following, Outcome, Partial};
-use super::text::{Delta, StopCut};
+use super::text::{ChoiceText, Reading};
 use crate::http::ApiError;
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
-use primerl_render::{RenderError, Renderer, StreamDecoder, Tokenizer};
+use primerl_render::Renderer;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,7 +25,6 @@ pub(super) struct Streaming {
     pub renderer: Arc<Renderer>,
     pub following: Following,
     pub events: Box<dyn Events>,
-    pub shown: Shown,
     pub delivery: Delivery,
 }
 
@@ -61,16 +60,7 @@ impl Stream for EventStream {
 async fn write(mut streaming: Streaming, sender: mpsc::Sender<Vec<u8>>) {
     let renderer = Arc::clone(&streaming.renderer);
     let live = Arc::clone(&streaming.following.live);
-    let choices = live.look(|state| state.choices.len());
-    let mut writer = Writer {
-        texts: (0..choices)
-            .map(|_| ChoiceText::new(renderer.tokenizer(), &streaming.shown))
-            .collect(),
-        events: streaming.events,
-        tokenizer: renderer.tokenizer(),
-        out: Vec::new(),
-    };
-    writer.events.begin(&live.head, &mut writer.out);
+    let mut writer = Writer::begin(&renderer, &live.reading, streaming.events, &live.head);
     loop {
         let Ok(room) = sender.reserve().await else {
             return;
@@ -109,38 +99,49 @@ async fn write(mut streaming: Streaming, sender: mpsc::Sender<Vec<u8>>) {
 /// All events of an answer that is whole already.
 pub(super) fn all_at_once(
     answer: &Answer,
-    shown: &Shown,
+    reading: &Arc<Reading>,
     events: Box<dyn Events>,
-    tokenizer: &Tokenizer,
+    renderer: &Renderer,
 ) -> Vec<u8> {
-    let texts = answer.choices.iter();
-    let mut writer = Writer {
-        texts: texts.map(|_| ChoiceText::new(tokenizer, shown)).collect(),
-        events,
-        tokenizer,
-        out: Vec::new(),
-    };
-    writer.events.begin(&answer.head, &mut writer.out);
+    let mut writer = Writer::begin(renderer, reading, events, &answer.head);
     writer.rest(answer);
     writer.out
 }
 
 struct Writer<'a> {
-    texts: Vec<ChoiceText<'a>>,
+    texts: Vec<ChoiceText>,
     events: Box<dyn Events>,
-    tokenizer: &'a Tokenizer,
+    renderer: &'a Renderer,
     out: Vec<u8>,
 }
 
 impl Writer<'_> {
+    fn begin<'a>(
+        renderer: &'a Renderer,
+        reading: &Arc<Reading>,
+        mut events: Box<dyn Events>,
+        head: &Head,
+    ) -> Writer<'a> {
+        let mut out = Vec::new();
+        events.begin(head, &mut out);
+        let choices = 0..head.choices as usize;
+        Writer {
+            texts: choices
+                .map(|choice| ChoiceText::new(renderer, reading, choice))
+                .collect(),
+            events,
+            renderer,
+            out,
+        }
+    }
+
     fn progress(&mut self, choice: usize, tokens: Tokens<'_>) {
         if tokens.ids.is_empty() {
             return;
         }
-        let text = &mut self.texts[choice];
-        match text.push(tokens.ids) {
+        match self.texts[choice].push(self.renderer, tokens.ids) {
             Ok(deltas) => {
-                let (tokenizer, out) = (self.tokenizer, &mut self.out);
+                let (tokenizer, out) = (self.renderer.tokenizer(), &mut self.out);
                 self.events
                     .progress(choice, &deltas, tokens, tokenizer, out);
             }
@@ -165,59 +166,13 @@ impl Writer<'_> {
                 logprobs: &[],
                 top: &[],
             };
-            let held = self.texts[choice].finish(whole);
+            let held = self.texts[choice].finish(self.renderer).unwrap_or_default();
             if !held.is_empty() {
-                let (tokenizer, out) = (self.tokenizer, &mut self.out);
+                let (tokenizer, out) = (self.renderer.tokenizer(), &mut self.out);
                 self.events.progress(choice, &held, nothing, tokenizer, out);
             }
         }
         self.events.end(answer, &mut self.out);
-    }
-}
-
-/// The text of one choice, as far as it is certain.
-struct ChoiceText<'a> {
-    decoder: Option<StreamDecoder<'a>>,
-    cut: StopCut,
-    /// Taken in so far.
-    tokens: usize,
-}
-
-impl<'a> ChoiceText<'a> {
-    fn new(tokenizer: &'a Tokenizer, shown: &Shown) -> ChoiceText<'a> {
-        ChoiceText {
-            decoder: Some(tokenizer.decode_stream(true)),
-            cut: StopCut::new(&shown.stop),
-            tokens: 0,
-        }
-    }
-
-    fn push(&mut self, ids: &[u32]) -> Result<Vec<Delta>, RenderError> {
-        self.tokens += ids.len();
-        let mut text = String::new();
-        if let Some(decoder) = &mut self.decoder {
-            for &id in ids {
-                text.push_str(&decoder.push(id)?);
-            }
-        }
-        Ok(content(self.cut.push(text)))
-    }
-
-    fn finish(&mut self, _: &Choice) -> Vec<Delta> {
-        let rest = self.decoder.take().map(StreamDecoder::finish);
-        let mut text = match rest {
-            Some(Ok(rest)) => self.cut.push(rest),
-            Some(Err(_)) | None => String::new(),
-        };
-        text.push_str(&self.cut.finish());
-        content(text)
-    }
-}
-
-fn content(text: String) -> Vec<Delta> {
-    match text.is_empty() {
-        true => Vec::new(),
-        false => vec![Delta::Content(text)],
     }
 }
 

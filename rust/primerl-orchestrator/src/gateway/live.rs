@@ -2,6 +2,7 @@
 //! the engines' requests are aborted.
 
 use super::answer::{Answer, Head};
+use super::text::Reading;
 use crate::http::ApiError;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub struct Partial {
 #[derive(Debug)]
 pub struct Live {
     pub head: Head,
+    pub reading: Arc<Reading>,
     state: Mutex<LiveState>,
     /// Bumped at each change of `state`.
     changed: watch::Sender<u64>,
@@ -38,10 +40,11 @@ pub struct LiveState {
 }
 
 impl Live {
-    pub fn new(head: Head) -> Arc<Live> {
+    pub fn new(head: Head, reading: Arc<Reading>) -> Arc<Live> {
         let choices = (0..head.choices).map(|_| Partial::default()).collect();
         Arc::new(Live {
             head,
+            reading,
             state: Mutex::new(LiveState {
                 choices,
                 outcome: None,
@@ -124,20 +127,28 @@ impl Drop for Following {
 mod tests {
     use super::*;
 
-    fn head() -> Head {
-        Head {
+    fn live() -> Arc<Live> {
+        let head = Head {
             id: "a".into(),
             created: 0,
             model: "m".into(),
             prompt_tokens: 1,
             choices: 1,
             prompt: None,
-        }
+        };
+        let reading = Reading {
+            parse: crate::gateway::request::Parse::Text,
+            options: None,
+            starts_in_reasoning: false,
+            stop: Vec::new(),
+            request_digest: 0,
+        };
+        Live::new(head, Arc::new(reading))
     }
 
     #[tokio::test]
     async fn it_is_abandoned_with_its_last_client() {
-        let live = Live::new(head());
+        let live = live();
         let (first, second) = (Following::new(&live), Following::new(&live));
         drop(first);
         assert!(!live.abandoned().is_cancelled());
@@ -147,7 +158,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_clients_get_the_first_outcome() {
-        let live = Live::new(head());
+        let live = live();
         let mut early = Following::new(&live);
         let waiting = tokio::spawn(async move { early.outcome().await });
         live.finish(Err(ApiError::invalid("first")));

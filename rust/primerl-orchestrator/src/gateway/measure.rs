@@ -5,6 +5,7 @@ use super::dialect::Dialect;
 use super::prompt::{self, Prompt};
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
+use super::text::Reading;
 use super::{Gateway, turn};
 use crate::config::Sampling;
 use crate::engines::{EnginesConfig, GenerateAnswer, SampleRequest};
@@ -116,7 +117,10 @@ impl Turns {
         let generated = GenerateAnswer::parse(engine_answer)
             .and_then(|answer| answer.check(&bounds))
             .map_err(|error| ApiError::internal(error.to_string()))?;
-        let (turn, choice) = turn::take_in(&self.gateway, &request, &prompt, generated)?;
+        let renderer = &self.gateway.renderer;
+        let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
+        let taken_in = turn::take_in(&self.gateway, &request, &prompt, &reading, 0, generated);
+        let (turn, choice) = taken_in?;
         self.rollout.state.lock().record(&turn);
         let head = Head {
             id: "1".into(),

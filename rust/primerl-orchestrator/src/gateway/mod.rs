@@ -35,7 +35,6 @@ pub use endpoints::{chat_completions, models, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;
-use primerl_core::conversation::message_hash;
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
 use rollouts::Rollouts;
@@ -81,19 +80,4 @@ impl Gateway {
             false => context.min(self.seq_len),
         }
     }
-}
-
-/// The id of a tool call that the model gave none: the same whenever the same answer is shown. Nine letters and digits,
-/// for some templates insist on them.
-fn call_id(sampled: &[u32], index: usize) -> String {
-    const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-    let mut bytes: Vec<u8> = sampled.iter().flat_map(|id| id.to_le_bytes()).collect();
-    bytes.extend(index.to_le_bytes());
-    let mut hash = message_hash(&bytes);
-    let mut digit = || {
-        let digit = DIGITS[(hash % 36) as usize];
-        hash /= 36;
-        char::from(digit)
-    };
-    (0..9).map(|_| digit()).collect()
 }

@@ -1,6 +1,14 @@
-//! The text of an answer while it is being sampled: stop sequences are found, and cut off.
+//! Sampled ids to what the client is told, whole or as they come: parsed, and cut off at stop sequences.
 
-use primerl_render::{Content, Message, RenderError, Renderer, StreamDecoder};
+use super::request::{Options, Parse, TurnRequest};
+use primerl_core::conversation::digest_next;
+use primerl_render::{
+    AnswerContext, AnswerStream, Content, Message, RenderError, Renderer, StreamDecoder,
+};
+use std::sync::Arc;
+
+/// Tokens that one character may be split over.
+const LONGEST_CHARACTER: usize = 8;
 
 /// What sampled tokens add to an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +22,209 @@ pub enum Delta {
         /// JSON text.
         arguments: String,
     },
+}
+
+/// How sampled ids become what the client is told.
+#[derive(Debug)]
+pub struct Reading {
+    pub parse: Parse,
+    /// Of a request with messages.
+    pub options: Option<Arc<Options>>,
+    /// Whether the prompt ends within reasoning.
+    pub starts_in_reasoning: bool,
+    /// The text ends before the first of these.
+    pub stop: Vec<String>,
+    /// Of the request; tool calls are named by it.
+    pub request_digest: u128,
+}
+
+/// An answer, read.
+#[derive(Debug)]
+pub struct Read {
+    pub message: Message,
+    /// The stop sequence that ended it.
+    pub stop: Option<String>,
+    /// Why stretches that look like tool calls are shown as text.
+    pub malformed: Vec<String>,
+}
+
+impl Reading {
+    /// `suffix`: the last ids of the prompt, with the generation prompt.
+    pub fn new(
+        renderer: &Renderer,
+        request: &TurnRequest,
+        options: Option<Arc<Options>>,
+        suffix: &[u32],
+    ) -> Reading {
+        let is_message = matches!(request.parse, Parse::Message { .. });
+        Reading {
+            parse: request.parse,
+            options,
+            starts_in_reasoning: is_message && renderer.starts_in_reasoning(suffix),
+            stop: request.sampling.stop.clone(),
+            request_digest: request.digest,
+        }
+    }
+
+    fn context(&self) -> AnswerContext<'_> {
+        let options = self.options.as_ref();
+        AnswerContext {
+            tools: options.and_then(|options| options.render.tools.as_deref()),
+            starts_in_reasoning: self.starts_in_reasoning,
+        }
+    }
+
+    fn shows_call(&self, index: usize) -> bool {
+        index == 0 || self.parse != (Parse::Message { one_call: true })
+    }
+
+    pub fn read(
+        &self,
+        renderer: &Renderer,
+        sampled: &[u32],
+        choice: usize,
+    ) -> Result<Read, RenderError> {
+        let (mut message, malformed) = match self.parse {
+            Parse::Text => {
+                let text = renderer.tokenizer().decode(sampled, true)?;
+                (Message::assistant(text), Vec::new())
+            }
+            Parse::Message { .. } => {
+                let parsed = renderer.parse_answer(sampled, &self.context())?;
+                let reasons = parsed.malformed.iter().map(|call| call.reason.to_string());
+                (parsed.message, reasons.collect())
+            }
+        };
+        if let Some(calls) = &mut message.tool_calls {
+            calls.truncate(if self.shows_call(1) { calls.len() } else { 1 });
+            for (index, call) in calls.iter_mut().enumerate() {
+                let id = || self.call_id(choice, index);
+                call.id.get_or_insert_with(id);
+            }
+        }
+        let stop = cut_message(&mut message, &self.stop);
+        Ok(Read {
+            message,
+            stop,
+            malformed,
+        })
+    }
+
+    /// The id of a tool call that the model gave none: the same whenever the same answer is shown. Nine letters and
+    /// digits, for some templates insist on them.
+    fn call_id(&self, choice: usize, index: usize) -> String {
+        const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let mut hash = digest_next(self.request_digest, (choice << 32 | index) as u128);
+        let mut digit = || {
+            let digit = DIGITS[(hash % 36) as usize];
+            hash /= 36;
+            char::from(digit)
+        };
+        (0..9).map(|_| digit()).collect()
+    }
+}
+
+/// The text of one choice, as far as it is certain.
+pub struct ChoiceText {
+    reading: Arc<Reading>,
+    choice: usize,
+    parser: Parser,
+    content: StopCut,
+    reasoning: StopCut,
+    /// Taken in so far.
+    pub tokens: usize,
+}
+
+enum Parser {
+    Message(Box<AnswerStream>),
+    /// Ids whose text may still end within a character.
+    Text(Vec<u32>),
+}
+
+impl ChoiceText {
+    pub fn new(renderer: &Renderer, reading: &Arc<Reading>, choice: usize) -> ChoiceText {
+        let parser = match reading.parse {
+            Parse::Message { .. } => {
+                Parser::Message(Box::new(renderer.answer_stream(&reading.context())))
+            }
+            Parse::Text => Parser::Text(Vec::new()),
+        };
+        ChoiceText {
+            reading: Arc::clone(reading),
+            choice,
+            parser,
+            content: StopCut::new(&reading.stop),
+            reasoning: StopCut::new(&reading.stop),
+            tokens: 0,
+        }
+    }
+
+    pub fn push(&mut self, renderer: &Renderer, ids: &[u32]) -> Result<Vec<Delta>, RenderError> {
+        self.tokens += ids.len();
+        let deltas = match &mut self.parser {
+            Parser::Message(stream) => stream.push(renderer, ids)?,
+            Parser::Text(held) => {
+                held.extend_from_slice(ids);
+                let text = renderer.tokenizer().decode(held, true)?;
+                match text.ends_with(char::REPLACEMENT_CHARACTER) && held.len() < LONGEST_CHARACTER
+                {
+                    true => Vec::new(),
+                    false => {
+                        held.clear();
+                        vec![primerl_render::Delta::Content(text)]
+                    }
+                }
+            }
+        };
+        Ok(self.cut(deltas))
+    }
+
+    /// What was held back.
+    pub fn finish(&mut self, renderer: &Renderer) -> Result<Vec<Delta>, RenderError> {
+        let rest = match std::mem::replace(&mut self.parser, Parser::Text(Vec::new())) {
+            Parser::Message(stream) => stream.finish(renderer)?.0,
+            Parser::Text(held) => {
+                let text = renderer.tokenizer().decode(&held, true)?;
+                vec![primerl_render::Delta::Content(text)]
+            }
+        };
+        let mut deltas = self.cut(rest);
+        deltas.push(Delta::Reasoning(self.reasoning.finish()));
+        deltas.push(Delta::Content(self.content.finish()));
+        deltas.retain(|delta| !delta.is_empty());
+        Ok(deltas)
+    }
+
+    fn cut(&mut self, deltas: Vec<primerl_render::Delta>) -> Vec<Delta> {
+        use primerl_render::Delta as Read;
+        let shown = |delta| match delta {
+            Read::Content(text) => Some(Delta::Content(self.content.push(text))),
+            Read::Reasoning(text) => Some(Delta::Reasoning(self.reasoning.push(text))),
+            Read::ToolCall {
+                index,
+                id,
+                name,
+                arguments,
+            } => self.reading.shows_call(index).then(|| Delta::ToolCall {
+                index,
+                id: id.unwrap_or_else(|| self.reading.call_id(self.choice, index)),
+                name,
+                arguments,
+            }),
+        };
+        let mut deltas: Vec<Delta> = deltas.into_iter().filter_map(shown).collect();
+        deltas.retain(|delta| !delta.is_empty());
+        deltas
+    }
+}
+
+impl Delta {
+    fn is_empty(&self) -> bool {
+        match self {
+            Delta::Reasoning(text) | Delta::Content(text) => text.is_empty(),
+            Delta::ToolCall { .. } => false,
+        }
+    }
 }
 
 /// Looks for stop sequences in tokens as they come.

@@ -1,18 +1,18 @@
 //! One turn: from a prompt to an answer that is recorded.
 
+use super::Gateway;
 use super::answer::{Answer, Choice};
 use super::live::Live;
 use super::prompt::Prompt;
-use super::request::{Parse, TurnRequest, answer_key};
+use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::{Answered, DeliveryState, Rollout};
-use super::text::{StopFinder, cut_message};
-use super::{Gateway, call_id};
+use super::text::{Reading, StopFinder};
 use crate::app::App;
 use crate::engines::{GenerateError, Generated, Progress, SampleRequest, Sampled, TokenLogprob};
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
-use primerl_render::{Content, Message, Renderer};
+use primerl_render::{RenderError, Renderer};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
@@ -104,7 +104,7 @@ async fn choice(
     index: u32,
 ) -> Result<(Choice, TurnIndex), ApiError> {
     let sampled = sample(app, rollout, task, index).await?;
-    record(app, rollout, task, sampled).await
+    record(app, rollout, task, index as usize, sampled).await
 }
 
 async fn sample(
@@ -217,45 +217,17 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
     }
 }
 
-/// What the client is told for `sampled`, and the stop sequence that ended it.
-fn message_of(
-    gateway: &Gateway,
-    request: &TurnRequest,
-    sampled: &[u32],
-) -> Result<(Message, Option<String>), ApiError> {
-    let undecodable = |error| ApiError::internal(format!("cannot decode the answer: {error}"));
-    let renderer = &gateway.renderer;
-    let mut message = match request.parse {
-        Parse::Message { .. } => renderer.parse(sampled).map_err(undecodable)?,
-        Parse::Text => {
-            let text = renderer.tokenizer().decode(sampled, true);
-            Message::assistant(text.map_err(undecodable)?)
-        }
-    };
-    if request.parse == (Parse::Message { one_call: true }) {
-        message
-            .tool_calls
-            .iter_mut()
-            .for_each(|calls| calls.truncate(1));
-    }
-    let stop = cut_message(&mut message, &request.sampling.stop);
-    for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
-        call.id.get_or_insert_with(|| call_id(sampled, index));
-    }
-    if message.has_tool_calls() && message.content == Content::Text(String::new()) {
-        message.content = Content::Null;
-    }
-    Ok((message, stop))
-}
-
 /// What is recorded of an answer, and what its client is told.
 pub(super) fn take_in(
     gateway: &Gateway,
     request: &TurnRequest,
     prompt: &Prompt,
+    reading: &Reading,
+    index: usize,
     generated: Generated,
 ) -> Result<(Turn, Choice), ApiError> {
-    let (message, stop) = message_of(gateway, request, &generated.token_ids)?;
+    let read = reading.read(&gateway.renderer, &generated.token_ids, index);
+    let read = read.map_err(undecodable)?;
     let turn = Turn {
         session: Arc::clone(&prompt.session),
         parent: prompt.parent,
@@ -268,17 +240,10 @@ pub(super) fn take_in(
         finish: generated.finish,
         start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,
-        answer: answer_key(&message),
+        answer: answer_key(&read.message),
         request_digest: request.digest,
     };
-    let choice = Choice {
-        message,
-        finish: turn.finish,
-        stop,
-        sampled: Arc::clone(&turn.sampled),
-        logprobs: Arc::clone(&turn.logprobs),
-        top: generated.top,
-    };
+    let choice = Choice::new(&turn, read, generated.top);
     Ok((turn, choice))
 }
 
@@ -286,13 +251,23 @@ async fn record(
     app: &App,
     rollout: &Rollout,
     task: &Task,
+    index: usize,
     Sampled {
         generated,
         resident,
     }: Sampled,
 ) -> Result<(Choice, TurnIndex), ApiError> {
     let prompt = &task.prompt;
-    let (turn, choice) = take_in(&app.gateway, &task.request, prompt, generated)?;
+    let reading = &task.live.reading;
+    let taken_in = take_in(
+        &app.gateway,
+        &task.request,
+        prompt,
+        reading,
+        index,
+        generated,
+    );
+    let (turn, choice) = taken_in?;
     app.telemetry.turn(turn.fork);
     app.telemetry
         .sampled_tokens
@@ -312,31 +287,36 @@ async fn record(
     Ok((choice, index))
 }
 
-/// The answer that was recorded for this request.
+fn undecodable(error: RenderError) -> ApiError {
+    ApiError::internal(format!("cannot decode the answer: {error}"))
+}
+
+/// The choices that were recorded for this request, and how they are read.
 pub(super) fn recorded(
     gateway: &Gateway,
     rollout: &Rollout,
     request: &TurnRequest,
     turns: &[TurnIndex],
-) -> Result<Vec<Choice>, ApiError> {
+) -> Result<(Vec<Choice>, Arc<Reading>), ApiError> {
     let state = rollout.state.lock();
-    let turns: Vec<Turn> = turns
+    let recorded = turns
         .iter()
-        .map(|turn| state.turns[turn.0 as usize].clone())
-        .collect();
+        .filter_map(|turn| state.turns.get(turn.0 as usize));
+    let turns: Vec<Turn> = recorded.cloned().collect();
     drop(state);
-    let choice = |turn: &Turn| {
-        let (message, stop) = message_of(gateway, request, &turn.sampled)?;
-        Ok(Choice {
-            message,
-            finish: turn.finish,
-            stop,
-            sampled: Arc::clone(&turn.sampled),
-            logprobs: Arc::clone(&turn.logprobs),
-            top: Vec::new(),
-        })
+    let options = match &request.input {
+        Input::Messages { options, .. } => Some(options.read()?),
+        Input::Text(_) | Input::Ids(_) => None,
     };
-    turns.iter().map(choice).collect()
+    let suffix = turns.first().map(|turn| &*turn.prompt_suffix);
+    let suffix = suffix.unwrap_or_default();
+    let reading = Reading::new(&gateway.renderer, request, options, suffix);
+    let choice = |(index, turn): (usize, &Turn)| {
+        let read = reading.read(&gateway.renderer, &turn.sampled, index);
+        Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
+    };
+    let choices: Result<_, ApiError> = turns.iter().enumerate().map(choice).collect();
+    Ok((choices?, Arc::new(reading)))
 }
 
 /// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived: a marked

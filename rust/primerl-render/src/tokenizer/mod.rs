@@ -9,6 +9,7 @@ mod fast;
 mod stable;
 mod stream;
 
+pub(crate) use stream::DecodeState;
 pub use stream::StreamDecoder;
 
 use crate::error::{LoadError, RenderError};

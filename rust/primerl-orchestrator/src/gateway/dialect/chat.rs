@@ -223,6 +223,9 @@ struct AnswerMessage<'a> {
     reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<&'a [ToolCall]>,
+    /// Why stretches of the content that look like tool calls are none.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    malformed_tool_calls: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -355,6 +358,7 @@ fn whole_choice<'a>(
             content: &choice.message.content,
             reasoning_content: choice.message.reasoning_content.as_deref(),
             tool_calls: choice.message.tool_calls.as_deref(),
+            malformed_tool_calls: &choice.malformed,
         },
         logprobs: form.logprobs.then(logprobs),
         finish_reason: finish_reason(choice),

@@ -150,6 +150,7 @@ fn answer() -> Answer {
         head: head(),
         choices: vec![Choice {
             message: Message::assistant("hi"),
+            malformed: vec![],
             finish: FinishReason::Stop,
             stop: None,
             sampled: vec![4, 256].into(),
