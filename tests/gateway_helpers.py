@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +53,12 @@ class Gateway:
 
 
 def lease(url: str, worker: int) -> dict[str, Any]:
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = post(f"{url}/envs/lease", {"worker": worker, "max": 1})
         if answer["rollouts"]:
             return dict(answer["rollouts"][0])
+        assert time.monotonic() < deadline, answer["reason"]
 
 
 def scripted(renderer: Renderer, answers: list[tuple[str, str]], prompt_end: str) -> list[dict[str, list[int]]]:
@@ -90,7 +93,8 @@ def gateway(
     command = mock_command(mock_binary, *sampling, *flags)
     output = folder / "out"
     with running("mock", command, None, folder / "engine.log") as engine:
-        config = settings(model, output, engines=[engine.url], **{"sampling": {"max_tokens": 200}, **changes})
+        defaults = {"sampling": {"max_tokens": 200}, "seq_len": 1000, "batch_size": 64}
+        config = settings(model, output, engines=[engine.url], **{**defaults, **changes})
         with Orchestrator(config) as orchestrator:
             orchestrator.start()
             publish(orchestrator, output, 0)

@@ -21,7 +21,7 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::telemetry::status;
 use primerl_core::{Core, Event};
-use primerl_render::Renderer;
+use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,7 +93,11 @@ impl Prepared {
     ) -> Result<Prepared, ConfigError> {
         config.validate()?;
         custom::load(&config, functions.as_deref())?;
-        let renderer = Renderer::load(&config.model.path).map_err(|error| {
+        let options = LoadOptions {
+            tool_parser: config.parsers.tool.clone(),
+            reasoning_parser: config.parsers.reasoning.clone(),
+        };
+        let renderer = Renderer::load_with(&config.model.path, &options).map_err(|error| {
             ConfigError::Model(match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
