@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod error;
 mod extend;
 mod mask;
@@ -22,6 +23,7 @@ mod template;
 pub mod testing;
 mod tokenizer;
 
+pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
 pub use extend::{ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;

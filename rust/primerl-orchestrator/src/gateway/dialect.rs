@@ -101,6 +101,7 @@ impl ChatRequest {
                 tools,
                 add_generation_prompt: true,
                 template_kwargs: fields.chat_template_kwargs.unwrap_or_default(),
+                ..RenderOptions::default()
             },
             temperature: sampling.temperature,
             max_tokens: asked.map_or(sampling.max_tokens, |asked| asked.min(sampling.max_tokens)),
