@@ -66,7 +66,7 @@ class Pair:
                 tokenize=False,
                 **case.kwargs,
             )
-        except (TemplateError, TypeError, KeyError, ValueError, AttributeError):
+        except (TemplateError, TypeError, KeyError, ValueError, AttributeError, RecursionError):
             return None
         assert isinstance(text, str)
         return text

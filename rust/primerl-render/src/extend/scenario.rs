@@ -182,9 +182,13 @@ pub(super) fn scenario_histories() -> Vec<Vec<Message>> {
     let user = || Message::user("Why?\n\nBecause.");
     let system = || Message::text("system", "Be brief.");
     let answered = || Message::assistant("Then no.");
-    let mut tool_result = Message::text("tool", "{\"r\": 1}");
-    tool_result.tool_call_id = Some(call_id(0));
-    tool_result.name = Some("f0".to_owned());
+    let result_of = |index| {
+        let mut result = Message::text("tool", "{\"r\": 1}");
+        result.tool_call_id = Some(call_id(index));
+        result.name = Some(format!("f{index}"));
+        result
+    };
+    let tool_result = result_of(0);
     let called = || scenario_answer("", 1);
     let mut reasoned = Message::assistant("So be it.");
     reasoned.reasoning_content = Some("Is it?\n\nYes.".to_owned());
@@ -195,6 +199,13 @@ pub(super) fn scenario_histories() -> Vec<Vec<Message>> {
         vec![system(), user(), answered(), user(), answered(), user()],
         vec![user(), reasoned, user()],
         vec![user(), called(), tool_result.clone()],
+        // A template may treat the first of several results differently, and what follows the last.
+        vec![
+            user(),
+            scenario_answer("", 2),
+            tool_result.clone(),
+            result_of(1),
+        ],
         vec![system(), user(), called(), tool_result, answered(), user()],
     ]
 }
