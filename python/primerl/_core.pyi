@@ -184,8 +184,10 @@ class Renderer:
 
     Messages are dicts in OpenAI's shape: role, content (text, None or a list of text parts), tool_calls,
     tool_call_id, name, reasoning_content. Tools are OpenAI tool schemas. `template_kwargs` are further variables
-    of the template, such as `enable_thinking`. All methods may be called from many threads at once; they release
-    the GIL. They raise `RenderError`.
+    of the template, such as `enable_thinking`; `documents` are mappings (by custom `title` and `text`) for templates
+    that know them. None and an empty list of tools or documents differ to some templates. `now` is the time that a
+    template's `strftime_now` formats in the local time zone, in seconds since 1970; None asks the clock. All methods
+    may be called from many threads at once; they release the GIL. They raise `RenderError`.
     """
 
     def __new__(cls, model_dir: str | Path) -> Self:
@@ -196,6 +198,8 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> str:
         """Text of the conversation, byte for byte that of `apply_chat_template(..., tokenize=False)`."""
     def render(
@@ -204,6 +208,8 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[int]:
         """Token ids of that text."""
     def render_with_mask(
@@ -211,6 +217,8 @@ class Renderer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> tuple[bytes, bytes]:
         """Ids (int32) and mask (uint8) of a whole conversation, without a generation prompt.
 
@@ -222,6 +230,8 @@ class Renderer:
         conversations: Sequence[Sequence[Mapping[str, Any]]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[tuple[bytes, bytes]]:
         """`render_with_mask` of each conversation, on all cores. The error names the conversation."""
     def extend(
@@ -231,10 +241,20 @@ class Renderer:
         new_messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[int]:
         """Ids to append to `prompt ids + sampled` so that the conversation goes on with `new_messages`.
 
         `answer` is the assistant message that `sampled` stands for. `RenderError` where the template does not allow it.
+        """
+    def check_template(self, conversations: str | Path | None = None) -> list[dict[str, Any]]:
+        """Every turn after an assistant message, and whether it extends the recorded tokens.
+
+        Of built-in scenarios, or of a file with a JSON object a line (`messages`; optional `tools`, `documents`,
+        `chat_template_kwargs`). Each dict has conversation, answer (which message is continued), new_messages (roles)
+        and verdict: `extends` (with tokens, closes_with, keeps_history), `forks` (with reason, detail) or `refused`
+        (with detail). `RenderError` names the file, line and field that cannot be read.
         """
     def parse(self, sampled: Sequence[int]) -> dict[str, Any]:
         """The assistant message that sampled ids stand for, without stop and special tokens."""

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 /// A model folder's tokenizer and chat template. Methods release the GIL while they work.
 #[pyclass(frozen, module = "primerl._core")]
@@ -18,19 +19,37 @@ fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         .map_err(|error| render_error(value.py(), format!("{name}: {error}")))
 }
 
-fn options(
-    tools: Option<&Bound<'_, PyAny>>,
-    add_generation_prompt: bool,
-    template_kwargs: Option<&Bound<'_, PyAny>>,
-) -> PyResult<RenderOptions> {
-    Ok(RenderOptions {
-        tools: tools.map(|tools| owned("tools", tools)).transpose()?,
-        add_generation_prompt,
-        template_kwargs: template_kwargs
-            .map(|value| owned("template_kwargs", value))
-            .transpose()?
-            .unwrap_or_default(),
-    })
+/// What a template is given besides the messages, as Python passes it.
+struct GivenOptions<'a, 'py> {
+    tools: Option<&'a Bound<'py, PyAny>>,
+    template_kwargs: Option<&'a Bound<'py, PyAny>>,
+    documents: Option<&'a Bound<'py, PyAny>>,
+    /// Seconds since 1970.
+    now: Option<f64>,
+}
+
+impl GivenOptions<'_, '_> {
+    fn read(&self, py: Python<'_>, add_generation_prompt: bool) -> PyResult<RenderOptions> {
+        let after = |seconds| Duration::try_from_secs_f64(seconds).ok();
+        let time = |seconds| {
+            let time = after(seconds).and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+            time.ok_or_else(|| render_error(py, format!("now: {seconds} is no time since 1970")))
+        };
+        Ok(RenderOptions {
+            tools: self.tools.map(|value| owned("tools", value)).transpose()?,
+            documents: self
+                .documents
+                .map(|value| owned("documents", value))
+                .transpose()?,
+            add_generation_prompt,
+            template_kwargs: self
+                .template_kwargs
+                .map(|value| owned("template_kwargs", value))
+                .transpose()?
+                .unwrap_or_default(),
+            now: self.now.map(time).transpose()?,
+        })
+    }
 }
 
 /// Little-endian columns: int32 ids, uint8 mask.
@@ -61,6 +80,10 @@ impl Renderer {
     }
 }
 
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the keywords of the Python methods"
+)]
 #[pymethods]
 impl Renderer {
     #[new]
@@ -70,7 +93,7 @@ impl Renderer {
             .map_err(|error| render_error(py, with_causes(&error)))
     }
 
-    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None, documents=None, now=None))]
     fn render_text(
         &self,
         py: Python<'_>,
@@ -78,13 +101,21 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         add_generation_prompt: bool,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<String> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, add_generation_prompt)?;
         self.work(py, |renderer| renderer.render_text(&messages, &options))
     }
 
-    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None, documents=None, now=None))]
     fn render(
         &self,
         py: Python<'_>,
@@ -92,38 +123,62 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         add_generation_prompt: bool,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<u32>> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, add_generation_prompt)?;
         self.work(py, |renderer| renderer.render(&messages, &options))
     }
 
-    #[pyo3(signature = (messages, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, template_kwargs=None, documents=None, now=None))]
     fn render_with_mask<'py>(
         &self,
         py: Python<'py>,
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, false, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
             renderer.render_with_mask(&messages, &options)
         })?;
         Ok(columns(py, &rendered))
     }
 
-    #[pyo3(signature = (conversations, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (conversations, tools=None, template_kwargs=None, documents=None, now=None))]
     fn render_many_with_mask<'py>(
         &self,
         py: Python<'py>,
         conversations: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
         let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
-        let options = options(tools, false, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
             renderer.render_many_with_mask(&conversations, &options)
         })?;
@@ -133,7 +188,7 @@ impl Renderer {
             .collect())
     }
 
-    #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None, documents=None, now=None))]
     fn extend(
         &self,
         py: Python<'_>,
@@ -142,16 +197,37 @@ impl Renderer {
         new_messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<u32>> {
         let answer: Message = owned("answer", answer)?;
         let new_messages: Vec<Message> = owned("new_messages", new_messages)?;
-        let options = options(tools, true, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, true)?;
         let previous = ExtensionContext {
             answer: &answer,
             sampled: &sampled,
             options: &options,
         };
         self.work(py, |renderer| renderer.extend(&previous, &new_messages))
+    }
+
+    #[pyo3(signature = (conversations=None))]
+    fn check_template<'py>(
+        &self,
+        py: Python<'py>,
+        conversations: Option<PathBuf>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let turns = self.work(py, |renderer| match &conversations {
+            Some(path) => renderer.check_file(path),
+            None => Ok(renderer.check_scenarios()),
+        })?;
+        Ok(pythonize::pythonize(py, &turns)?)
     }
 
     fn parse<'py>(&self, py: Python<'py>, sampled: Vec<u32>) -> PyResult<Bound<'py, PyAny>> {

@@ -46,6 +46,8 @@ pub enum LoadError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenderError {
+    #[error("there is no message; a conversation has at least one")]
+    NoMessages,
     /// The template itself refused the conversation (`raise_exception`), or failed on it.
     #[error("the chat template failed: {message}")]
     Template {

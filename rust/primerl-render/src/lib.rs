@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod error;
 mod extend;
 mod mask;
@@ -23,6 +24,7 @@ mod template;
 pub mod testing;
 mod tokenizer;
 
+pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
 pub use extend::{ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;

@@ -5,7 +5,7 @@ use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
 use crate::parse::{AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice};
-use crate::template::{ChatTemplate, RenderOptions};
+use crate::template::{ChatTemplate, PreparedCache, PreparedOptions, RenderOptions};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
 
@@ -20,6 +20,7 @@ pub struct Renderer {
     max_positions: Option<u32>,
     vocabulary_size: Option<u32>,
     parser: AnswerParser,
+    pub(crate) prepared: PreparedCache,
     pub(crate) proofs: Proofs,
 }
 
@@ -71,6 +72,7 @@ impl Renderer {
             max_positions: files.max_positions(),
             vocabulary_size: files.vocabulary_size(),
             parser,
+            prepared: PreparedCache::default(),
             proofs: Proofs::default(),
         };
         renderer.learn_turn_end();
@@ -86,7 +88,16 @@ impl Renderer {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<String, RenderError> {
-        self.template_for(options).render(messages, options)
+        self.prepared_text(messages, &self.prepared.prepare(options))
+    }
+
+    pub(crate) fn prepared_text(
+        &self,
+        messages: &[Message],
+        options: &PreparedOptions,
+    ) -> Result<String, RenderError> {
+        self.template_for(&options.options)
+            .render_prepared(messages, options, false)
     }
 
     /// The conversation as token ids.
@@ -184,20 +195,32 @@ impl Renderer {
             .map(|token| (token.id, token.content.as_str()))
     }
 
-    // Llama 3's base configs name <|end_of_text|> only, while the template closes turns with <|eot_id|>.
+    // Llama 3's base configs name <|end_of_text|> only, while the template closes turns with <|eot_id|>. Harmony closes
+    // an answer with <|end|> when it writes the history, which within an answer ends a message and not the turn: what
+    // closes the last answer counts first.
     fn learn_turn_end(&mut self) {
-        let Some(after) = self.text_after_answer() else {
+        let Some([followed, last]) = self.texts_after_answer() else {
             return;
         };
-        let closing = self
-            .tokenizer
-            .added_tokens()
-            .filter(|token| token.special && after.starts_with(&token.content))
-            .max_by_key(|token| token.content.len());
-        if let Some(id) = closing.map(|token| token.id)
-            && let Err(at) = self.stop_token_ids.binary_search(&id)
-        {
+        if self.leading_stop_token(&last).is_some() {
+            return;
+        }
+        let Some(id) = self
+            .leading_special_token(&last)
+            .or_else(|| self.leading_special_token(&followed))
+        else {
+            return;
+        };
+        if let Err(at) = self.stop_token_ids.binary_search(&id) {
             self.stop_token_ids.insert(at, id);
         }
+    }
+
+    fn leading_special_token(&self, text: &str) -> Option<u32> {
+        let tokens = self.tokenizer.added_tokens();
+        let leading = tokens.filter(|token| token.special && text.starts_with(&token.content));
+        leading
+            .max_by_key(|token| token.content.len())
+            .map(|token| token.id)
     }
 }

@@ -87,6 +87,7 @@ impl Options {
                 tools,
                 add_generation_prompt: true,
                 template_kwargs,
+                ..RenderOptions::default()
             },
             start_digest: digest_start(canonical.as_bytes()),
         }

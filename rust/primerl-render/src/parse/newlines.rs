@@ -82,6 +82,7 @@ fn render(renderer: &Renderer, has_call: bool) -> Option<String> {
         tools: has_call.then(tools),
         add_generation_prompt: false,
         template_kwargs: Map::new(),
+        ..RenderOptions::default()
     };
     let text = renderer.render_text(&[Message::user("x"), answer], &options);
     text.ok()
