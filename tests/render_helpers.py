@@ -206,3 +206,13 @@ def _tool_turn(random_: random.Random, turn: int) -> list[Message]:
         {"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": _text(random_)} for call in calls
     ]
     return [{"role": "assistant", "content": random_.choice(["", "I look."]), "tool_calls": calls}, *results]
+
+
+def calls_of(message: Message) -> list[tuple[str, Any]]:
+    """Name and arguments of an assistant message's tool calls."""
+    calls = message.get("tool_calls") or []
+    functions = [call["function"] for call in calls]
+    return [
+        (call["name"], json.loads(call["arguments"]) if isinstance(call["arguments"], str) else call["arguments"])
+        for call in functions
+    ]

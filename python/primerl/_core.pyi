@@ -16,6 +16,7 @@ __all__ = [
     "Leased",
     "LeasesVoid",
     "Orchestrator",
+    "ParsedAnswer",
     "PrimerlError",
     "Problem",
     "Registered",
@@ -179,6 +180,24 @@ class RenderError(PrimerlError, ValueError):
 # Messages to tokens and back (rust/primerl-py/src/render.rs)
 
 @final
+class ParsedAnswer:
+    """What sampled ids stand for (`Renderer.parse_answer`)."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant message. Arguments of tool calls are JSON text; content is None where there are only calls."""
+    @property
+    def text(self) -> str:
+        """The decoded ids with special tokens, without the stop token that ended the answer."""
+    @property
+    def segments(self) -> list[tuple[Literal["content", "reasoning", "tool_call", "hidden"], str, int, int]]:
+        """Kind, text, first token and the token after the last of each stretch. The texts add up to `text`; a token
+        that crosses a border belongs to both sides."""
+    @property
+    def malformed(self) -> list[tuple[str, str]]:
+        """Reason and text of what looked like a tool call and is content."""
+
+@final
 class Renderer:
     """A model folder's tokenizer and chat template.
 
@@ -190,8 +209,19 @@ class Renderer:
     may be called from many threads at once; they release the GIL. They raise `RenderError`.
     """
 
-    def __new__(cls, model_dir: str | Path) -> Self:
-        """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong."""
+    def __new__(
+        cls, model_dir: str | Path, *, tool_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> Self:
+        """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong.
+
+        Args:
+            model_dir: A local model folder.
+            tool_parser: How tool calls are read from answers: "hermes", "qwen3_coder", "llama3_json",
+                "llama3_pythonic", "glm", "kimi", "deepseek", "harmony", "minimax", "mistral" or "none". Default: by the
+                model's chat template, else by its `config.json`.
+            reasoning_parser: How reasoning is told from content: "think", "mistral", "harmony" or "none". Default: by
+                the chat template.
+        """
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -256,12 +286,38 @@ class Renderer:
         and verdict: `extends` (with tokens, closes_with, keeps_history), `forks` (with reason, detail) or `refused`
         (with detail). `RenderError` names the file, line and field that cannot be read.
         """
-    def parse(self, sampled: Sequence[int]) -> dict[str, Any]:
-        """The assistant message that sampled ids stand for, without stop and special tokens."""
+    def parse(
+        self,
+        sampled: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        starts_in_reasoning: bool = False,
+    ) -> dict[str, Any]:
+        """The assistant message that sampled ids stand for: `parse_answer(...).message`."""
+    def parse_answer(
+        self,
+        sampled: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        starts_in_reasoning: bool = False,
+    ) -> ParsedAnswer:
+        """The assistant message that sampled ids stand for, and which tokens became what.
+
+        Args:
+            sampled: The answer's ids; a stop token at its end is left out.
+            tools: Those of the request. Without tools no call is parsed: its text stays content.
+            starts_in_reasoning: Whether the prompt opened the reasoning: `starts_in_reasoning(prompt)`.
+        """
+    def starts_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the generation prompt at the end of these ids opened a reasoning block."""
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written in it become their ids, none is added."""
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of tool calls."""
+    @property
+    def reasoning_parser(self) -> str:
+        """Name of the parser of reasoning."""
     @property
     def stop_token_ids(self) -> list[int]:
         """Ids that end the assistant's turn, ascending."""

@@ -2,11 +2,13 @@
 
 use crate::errors::{render_error, with_causes};
 use primerl_render::{
-    BackendChoice, ExtensionContext, MaskedIds, Message, RenderOptions, Renderer as Inner,
+    AnswerContext, BackendChoice, ExtensionContext, LoadOptions, MaskedIds, Message, Parsed,
+    RenderOptions, Renderer as Inner, SegmentKind,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -52,6 +54,51 @@ impl GivenOptions<'_, '_> {
     }
 }
 
+/// A stretch of an answer: kind, text, and the sampled tokens from a first to before a last.
+type Stretch = (&'static str, String, usize, usize);
+
+/// What sampled ids stand for.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct ParsedAnswer(Parsed);
+
+#[pymethods]
+impl ParsedAnswer {
+    #[getter]
+    fn message<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(pythonize::pythonize(py, &self.0.message)?)
+    }
+
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    #[getter]
+    fn segments(&self) -> Vec<Stretch> {
+        let stretch = |segment: &primerl_render::Segment| {
+            let kind = match segment.kind {
+                SegmentKind::Content => "content",
+                SegmentKind::Reasoning => "reasoning",
+                SegmentKind::ToolCall(_) => "tool_call",
+                SegmentKind::Hidden => "hidden",
+            };
+            let text = self.0.text[segment.text_range.clone()].to_owned();
+            let tokens = &segment.token_range;
+            (kind, text, tokens.start, tokens.end)
+        };
+        self.0.segments.iter().map(stretch).collect()
+    }
+
+    #[getter]
+    fn malformed(&self) -> Vec<(String, String)> {
+        let one = |call: &primerl_render::MalformedCall| {
+            let text = self.0.text[call.text_range.clone()].to_owned();
+            (call.reason.to_string(), text)
+        };
+        self.0.malformed.iter().map(one).collect()
+    }
+}
+
 /// Little-endian columns: int32 ids, uint8 mask.
 fn columns<'py>(
     py: Python<'py>,
@@ -87,8 +134,18 @@ impl Renderer {
 #[pymethods]
 impl Renderer {
     #[new]
-    fn new(py: Python<'_>, model_dir: PathBuf) -> PyResult<Self> {
-        py.detach(|| Inner::load(&model_dir))
+    #[pyo3(signature = (model_dir, *, tool_parser=None, reasoning_parser=None))]
+    fn new(
+        py: Python<'_>,
+        model_dir: PathBuf,
+        tool_parser: Option<String>,
+        reasoning_parser: Option<String>,
+    ) -> PyResult<Self> {
+        let options = LoadOptions {
+            tool_parser,
+            reasoning_parser,
+        };
+        py.detach(|| Inner::load_with(&model_dir, &options))
             .map(Self)
             .map_err(|error| render_error(py, with_causes(&error)))
     }
@@ -230,9 +287,39 @@ impl Renderer {
         Ok(pythonize::pythonize(py, &turns)?)
     }
 
-    fn parse<'py>(&self, py: Python<'py>, sampled: Vec<u32>) -> PyResult<Bound<'py, PyAny>> {
-        let message = self.work(py, |renderer| renderer.parse(&sampled))?;
-        Ok(pythonize::pythonize(py, &message)?)
+    #[pyo3(signature = (sampled, tools=None, starts_in_reasoning=false))]
+    fn parse<'py>(
+        &self,
+        py: Python<'py>,
+        sampled: Vec<u32>,
+        tools: Option<&Bound<'_, PyAny>>,
+        starts_in_reasoning: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.parse_answer(py, sampled, tools, starts_in_reasoning)?
+            .message(py)
+    }
+
+    #[pyo3(signature = (sampled, tools=None, starts_in_reasoning=false))]
+    fn parse_answer(
+        &self,
+        py: Python<'_>,
+        sampled: Vec<u32>,
+        tools: Option<&Bound<'_, PyAny>>,
+        starts_in_reasoning: bool,
+    ) -> PyResult<ParsedAnswer> {
+        let tools: Option<Vec<Value>> = tools.map(|tools| owned("tools", tools)).transpose()?;
+        self.work(py, |renderer| {
+            let context = AnswerContext {
+                tools: tools.as_deref(),
+                starts_in_reasoning,
+            };
+            renderer.parse_answer(&sampled, &context)
+        })
+        .map(ParsedAnswer)
+    }
+
+    fn starts_in_reasoning(&self, py: Python<'_>, prompt: Vec<u32>) -> bool {
+        py.detach(|| self.0.starts_in_reasoning(&prompt))
     }
 
     fn encode(&self, py: Python<'_>, text: &str) -> PyResult<Vec<u32>> {
@@ -254,6 +341,16 @@ impl Renderer {
     #[getter]
     fn max_positions(&self) -> Option<u32> {
         self.0.max_positions()
+    }
+
+    #[getter]
+    fn tool_parser(&self) -> &'static str {
+        self.0.parsers().tool
+    }
+
+    #[getter]
+    fn reasoning_parser(&self) -> &'static str {
+        self.0.parsers().reasoning
     }
 
     #[getter]

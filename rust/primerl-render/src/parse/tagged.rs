@@ -122,11 +122,14 @@ impl Tagged {
         if may_be_call {
             return None;
         }
-        if !has_call {
-            let reason = match rest {
-                "" => CallProblem::CutOff,
-                _ => CallProblem::Structure("no call follows the marker"),
-            };
+        // The end may come within a marker, too.
+        let end = cut.text.len();
+        if has_call && close.starts_with(rest) {
+            cut.hide(end);
+        } else if self.call_openers().any(|open| open.starts_with(rest)) {
+            cut.no_call(end, CallProblem::CutOff);
+        } else if !has_call {
+            let reason = CallProblem::Structure("no call follows the marker");
             cut.no_call(self.searched, reason);
         }
         Some(self.leave(has_call))

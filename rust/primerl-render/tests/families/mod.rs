@@ -1,7 +1,9 @@
-//! Sample texts of every family, and a model for each.
+//! Sample texts of every family, a model for each, and what holds for every parsed answer.
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use primerl_render::testing::{CHATML, write_model};
-use primerl_render::{LoadError, LoadOptions, Renderer};
+use primerl_render::{AnswerContext, LoadError, LoadOptions, Parsed, Renderer, SegmentKind};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
@@ -248,4 +250,86 @@ fn load_added(added: &[(&str, bool)], tool: &str, reasoning: &str) -> Result<Ren
         reasoning_parser: Some(reasoning.to_owned()),
     };
     Renderer::load_with(folder.path(), &options)
+}
+
+/// Id, name and arguments.
+pub type WrittenCall<'a> = (Option<&'a str>, &'a str, &'a str);
+
+pub fn tools() -> Vec<Value> {
+    vec![
+        json!({"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "boolean"},
+        "area": {"type": "object"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}}),
+    ]
+}
+
+pub fn parse_ids(
+    renderer: &Renderer,
+    ids: &[u32],
+    has_tools: bool,
+    starts_in_reasoning: bool,
+) -> Parsed {
+    let tools = tools();
+    let context = AnswerContext {
+        tools: has_tools.then_some(&tools),
+        starts_in_reasoning,
+    };
+    renderer.parse_answer(ids, &context).expect("parses")
+}
+
+pub fn calls(parsed: &Parsed) -> Vec<WrittenCall<'_>> {
+    parsed
+        .message
+        .tool_calls
+        .iter()
+        .flatten()
+        .map(|call| {
+            (
+                call.id.as_deref(),
+                call.function.name.as_str(),
+                call.function.arguments.as_str().expect("JSON text"),
+            )
+        })
+        .collect()
+}
+
+pub fn shown(parsed: &Parsed, kind: SegmentKind) -> String {
+    let of_kind = parsed
+        .segments
+        .iter()
+        .filter(|segment| segment.kind == kind);
+    of_kind
+        .map(|segment| &parsed.text[segment.text_range.clone()])
+        .collect()
+}
+
+/// What holds for every parsed answer.
+pub fn check(renderer: &Renderer, ids: &[u32], parsed: &Parsed) {
+    let answer = &ids[..ids.len() - usize::from(parsed.stop_token.is_some())];
+    let decoded = renderer.tokenizer().decode(answer, false).expect("decodes");
+    assert_eq!(parsed.text, decoded);
+    let (mut text, mut token) = (0, 0);
+    for segment in &parsed.segments {
+        assert_eq!(segment.text_range.start, text, "segments tile the text");
+        text = segment.text_range.end;
+        assert!(segment.token_range.start <= token, "no token is left out");
+        assert!(segment.token_range.end >= token);
+        token = segment.token_range.end;
+        if !decoded.contains('\u{fffd}') {
+            let tokens = &answer[segment.token_range.clone()];
+            let touched = renderer.tokenizer().decode(tokens, false).expect("decodes");
+            assert!(touched.contains(&parsed.text[segment.text_range.clone()]));
+        }
+    }
+    assert_eq!((text, token), (decoded.len(), answer.len()));
+    let content = parsed.message.content.joined().expect("text");
+    assert_eq!(shown(parsed, SegmentKind::Content), content);
+    let reasoning = parsed.message.reasoning_content.as_deref().unwrap_or("");
+    assert_eq!(shown(parsed, SegmentKind::Reasoning), reasoning);
+    for (index, _) in parsed.message.tool_calls.iter().flatten().enumerate() {
+        assert!(!shown(parsed, SegmentKind::ToolCall(index)).is_empty());
+    }
+    for malformed in &parsed.malformed {
+        assert!(malformed.text_range.end <= decoded.len());
+    }
 }
