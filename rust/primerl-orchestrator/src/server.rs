@@ -19,6 +19,7 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
         )
+        .route("/rollouts/{rollout}/v1/messages", post(gateway::messages))
         .route(
             "/rollouts/{rollout}/v1/models",
             get(gateway::rollout_models),

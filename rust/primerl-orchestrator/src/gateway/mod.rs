@@ -29,7 +29,7 @@ mod sampling;
 mod text;
 mod turn;
 
-pub use endpoints::{chat_completions, models, rollout_models};
+pub use endpoints::{chat_completions, messages, models, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;
