@@ -8,6 +8,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints` | one request from its headers to its response; retries and repeats |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
@@ -17,6 +18,7 @@
 
 mod answer;
 mod body;
+mod count;
 mod dialect;
 mod endpoints;
 mod events;
@@ -29,6 +31,7 @@ mod sampling;
 mod text;
 mod turn;
 
+pub use count::{count_tokens, detokenize, tokenize};
 pub use endpoints::{chat_completions, messages, models, rollout_models};
 
 use crate::app::App;
