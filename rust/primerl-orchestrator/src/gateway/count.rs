@@ -6,7 +6,7 @@
 use super::Gateway;
 use super::dialect::{Dialect, messages};
 use super::endpoints::{compute, session_of};
-use super::fields::{Fields, missing, shown, within};
+use super::fields::{Fields, missing, shown};
 use super::prompt;
 use super::request::Incoming;
 use super::rollouts::Rollout;
@@ -92,7 +92,7 @@ fn find(app: &App, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>
 fn fields_of(body: &Bytes) -> Result<Fields, ApiError> {
     let value = serde_json::from_slice(body)
         .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
-    Fields::of(value).map_err(|error| within("the body", error))
+    Fields::of(value).map_err(|error| ApiError::invalid(format!("the body {}", error.message)))
 }
 
 /// The ids, and the text that each stands for where that is wanted.
@@ -150,15 +150,18 @@ fn render_options(fields: &mut Fields) -> Result<RenderOptions, ApiError> {
 fn text_of(gateway: &Gateway, mut fields: Fields) -> Result<String, ApiError> {
     let tokens = fields.list("tokens")?.ok_or_else(|| missing("tokens"))?;
     fields.end(|name, _| name == "model")?;
-    let highest = gateway.renderer.vocabulary_size().unwrap_or(u32::MAX);
+    let tokenizer = gateway.renderer.tokenizer();
+    // Models may compute more ids than they have tokens; a folder may not say how many.
+    let size = gateway.renderer.vocabulary_size().unwrap_or(0);
+    let is_known = |id: &u32| *id < size || !tokenizer.token_bytes(*id).is_empty();
     let id = |token: &Value| {
         let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.filter(|id| *id < highest).ok_or_else(|| {
+        id.filter(is_known).ok_or_else(|| {
             let problem = format!("tokens: {} is no token of the model", shown(token));
             ApiError::invalid(problem).param("tokens")
         })
     };
     let ids: Vec<u32> = tokens.iter().map(id).collect::<Result<_, _>>()?;
-    let text = gateway.renderer.tokenizer().decode(&ids, false);
+    let text = tokenizer.decode(&ids, false);
     text.map_err(|error| ApiError::invalid(error.to_string()).param("tokens"))
 }

@@ -1,4 +1,4 @@
-//! The gateway: to environments and agents an OpenAI server, to engines a client of token ids.
+//! The gateway: to environments and agents a server of OpenAI's and Anthropic's protocols, to engines a client of token ids.
 //!
 //! ```text
 //! request ─ dialect ─> messages ─ prompt ─> extend: recorded ids + suffix ┐
