@@ -19,6 +19,8 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
         )
+        .route("/rollouts/{rollout}/v1/messages", post(gateway::messages))
+        .merge(counting())
         .route(
             "/rollouts/{rollout}/v1/models",
             get(gateway::rollout_models),
@@ -43,6 +45,24 @@ pub fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(app)
+}
+
+/// Tokens without an answer. Clients look for vLLM's two beside `/v1` and in it, and for all of them without a rollout.
+fn counting() -> Router<Arc<App>> {
+    let mut router = Router::new();
+    for base in ["", "/rollouts/{rollout}"] {
+        router = router.route(
+            &format!("{base}/v1/messages/count_tokens"),
+            post(gateway::count_tokens),
+        );
+        for version in ["", "/v1"] {
+            let path = |name: &str| format!("{base}{version}/{name}");
+            router = router
+                .route(&path("tokenize"), post(gateway::tokenize))
+                .route(&path("detokenize"), post(gateway::detokenize));
+        }
+    }
+    router
 }
 
 async fn unknown(request: Request) -> ApiError {

@@ -61,6 +61,19 @@ pub async fn chat_completions(
     serve(app, Dialect::Chat, &rollout, &headers, body).await
 }
 
+/// An error of the body is told in the dialect's shape, too.
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    body: Result<RawBody, ApiError>,
+) -> Response {
+    match body {
+        Ok(RawBody(body)) => serve(app, Dialect::Messages, &rollout, &headers, body).await,
+        Err(error) => Dialect::Messages.refusal(&error),
+    }
+}
+
 async fn respond(
     app: &Arc<App>,
     dialect: Dialect,
@@ -180,10 +193,20 @@ async fn prepare(
     dialect: Dialect,
     body: Bytes,
 ) -> Result<Prepared, ApiError> {
-    let large = body.len() > LARGE_BODY;
     let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
-    let work = move || prepare_now(&app, &rollout, &call, dialect, &body);
-    if !large {
+    let size = body.len();
+    compute(size, move || {
+        prepare_now(&app, &rollout, &call, dialect, &body)
+    })
+    .await
+}
+
+/// Work on a body of this size, on another thread where it may take long.
+pub(super) async fn compute<T: Send + 'static>(
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size <= LARGE_BODY {
         return work();
     }
     tokio::task::spawn_blocking(work)
@@ -225,7 +248,12 @@ fn prepare_now(
             })
         }
         (None, None) => {
-            let prompt = prompt::prepare(&app.gateway.renderer, rollout, &call.session, &request)?;
+            let prompt = prompt::prepare(
+                &app.gateway.renderer,
+                rollout,
+                &call.session,
+                &request.input,
+            )?;
             let task = new_task(app, rollout, request, prompt, reply.as_ref())?;
             Ok(Prepared::New {
                 task: Box::new(task),
@@ -344,7 +372,7 @@ fn whole_or_events(
     encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
 }
 
-fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
+pub(super) fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
     let Some(session) = headers.get("x-session-id") else {
         return Ok("".into());
     };

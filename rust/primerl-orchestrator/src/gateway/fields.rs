@@ -9,6 +9,16 @@ use serde_json::{Map, Value};
 pub struct Fields(pub Map<String, Value>);
 
 impl Fields {
+    pub fn of(value: Value) -> Result<Fields, ApiError> {
+        match value {
+            Value::Object(fields) => Ok(Fields(fields)),
+            other => Err(ApiError::invalid(format!(
+                "must be an object, not {}",
+                shown(&other)
+            ))),
+        }
+    }
+
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
@@ -22,10 +32,8 @@ impl Fields {
         let Some(value) = self.take(name) else {
             return Ok(None);
         };
-        read(&value).map(Some).ok_or_else(|| {
-            ApiError::invalid(format!("{name} must be {expected}, not {}", shown(&value)))
-                .param(name)
-        })
+        let read = read(&value).map(Some);
+        read.ok_or_else(|| wrong_type(name, expected, &value))
     }
 
     pub fn flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
@@ -46,12 +54,24 @@ impl Fields {
         self.typed(name, "a text", text)
     }
 
+    pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
+        self.text(name)?.ok_or_else(|| missing(name))
+    }
+
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
-        self.typed(name, "a list", |value| value.as_array().cloned())
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(wrong_type(name, "a list", &other)),
+        }
     }
 
     pub fn map(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
-        self.typed(name, "an object", |value| value.as_object().cloned())
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(other) => Err(wrong_type(name, "an object", &other)),
+        }
     }
 
     /// One text or a list of texts.
@@ -78,6 +98,31 @@ impl Fields {
     }
 }
 
+fn wrong_type(name: &str, expected: &str, value: &Value) -> ApiError {
+    ApiError::invalid(format!("{name} must be {expected}, not {}", shown(value))).param(name)
+}
+
+pub fn missing(name: &str) -> ApiError {
+    ApiError::invalid(format!("{name} is missing")).param(name)
+}
+
+/// The error of a part of the request that lies at `path`.
+pub fn within(path: &str, error: ApiError) -> ApiError {
+    let separator = match error.param {
+        Some(_) => '.',
+        None => ' ',
+    };
+    let param = match &error.param {
+        Some(param) => format!("{path}.{param}"),
+        None => path.to_owned(),
+    };
+    ApiError {
+        message: format!("{path}{separator}{}", error.message),
+        ..error
+    }
+    .param(param)
+}
+
 /// The refusal of a field that cannot be honoured.
 pub fn unsupported(name: &str, value: &Value) -> ApiError {
     let message = format!(
@@ -90,7 +135,7 @@ pub fn unsupported(name: &str, value: &Value) -> ApiError {
 }
 
 /// The beginning of a value: what a client sent may be long.
-fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
         None => text,

@@ -1,4 +1,4 @@
-//! The gateway: to environments and agents an OpenAI server, to engines a client of token ids.
+//! The gateway: to environments and agents a server of OpenAI's and Anthropic's protocols, to engines a client of token ids.
 //!
 //! ```text
 //! request ─ dialect ─> messages ─ prompt ─> extend: recorded ids + suffix ┐
@@ -8,6 +8,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints` | one request from its headers to its response; retries and repeats |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
@@ -17,6 +18,7 @@
 
 mod answer;
 mod body;
+mod count;
 mod dialect;
 mod endpoints;
 mod events;
@@ -31,7 +33,8 @@ mod sampling;
 mod text;
 mod turn;
 
-pub use endpoints::{chat_completions, models, rollout_models};
+pub use count::{count_tokens, detokenize, tokenize};
+pub use endpoints::{chat_completions, messages, models, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;

@@ -1,6 +1,6 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
-use super::request::{Incoming, IncomingOptions, Input, Options, TurnRequest, message_key};
+use super::request::{Incoming, IncomingOptions, Input, Options, message_key};
 use super::rollouts::{Rollout, RolloutState};
 use crate::engines::{PromptIds, Resident};
 use crate::http::ApiError;
@@ -45,9 +45,9 @@ pub(super) fn prepare(
     renderer: &Renderer,
     rollout: &Rollout,
     session: &Arc<str>,
-    request: &TurnRequest,
+    input: &Input,
 ) -> Result<Prompt, ApiError> {
-    match &request.input {
+    match input {
         Input::Messages { messages, options } => {
             of_messages(renderer, rollout, session, messages, options)
         }
@@ -56,6 +56,15 @@ pub(super) fn prepare(
             Ok(of_ids(rollout, session, &ids))
         }
         Input::Ids(ids) => Ok(of_ids(rollout, session, ids)),
+    }
+}
+
+/// The ids of a request outside of any conversation.
+pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiError> {
+    match input {
+        Input::Messages { messages, options } => render(renderer, messages, &*options.read()?),
+        Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
+        Input::Ids(ids) => Ok(ids.clone()),
     }
 }
 

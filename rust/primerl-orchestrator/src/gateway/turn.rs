@@ -45,9 +45,10 @@ pub(super) fn room(
         return Err(ApiError::invalid("the prompt is empty").param("prompt"));
     }
     if length >= limit {
+        // OpenAI's words and Anthropic's: agents know an overflow by either.
         let message = format!(
-            "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens; \
-             shorten the messages."
+            "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
+             (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
         );
         return Err(ApiError::invalid(message)
             .param("messages")

@@ -1,5 +1,6 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
+use super::sse::append;
 use crate::gateway::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::gateway::fields::{Fields, unsupported};
 use crate::gateway::request::{Incoming, IncomingOptions, Input, Parse, TurnRequest};
@@ -448,11 +449,6 @@ fn delta_json(delta: &Delta) -> Value {
         } => json!({"tool_calls": [{"index": index, "id": id, "type": "function",
             "function": {"name": name, "arguments": arguments}}]}),
     }
-}
-
-fn append(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    // Writing to memory cannot fail.
-    let _ = serde_json::to_writer(out, value);
 }
 
 impl Events for Chunks {

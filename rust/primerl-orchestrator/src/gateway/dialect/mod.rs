@@ -2,6 +2,8 @@
 //! answer back ([`Reply`]); everything between is the same for all.
 
 mod chat;
+pub(super) mod messages;
+mod sse;
 
 use super::answer::Reply;
 use super::request::TurnRequest;
@@ -14,6 +16,8 @@ use bytes::Bytes;
 pub(super) enum Dialect {
     /// OpenAI's chat completions.
     Chat,
+    /// Anthropic's messages.
+    Messages,
 }
 
 impl Dialect {
@@ -26,6 +30,7 @@ impl Dialect {
     ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
         match self {
             Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+            Dialect::Messages => messages::read(body, &rollout.rules(), digest),
         }
     }
 
@@ -33,6 +38,7 @@ impl Dialect {
     pub fn refusal(self, error: &ApiError) -> Response {
         match self {
             Dialect::Chat => error.clone().into_response(),
+            Dialect::Messages => messages::refusal(error),
         }
     }
 }
