@@ -77,7 +77,7 @@ impl Turns {
         let digest = primerl_core::conversation::message_hash(body);
         let (request, reply) = Dialect::Chat.read(body, &self.rollout, digest)?;
         let renderer = &self.gateway.renderer;
-        let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request)?;
+        let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);
         let engine_body = sample
             .body(&self.engines, PolicyVersion(0), false)

@@ -27,6 +27,7 @@ fn answer(message: Value, finish: FinishReason, stop: Option<&str>) -> Answer {
             prompt: None,
         },
         choices: vec![Choice {
+            malformed: vec![],
             message: serde_json::from_value(message).expect("a message"),
             finish,
             stop: stop.map(str::to_owned),
