@@ -126,20 +126,27 @@ impl Harmony {
 
     fn header(&mut self, cut: &mut Cut, is_end: bool) -> bool {
         let first = skip_blank(&cut.text, cut.position());
-        if is_end && first == cut.text.len() {
-            cut.hide(first);
-            return false;
+        if first - cut.position() <= LONGEST_HEADER {
+            if is_end && first == cut.text.len() {
+                cut.hide(first);
+                return false;
+            }
+            if starts(&cut.text[first..], &HEADER_BEGINNINGS, is_end) == Starts::No {
+                return self.enter(State::Content, cut.position());
+            }
         }
-        if starts(&cut.text[first..], &HEADER_BEGINNINGS, is_end) == Starts::No {
+        let found = find(&cut.text, self.searched, &[MESSAGE], is_end);
+        let (Found::At { at: place, .. } | Found::NotBefore(place)) = found;
+        if place - cut.position() > LONGEST_HEADER {
+            // A letter is shown first, so that a marker there is not read as one again.
+            let letter = cut.rest().chars().next().map_or(0, char::len_utf8);
+            cut.content(cut.position() + letter);
             return self.enter(State::Content, cut.position());
         }
-        match find(&cut.text, self.searched, &[MESSAGE], is_end) {
+        match found {
             Found::At { at, .. } => self.begin_message(cut, at),
             Found::NotBefore(place) => {
                 self.searched = place;
-                if place - cut.position() > LONGEST_HEADER {
-                    return self.enter(State::Content, cut.position());
-                }
                 if is_end {
                     self.end_in_header(cut);
                 }

@@ -21,6 +21,8 @@ pub(super) struct LlamaJson {
     /// The tag says that a call is meant; without it an object may be an answer.
     is_tagged: bool,
     searched: usize,
+    /// White space up to here is known, so that no flood of it is read again with each token.
+    blank: usize,
 }
 
 impl LlamaJson {
@@ -29,6 +31,7 @@ impl LlamaJson {
             place: Place::Start,
             is_tagged: false,
             searched: 0,
+            blank: 0,
         }
     }
 
@@ -37,7 +40,8 @@ impl LlamaJson {
         let mut at = skip_blank(&cut.text, cut.position());
         self.is_tagged = cut.text[at..].starts_with(MARKERS[0]);
         if self.is_tagged {
-            at = skip_blank(&cut.text, at + MARKERS[0].len());
+            at = skip_blank(&cut.text, self.blank.max(at + MARKERS[0].len()));
+            self.blank = at;
         }
         match cut.text.as_bytes().get(at) {
             None if !is_end => None,
@@ -92,7 +96,8 @@ impl LlamaJson {
         let mut at = self.searched;
         let has_separator = matches!(cut.text.as_bytes().get(at), Some(b';' | b','));
         if has_separator {
-            at = skip_blank(&cut.text, at + 1);
+            at = skip_blank(&cut.text, self.blank.max(at + 1));
+            self.blank = at;
         }
         match cut.text.as_bytes().get(at) {
             None if !is_end => None,

@@ -40,7 +40,9 @@ impl Mistral {
 
     // `None`: more text decides.
     fn start(&mut self, cut: &mut Cut, is_end: bool) -> Option<Progress> {
-        let at = skip_blank(&cut.text, cut.position() + OPENERS[0].len());
+        let after_marker = cut.position() + OPENERS[0].len();
+        let at = skip_blank(&cut.text, self.searched.max(after_marker));
+        self.searched = at;
         match cut.text.as_bytes().get(at) {
             None if !is_end => return None,
             None => {

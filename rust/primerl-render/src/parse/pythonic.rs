@@ -49,7 +49,8 @@ impl Pythonic {
             .iter()
             .position(|open| cut.text[at..].starts_with(open));
         if let Some(pair) = self.pair {
-            at = skip_blank(&cut.text, at + OPENERS[pair].len());
+            at = skip_blank(&cut.text, self.searched.max(at + OPENERS[pair].len()));
+            self.searched = at;
         }
         match cut.text.as_bytes().get(at) {
             None if !is_end => None,
