@@ -245,7 +245,7 @@ def test_a_missing_limit_is_refused_and_harmless_fields_pass(served: Gateway) ->
 
 def test_a_long_prompt_is_anthropics_error(served: Gateway, client: anthropic.Anthropic) -> None:
     for stream in (False, True):
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 512 maximum") as refused:
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 1000 maximum") as refused:
             client.messages.create(**ask("word " * 1000), stream=stream)
         body: Any = refused.value.body
         assert body["error"]["type"] == "invalid_request_error"
@@ -314,7 +314,7 @@ def test_tokenize_and_detokenize(served: Gateway) -> None:
     ids = served.renderer.encode(text)
     for base in (served.base_url, served.root_url, f"{served.orchestrator.url}/v1", served.orchestrator.url):
         plain = tokens(f"{base}/tokenize", model="m", prompt=text)
-        assert plain == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
+        assert plain == {"count": len(ids), "max_model_len": 1000, "tokens": ids, "token_strs": None}
         assert tokens(f"{base}/detokenize", tokens=ids) == {"prompt": text}
     shown = tokens(f"{served.base_url}/tokenize", prompt="Hello<|im_end|>", return_token_strs=True)
     assert "".join(shown["token_strs"]) == "Hello<|im_end|>"
