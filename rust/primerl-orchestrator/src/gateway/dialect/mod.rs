@@ -2,6 +2,9 @@
 //! answer back ([`Reply`]); everything between is the same for all.
 
 mod chat;
+mod chunks;
+mod logprobs;
+mod shared;
 
 use super::answer::Reply;
 use super::request::TurnRequest;
