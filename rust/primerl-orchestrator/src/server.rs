@@ -19,6 +19,15 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
         )
+        .route("/rollouts/{rollout}/v1/responses", post(gateway::responses))
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}",
+            get(gateway::retrieve_response).delete(gateway::delete_response),
+        )
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}/input_items",
+            get(gateway::response_input_items),
+        )
         .route(
             "/rollouts/{rollout}/v1/models",
             get(gateway::rollout_models),

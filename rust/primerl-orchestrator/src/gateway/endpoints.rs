@@ -60,6 +60,15 @@ pub async fn chat_completions(
     serve(app, Dialect::Chat, &rollout, &headers, body).await
 }
 
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Responses, &rollout, &headers, body).await
+}
+
 async fn respond(
     app: &Arc<App>,
     dialect: Dialect,

@@ -78,6 +78,18 @@ impl Fields {
     }
 }
 
+/// Errors of a part of the body, such as `input[3]`, with their fields named from there.
+pub fn within<T>(path: &str, result: Result<T, ApiError>) -> Result<T, ApiError> {
+    result.map_err(|error| ApiError {
+        message: format!("{path}: {}", error.message),
+        param: Some(match &error.param {
+            Some(param) => format!("{path}.{param}"),
+            None => path.to_owned(),
+        }),
+        ..error
+    })
+}
+
 /// The refusal of a field that cannot be honoured.
 pub fn unsupported(name: &str, value: &Value) -> ApiError {
     let message = format!(

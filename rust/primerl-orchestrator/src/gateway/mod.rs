@@ -29,7 +29,8 @@ mod sampling;
 mod text;
 mod turn;
 
-pub use endpoints::{chat_completions, models, rollout_models};
+pub use dialect::{delete_response, response_input_items, retrieve_response};
+pub use endpoints::{chat_completions, models, responses, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;

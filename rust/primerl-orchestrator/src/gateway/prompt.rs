@@ -157,7 +157,7 @@ fn resolve_keys(
     let mut new = Vec::new();
     let mut keys = Vec::with_capacity(messages.len());
     for (index, known) in known.into_iter().enumerate() {
-        keys.push(match known {
+        keys.push(match known.or_else(|| messages[index].key()) {
             Some(key) => key,
             None => {
                 let message = messages[index].read(index)?;

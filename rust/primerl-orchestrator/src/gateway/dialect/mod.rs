@@ -4,7 +4,13 @@
 mod chat;
 mod chunks;
 mod logprobs;
+mod responses;
 mod shared;
+
+pub use responses::{
+    Store as ResponseStore, delete as delete_response, input_items as response_input_items,
+    retrieve as retrieve_response,
+};
 
 use super::answer::Reply;
 use super::request::TurnRequest;
@@ -17,6 +23,8 @@ use bytes::Bytes;
 pub(super) enum Dialect {
     /// OpenAI's chat completions.
     Chat,
+    /// OpenAI's responses.
+    Responses,
 }
 
 impl Dialect {
@@ -29,13 +37,16 @@ impl Dialect {
     ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
         match self {
             Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+            Dialect::Responses => {
+                responses::read(body, &rollout.rules(), &rollout.responses, digest)
+            }
         }
     }
 
     /// An error in the shape that the dialect's SDKs expect.
     pub fn refusal(self, error: &ApiError) -> Response {
         match self {
-            Dialect::Chat => error.clone().into_response(),
+            Dialect::Chat | Dialect::Responses => error.clone().into_response(),
         }
     }
 }
