@@ -19,6 +19,10 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
         )
+        .route(
+            "/rollouts/{rollout}/v1/completions",
+            post(gateway::completions),
+        )
         .route("/rollouts/{rollout}/v1/responses", post(gateway::responses))
         .route(
             "/rollouts/{rollout}/v1/responses/{response}",

@@ -69,6 +69,15 @@ pub async fn responses(
     serve(app, Dialect::Responses, &rollout, &headers, body).await
 }
 
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Completions, &rollout, &headers, body).await
+}
+
 async fn respond(
     app: &Arc<App>,
     dialect: Dialect,

@@ -30,7 +30,7 @@ mod text;
 mod turn;
 
 pub use dialect::{delete_response, response_input_items, retrieve_response};
-pub use endpoints::{chat_completions, models, responses, rollout_models};
+pub use endpoints::{chat_completions, completions, models, responses, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;

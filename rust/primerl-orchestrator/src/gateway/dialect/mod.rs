@@ -3,6 +3,7 @@
 
 mod chat;
 mod chunks;
+mod completions;
 mod logprobs;
 mod responses;
 mod shared;
@@ -25,6 +26,8 @@ pub(super) enum Dialect {
     Chat,
     /// OpenAI's responses.
     Responses,
+    /// OpenAI's text completions.
+    Completions,
 }
 
 impl Dialect {
@@ -37,6 +40,7 @@ impl Dialect {
     ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
         match self {
             Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+            Dialect::Completions => completions::read(body, &rollout.rules(), digest),
             Dialect::Responses => {
                 responses::read(body, &rollout.rules(), &rollout.responses, digest)
             }
@@ -46,7 +50,17 @@ impl Dialect {
     /// An error in the shape that the dialect's SDKs expect.
     pub fn refusal(self, error: &ApiError) -> Response {
         match self {
-            Dialect::Chat | Dialect::Responses => error.clone().into_response(),
+            Dialect::Chat => error.clone().into_response(),
+            Dialect::Responses => with_messages_named(error, "input").into_response(),
+            Dialect::Completions => with_messages_named(error, "prompt").into_response(),
         }
+    }
+}
+
+/// An error about the messages, where the dialect has another name for them.
+fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
+    match error.param.as_deref() {
+        Some("messages") => error.clone().param(name),
+        _ => error.clone(),
     }
 }
