@@ -22,6 +22,19 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/rollouts/{rollout}/v1/messages", post(gateway::messages))
         .merge(counting())
         .route(
+            "/rollouts/{rollout}/v1/completions",
+            post(gateway::completions),
+        )
+        .route("/rollouts/{rollout}/v1/responses", post(gateway::responses))
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}",
+            get(gateway::retrieve_response).delete(gateway::delete_response),
+        )
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}/input_items",
+            get(gateway::response_input_items),
+        )
+        .route(
             "/rollouts/{rollout}/v1/models",
             get(gateway::rollout_models),
         )

@@ -63,7 +63,7 @@ fn answer(
     let mut turn = turn(parent.map(|parent| parent.0), &suffix, sampled, 0);
     turn.start_digest = digest_start(tools.as_bytes());
     turn.context_digest = planned.context_digest;
-    turn.answer = key(answer).answer.unwrap();
+    turn.answer = key(answer).answer.expect("an answer");
     conversation.record(index, &turn);
     index
 }

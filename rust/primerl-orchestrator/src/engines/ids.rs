@@ -42,8 +42,11 @@ const fn digits() -> [u32; 10_000] {
     let mut number = 0;
     while number < 10_000 {
         let n = number as u32;
-        table[number] =
-            0x3030_3030 + (n / 1000) + (n / 100 % 10 << 8) + (n / 10 % 10 << 16) + (n % 10 << 24);
+        table[number] = 0x3030_3030
+            + (n / 1000)
+            + ((n / 100 % 10) << 8)
+            + ((n / 10 % 10) << 16)
+            + ((n % 10) << 24);
         number += 1;
     }
     table

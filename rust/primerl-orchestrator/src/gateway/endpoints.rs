@@ -74,6 +74,24 @@ pub async fn messages(
     }
 }
 
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Responses, &rollout, &headers, body).await
+}
+
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Completions, &rollout, &headers, body).await
+}
+
 async fn respond(
     app: &Arc<App>,
     dialect: Dialect,

@@ -123,6 +123,11 @@ pub fn within(path: &str, error: ApiError) -> ApiError {
     .param(param)
 }
 
+/// The result of reading a part of the request that lies at `path`.
+pub fn at<T>(path: &str, result: Result<T, ApiError>) -> Result<T, ApiError> {
+    result.map_err(|error| within(path, error))
+}
+
 /// The refusal of a field that cannot be honoured.
 pub fn unsupported(name: &str, value: &Value) -> ApiError {
     let message = format!(

@@ -34,7 +34,8 @@ mod text;
 mod turn;
 
 pub use count::{count_tokens, detokenize, tokenize};
-pub use endpoints::{chat_completions, messages, models, rollout_models};
+pub use dialect::{delete_response, response_input_items, retrieve_response};
+pub use endpoints::{chat_completions, completions, messages, models, responses, rollout_models};
 
 use crate::app::App;
 use crate::config::Sampling;

@@ -55,7 +55,26 @@ pub(super) fn prepare(
             let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
             Ok(of_ids(rollout, session, &ids))
         }
-        Input::Ids(ids) => Ok(of_ids(rollout, session, ids)),
+        Input::Ids(ids) => {
+            within_vocabulary(renderer, ids)?;
+            Ok(of_ids(rollout, session, ids))
+        }
+    }
+}
+
+/// An engine would fail at an id that its model has no row for.
+fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
+    let size = renderer.vocabulary_size().unwrap_or(u32::MAX);
+    match ids.iter().position(|id| *id >= size) {
+        None => Ok(()),
+        Some(index) => {
+            let message = format!(
+                "prompt[{index}] is {}; the vocabulary ends at {}",
+                ids[index],
+                size.saturating_sub(1)
+            );
+            Err(ApiError::invalid(message).param("prompt"))
+        }
     }
 }
 
@@ -156,7 +175,7 @@ fn resolve_keys(
     let mut new = Vec::new();
     let mut keys = Vec::with_capacity(messages.len());
     for (index, known) in known.into_iter().enumerate() {
-        keys.push(match known {
+        keys.push(match known.or_else(|| messages[index].key()) {
             Some(key) => key,
             None => {
                 let message = messages[index].read(index)?;
@@ -255,4 +274,23 @@ fn longest_begun(
         (history.len() < ids.len() && history.begins(ids)).then_some((turn, history))
     });
     begun.max_by_key(|(_, history)| history.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_out_of_the_vocabulary_is_named() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
+        let renderer = Renderer::load(folder.path()).expect("loads");
+        let size = renderer
+            .vocabulary_size()
+            .expect("is in the model's config");
+        assert!(within_vocabulary(&renderer, &[0, size - 1]).is_ok());
+        let error = within_vocabulary(&renderer, &[0, size, 1]).expect_err("is refused");
+        assert!(error.message.contains("prompt[1]"), "{}", error.message);
+        assert_eq!(error.param.as_deref(), Some("prompt"));
+    }
 }

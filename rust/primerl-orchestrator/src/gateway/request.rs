@@ -20,6 +20,22 @@ pub enum Incoming {
     Raw(Bytes),
     /// Made from another dialect's items.
     Read(Box<Message>),
+    /// The same, kept from request to request.
+    Keyed(Arc<KeyedMessage>),
+}
+
+/// A message and its key, which takes longer to make than to look at.
+#[derive(Debug)]
+pub struct KeyedMessage {
+    pub message: Message,
+    pub key: MessageKey,
+}
+
+impl KeyedMessage {
+    pub fn new(message: Message) -> Arc<KeyedMessage> {
+        let key = message_key(&message);
+        Arc::new(KeyedMessage { message, key })
+    }
 }
 
 impl Incoming {
@@ -27,7 +43,15 @@ impl Incoming {
     pub fn raw_digest(&self) -> Option<u128> {
         match self {
             Incoming::Raw(raw) => Some(message_hash(raw)),
-            Incoming::Read(_) => None,
+            Incoming::Read(_) | Incoming::Keyed(_) => None,
+        }
+    }
+
+    /// The message's key, where it need not be made.
+    pub fn key(&self) -> Option<MessageKey> {
+        match self {
+            Incoming::Keyed(keyed) => Some(keyed.key),
+            Incoming::Raw(_) | Incoming::Read(_) => None,
         }
     }
 
@@ -35,6 +59,7 @@ impl Incoming {
     pub fn read(&self, index: usize) -> Result<Cow<'_, Message>, ApiError> {
         match self {
             Incoming::Read(message) => Ok(Cow::Borrowed(message)),
+            Incoming::Keyed(keyed) => Ok(Cow::Borrowed(&keyed.message)),
             Incoming::Raw(raw) => {
                 let mut message: Message = serde_json::from_slice(raw).map_err(|error| {
                     ApiError::invalid(format!("messages[{index}]: {error}")).param("messages")

@@ -1,5 +1,6 @@
 //! The rollouts that run now, each with its conversations.
 
+use super::dialect::ResponseStore;
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
@@ -38,6 +39,8 @@ pub struct Rollout {
     cancelled: OnceLock<CancelReason>,
     /// Held for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
+    /// Shared with replies: they keep an answer once it is whole.
+    pub(super) responses: Arc<ResponseStore>,
 }
 
 #[derive(Debug, Default)]
@@ -124,6 +127,7 @@ impl Rollouts {
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),
             state: Mutex::default(),
+            responses: Arc::default(),
         };
         self.next.fetch_max(lease.rollout.0 + 1, Ordering::Relaxed);
         self.open.write().insert(lease.rollout, Arc::new(rollout));

@@ -157,11 +157,14 @@ pub fn top_logprobs(asked: Option<u32>, name: &str) -> Result<u32, ApiError> {
     }
 }
 
-/// vLLM's parameter for OpenAI's `response_format`.
-pub fn structured_outputs(format: &Map<String, Value>) -> Result<Option<Value>, ApiError> {
-    let refuse = |problem: &str| {
+/// vLLM's parameter for OpenAI's answer format, `response_format` or `text.format`, whichever `name` is.
+pub fn structured_outputs(
+    name: &str,
+    format: &Map<String, Value>,
+) -> Result<Option<Value>, ApiError> {
+    let refuse = |problem: String| {
         Err(ApiError::invalid(problem)
-            .param("response_format")
+            .param(name)
             .code("unsupported_parameter"))
     };
     match format.get("type").and_then(Value::as_str) {
@@ -174,9 +177,11 @@ pub fn structured_outputs(format: &Map<String, Value>) -> Result<Option<Value>, 
                 .or_else(|| format.get("schema"));
             match schema {
                 Some(schema @ Value::Object(_)) => Ok(Some(serde_json::json!({"json": schema}))),
-                _ => refuse("response_format.json_schema.schema must be an object"),
+                _ => refuse(format!("{name}: its schema must be an object")),
             }
         }
-        _ => refuse("response_format.type must be text, json_object or json_schema"),
+        _ => refuse(format!(
+            "{name}.type must be text, json_object or json_schema"
+        )),
     }
 }

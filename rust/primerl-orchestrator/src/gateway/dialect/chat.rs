@@ -1,10 +1,13 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
+use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
+use super::logprobs::{TokenLogprob, token_logprobs};
+use super::shared::{is_neutral, structured_fields, tools_wanted};
 use super::sse::append;
 use crate::gateway::answer::{Answer, Choice, Events, Head, Reply, Tokens};
-use crate::gateway::fields::{Fields, unsupported};
+use crate::gateway::fields::Fields;
 use crate::gateway::request::{Incoming, IncomingOptions, Input, Parse, TurnRequest};
-use crate::gateway::sampling::{Rules, choices, structured_outputs, top_logprobs};
+use crate::gateway::sampling::{Rules, TurnSampling, choices, top_logprobs};
 use crate::gateway::text::Delta;
 use crate::http::ApiError;
 use bytes::Bytes;
@@ -15,26 +18,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use std::fmt;
-
-/// Fields without influence on what is sampled. `model`: the URL says which policy answers. `seed`: OpenAI promises
-/// best effort only, and equal seeds would make the rollouts of a group equal.
-const IGNORED: &[&str] = &[
-    "model",
-    "seed",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "request_id",
-    "priority",
-    "cache_salt",
-    "include_reasoning",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-];
 
 /// The body; what makes up most of it is left as text.
 struct Body<'a> {
@@ -118,45 +101,20 @@ pub(super) fn read(
     Ok((request, Box::new(form)))
 }
 
-/// Whether the model is told of the tools. That it must call one cannot be promised without changing what it samples.
-fn tools_wanted(fields: &mut Fields) -> Result<bool, ApiError> {
-    match fields.take("tool_choice") {
-        None => Ok(true),
-        Some(Value::String(choice)) if choice == "auto" => Ok(true),
-        Some(Value::String(choice)) if choice == "none" => Ok(false),
-        Some(other) => Err(unsupported("tool_choice", &other)),
-    }
-}
-
-fn read_fields(
-    fields: &mut Fields,
-    rules: &Rules<'_>,
-) -> Result<(Form, crate::gateway::sampling::TurnSampling), ApiError> {
+fn read_fields(fields: &mut Fields, rules: &Rules<'_>) -> Result<(Form, TurnSampling), ApiError> {
     let max_tokens = fields.count("max_tokens")?;
     let max_tokens = fields.count("max_completion_tokens")?.or(max_tokens);
     let stop = fields.texts("stop")?;
     let mut sampling = rules.read(fields, max_tokens, stop)?;
-    let format = fields.map("response_format")?;
-    let format = format
-        .as_ref()
-        .map(structured_outputs)
-        .transpose()?
-        .flatten();
-    let own = fields.take("structured_outputs");
-    sampling.structured_outputs = rules.structured("response_format", format)?;
-    if own.is_some() {
-        sampling.structured_outputs = rules.structured("structured_outputs", own)?;
-    }
+    sampling.structured_outputs = structured_fields(fields, rules)?;
     let top = top_logprobs(fields.count("top_logprobs")?, "top_logprobs")?;
     let logprobs = fields.flag("logprobs")?.unwrap_or(false);
     if top > 0 && !logprobs {
         return Err(ApiError::invalid("top_logprobs needs logprobs = true").param("top_logprobs"));
     }
     sampling.logprobs = logprobs.then_some(top);
-    let options = fields.map("stream_options")?.unwrap_or_default();
     let form = Form {
-        stream: fields.flag("stream")?.unwrap_or(false),
-        include_usage: options.get("include_usage") == Some(&Value::Bool(true)),
+        stream: StreamForm::read(fields)?,
         logprobs,
         token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -164,28 +122,10 @@ fn read_fields(
     Ok((form, sampling))
 }
 
-/// Whether the field leaves the answer as it is.
-fn is_neutral(name: &str, value: &Value) -> bool {
-    let number = |neutral: f64| value.as_f64() == Some(neutral);
-    match name {
-        _ if IGNORED.contains(&name) => true,
-        "best_of" | "repetition_penalty" | "length_penalty" => number(1.0),
-        "presence_penalty" | "frequency_penalty" | "min_tokens" => number(0.0),
-        "use_beam_search" | "ignore_eos" | "echo" | "continue_final_message" => value == false,
-        "add_generation_prompt" => value == true,
-        "modalities" => value == &json!(["text"]),
-        "reasoning_effort" | "verbosity" => false,
-        "stop_token_ids" | "bad_words" | "functions" => value.as_array().is_some_and(Vec::is_empty),
-        "logit_bias" => value.as_object().is_some_and(Map::is_empty),
-        _ => false,
-    }
-}
-
 /// How the answer is to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
-    stream: bool,
-    include_usage: bool,
+    stream: StreamForm,
     logprobs: bool,
     token_ids: bool,
     /// `token_id:<n>` for the text of a token.
@@ -230,73 +170,14 @@ struct AnswerMessage<'a> {
 }
 
 #[derive(Serialize)]
-pub(super) struct Usage {
-    prompt_tokens: usize,
-    completion_tokens: usize,
-    total_tokens: usize,
-}
-
-impl Usage {
-    pub fn of(answer: &Answer) -> Usage {
-        let (prompt_tokens, completion_tokens) =
-            (answer.head.prompt_tokens, answer.completion_tokens());
-        Usage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-        }
-    }
-}
-
-#[derive(Serialize)]
 struct Logprobs {
     content: Vec<TokenLogprob>,
 }
 
-#[derive(Serialize)]
-struct TokenLogprob {
-    #[serde(flatten)]
-    token: TokenText,
-    top_logprobs: Vec<TokenText>,
-}
-
-#[derive(Serialize)]
-struct TokenText {
-    token: String,
-    logprob: f32,
-    bytes: Option<Vec<u8>>,
-}
-
 impl Logprobs {
     fn of(tokens: Tokens<'_>, form: Form, tokenizer: &Tokenizer) -> Logprobs {
-        let text = |id: u32, logprob: f32| match form.tokens_as_ids {
-            true => TokenText {
-                token: format!("token_id:{id}"),
-                logprob,
-                bytes: None,
-            },
-            false => {
-                let bytes = tokenizer.token_bytes(id);
-                TokenText {
-                    token: String::from_utf8_lossy(&bytes).into_owned(),
-                    logprob,
-                    bytes: Some(bytes),
-                }
-            }
-        };
-        let entry = |(index, (id, logprob)): (usize, (&u32, &f32))| {
-            let top = tokens.top.get(index).map(Vec::as_slice).unwrap_or_default();
-            TokenLogprob {
-                token: text(*id, *logprob),
-                top_logprobs: top
-                    .iter()
-                    .map(|(id, logprob)| text(*id, *logprob))
-                    .collect(),
-            }
-        };
-        let sampled = tokens.ids.iter().zip(tokens.logprobs).enumerate();
         Logprobs {
-            content: sampled.map(entry).collect(),
+            content: token_logprobs(tokens, form.tokens_as_ids, tokenizer),
         }
     }
 }
@@ -304,8 +185,7 @@ impl Logprobs {
 fn finish_reason(choice: &Choice) -> &'static str {
     match choice.finish {
         FinishReason::Stop if choice.message.has_tool_calls() => "tool_calls",
-        FinishReason::Stop | FinishReason::StopSequence => "stop",
-        FinishReason::Length | FinishReason::Abort => "length",
+        finish => stop_or_length(finish),
     }
 }
 
@@ -315,7 +195,7 @@ fn answer_id(head: &Head) -> String {
 
 impl Reply for Form {
     fn streams(&self) -> bool {
-        self.stream
+        self.stream.stream
     }
 
     fn shows_prompt(&self) -> bool {
@@ -338,9 +218,9 @@ impl Reply for Form {
     }
 
     fn events(&self) -> Box<dyn Events> {
-        Box::new(Chunks {
+        Box::new(ChatChunks {
             form: *self,
-            begin: String::new(),
+            chunks: Chunks::new(self.stream),
         })
     }
 }
@@ -369,43 +249,29 @@ fn whole_choice<'a>(
 }
 
 /// Writes `chat.completion.chunk`s.
-struct Chunks {
+struct ChatChunks {
     form: Form,
-    /// What all chunks begin with, through `"choices":`.
-    begin: String,
+    chunks: Chunks,
 }
 
-impl Chunks {
-    fn chunk(&self, out: &mut Vec<u8>, choices: &Value, usage: Option<Usage>) {
-        out.extend(self.begin.as_bytes());
-        append(out, choices);
-        if self.form.include_usage {
-            out.extend(b",\"usage\":");
-            append(out, &usage);
-        }
-        out.extend(b"}\n\n");
-    }
-
+impl ChatChunks {
     /// One chunk for one choice. The usual one, a piece of text, is written by hand: streams consist of it.
     fn piece(&self, out: &mut Vec<u8>, choice: usize, delta: &Delta, tokens: Option<TokenFields>) {
         if let (Delta::Content(text), None) = (delta, &tokens) {
-            out.extend(self.begin.as_bytes());
+            self.chunks.open(out);
             out.extend(b"[{\"index\":");
             append(out, &choice);
             out.extend(b",\"delta\":{\"content\":");
             append(out, text);
             out.extend(b"},\"logprobs\":null,\"finish_reason\":null}]");
-            if self.form.include_usage {
-                out.extend(b",\"usage\":null");
-            }
-            out.extend(b"}\n\n");
+            self.chunks.close(out);
             return;
         }
         let mut value = json!({"index": choice, "delta": delta_json(delta), "logprobs": null, "finish_reason": null});
         if let Some(tokens) = tokens {
             tokens.add_to(&mut value);
         }
-        self.chunk(out, &json!([value]), None);
+        self.chunks.chunk(out, &[value]);
     }
 
     fn token_fields(&self, tokens: Tokens<'_>, tokenizer: &Tokenizer) -> Option<TokenFields> {
@@ -451,30 +317,23 @@ fn delta_json(delta: &Delta) -> Value {
     }
 }
 
-impl Events for Chunks {
+impl Events for ChatChunks {
     fn begin(&mut self, head: &Head, out: &mut Vec<u8>) {
-        self.begin = format!(
-            "data: {{\"id\":{},\"object\":\"chat.completion.chunk\",\"created\":{},\"model\":{},",
-            json!(answer_id(head)),
-            head.created,
-            json!(&*head.model),
-        );
+        let common = self
+            .chunks
+            .begin(&answer_id(head), "chat.completion.chunk", head);
         let first = json!({"role": "assistant", "content": ""});
         let choices = (0..head.choices).map(|index| json!({"index": index, "delta": first, "logprobs": null, "finish_reason": null}));
         let choices: Vec<Value> = choices.collect();
-        out.extend(self.begin.as_bytes());
+        out.extend(common.as_bytes());
         if let Some(prompt) = &head.prompt {
             out.extend(b"\"prompt_token_ids\":");
             append(out, &**prompt);
             out.push(b',');
         }
-        self.begin.push_str("\"choices\":");
         out.extend(b"\"choices\":");
         append(out, &choices);
-        if self.form.include_usage {
-            out.extend(b",\"usage\":null");
-        }
-        out.extend(b"}\n\n");
+        self.chunks.close(out);
     }
 
     fn progress(
@@ -500,16 +359,13 @@ impl Events for Chunks {
             if let Some(stop) = &choice.stop {
                 last["stop_reason"] = json!(stop);
             }
-            self.chunk(out, &json!([last]), None);
+            self.chunks.chunk(out, &[last]);
         }
-        if self.form.include_usage {
-            self.chunk(out, &json!([]), Some(Usage::of(answer)));
-        }
-        out.extend(b"data: [DONE]\n\n");
+        self.chunks.end(answer, out);
     }
 
     fn error(&mut self, error: &ApiError, out: &mut Vec<u8>) {
-        out.extend(format!("data: {}\n\ndata: [DONE]\n\n", error.to_json()).as_bytes());
+        self.chunks.error(error, out);
     }
 }
 

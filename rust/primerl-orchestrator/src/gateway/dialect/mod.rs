@@ -2,8 +2,18 @@
 //! answer back ([`Reply`]); everything between is the same for all.
 
 mod chat;
+mod chunks;
+mod completions;
+mod logprobs;
 pub(super) mod messages;
+mod responses;
+mod shared;
 mod sse;
+
+pub use responses::{
+    Store as ResponseStore, delete as delete_response, input_items as response_input_items,
+    retrieve as retrieve_response,
+};
 
 use super::answer::Reply;
 use super::request::TurnRequest;
@@ -18,6 +28,10 @@ pub(super) enum Dialect {
     Chat,
     /// Anthropic's messages.
     Messages,
+    /// OpenAI's responses.
+    Responses,
+    /// OpenAI's text completions.
+    Completions,
 }
 
 impl Dialect {
@@ -31,6 +45,10 @@ impl Dialect {
         match self {
             Dialect::Chat => chat::read(body, &rollout.rules(), digest),
             Dialect::Messages => messages::read(body, &rollout.rules(), digest),
+            Dialect::Completions => completions::read(body, &rollout.rules(), digest),
+            Dialect::Responses => {
+                responses::read(body, &rollout.rules(), &rollout.responses, digest)
+            }
         }
     }
 
@@ -39,6 +57,16 @@ impl Dialect {
         match self {
             Dialect::Chat => error.clone().into_response(),
             Dialect::Messages => messages::refusal(error),
+            Dialect::Responses => with_messages_named(error, "input").into_response(),
+            Dialect::Completions => with_messages_named(error, "prompt").into_response(),
         }
+    }
+}
+
+/// An error about the messages, where the dialect has another name for them.
+fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
+    match error.param.as_deref() {
+        Some("messages") => error.clone().param(name),
+        _ => error.clone(),
     }
 }

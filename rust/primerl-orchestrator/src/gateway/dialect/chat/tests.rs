@@ -161,8 +161,10 @@ fn answer() -> Answer {
 }
 
 const FORM: Form = Form {
-    stream: false,
-    include_usage: true,
+    stream: StreamForm {
+        stream: false,
+        include_usage: true,
+    },
     logprobs: true,
     token_ids: true,
     tokens_as_ids: true,
