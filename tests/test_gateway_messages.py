@@ -245,7 +245,9 @@ def test_a_missing_limit_is_refused_and_harmless_fields_pass(served: Gateway) ->
 
 def test_a_long_prompt_is_anthropics_error(served: Gateway, client: anthropic.Anthropic) -> None:
     for stream in (False, True):
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 1000 maximum") as refused:
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 1000 maximum"
+        ) as refused:
             client.messages.create(**ask("word " * 1000), stream=stream)
         body: Any = refused.value.body
         assert body["error"]["type"] == "invalid_request_error"

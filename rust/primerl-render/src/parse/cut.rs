@@ -70,9 +70,22 @@ impl Cut {
 
     /// The text up to `end` is no call: it is shown as it is, and noted.
     pub fn no_call(&mut self, end: usize, reason: CallProblem) {
+        self.show_newlines_again();
         let text_range = self.position..end;
         self.malformed.push(MalformedCall { reason, text_range });
         self.content(end);
+    }
+
+    /// The newlines that were hidden for a call belong to the content where it is none.
+    fn show_newlines_again(&mut self) {
+        let newlines =
+            |range: &Range<usize>| self.text[range.clone()].bytes().all(|byte| byte == b'\n');
+        if let [.., (SegmentKind::Content, _), (SegmentKind::Hidden, range)] = &self.segments[..]
+            && newlines(range)
+        {
+            self.position = range.start;
+            self.segments.pop();
+        }
     }
 
     /// [`Cut::call`] or [`Cut::no_call`]; whether it is a call.
