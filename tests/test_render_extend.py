@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def extends(renderer: Renderer, calls: int, new: list[helpers.Message], content: str | None = "Yes.") -> bool:
+def extends(
+    renderer: Renderer, calls: int, new: list[helpers.Message], content: str | None = "Yes.", least: int = 5
+) -> bool:
     """Whether the renderer claims the extension; asserts that the claim is right after every history."""
     tools = helpers.TOOLS if calls else None
     answer = answer_with(calls, content)
@@ -67,7 +69,8 @@ def extends(renderer: Renderer, calls: int, new: list[helpers.Message], content:
             continue
         assert full[-len(suffix) :] == suffix
         compared += 1
-    assert compared >= 5
+    # Some further templates refuse every call of these histories.
+    assert compared >= least
     return True
 
 
@@ -108,13 +111,15 @@ STOP = {
 }
 
 
-def extending(renderer: Renderer) -> set[str]:
+def extending(renderer: Renderer, least: int = 5) -> set[str]:
     """Scenarios that extend; those with calls once with text beside the calls, once with null ("quiet")."""
-    found = {kind for kind, (calls, new) in SCENARIOS.items() if extends(renderer, calls, new)}
-    quiet = {
-        f"{kind}, quiet" for kind, (calls, new) in SCENARIOS.items() if calls and extends(renderer, calls, new, None)
-    }
-    return found | quiet
+    found = set()
+    for kind, (calls, new) in SCENARIOS.items():
+        if extends(renderer, calls, new, least=least):
+            found.add(kind)
+        if calls and extends(renderer, calls, new, None, least):
+            found.add(f"{kind}, quiet")
+    return found
 
 
 @pytest.mark.parametrize("name", helpers.trl_template_names())
@@ -126,7 +131,7 @@ def test_templates_extend_where_known_and_never_wrongly(name: str, folder: Path)
 
 @pytest.mark.parametrize("name", sorted(helpers.more_templates()))
 def test_no_further_template_extends_wrongly(name: str, folder: Path) -> None:
-    extending(Renderer(helpers.write_family(folder / name, helpers.more_templates()[name])))
+    extending(Renderer(helpers.write_family(folder / name, helpers.more_templates()[name])), least=0)
 
 
 @pytest.mark.parametrize("closed", [True, False])

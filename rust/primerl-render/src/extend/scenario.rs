@@ -199,6 +199,8 @@ pub(super) fn scenario_histories() -> Vec<Vec<Message>> {
         vec![system(), user(), answered(), user(), answered(), user()],
         vec![user(), reasoned, user()],
         vec![user(), called(), tool_result.clone()],
+        // Templates that set the system message apart have been seen to count from the wrong one afterwards.
+        vec![system(), user(), called(), tool_result.clone()],
         // A template may treat the first of several results differently, and what follows the last.
         vec![
             user(),
