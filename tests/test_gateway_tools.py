@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from gateway_helpers import Gateway, gateway
@@ -119,3 +120,58 @@ def test_an_edited_answer_forks(served: Gateway) -> None:
         before = served.turns().get("HistoryEdited", 0)
         ask(agent, [*messages, message, {"role": "tool", "tool_call_id": "x", "content": "?"}], max_tokens=5)
         assert served.turns()["HistoryEdited"] == before + 1
+
+
+def test_anthropics_sdk_goes_through_the_same_conversation(served: Gateway) -> None:
+    rollout = served.another_rollout()
+    base_url = rollout["base_url"].removesuffix("/v1")
+    tools: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    with anthropic.Anthropic(base_url=base_url, api_key=rollout.get("api_key", "unused")) as agent:
+        messages: list[Any] = [{"role": "user", "content": "Weather?"}]
+        before = served.turns().get("Extended", 0)
+        with agent.messages.stream(model="m", max_tokens=150, messages=messages, tools=tools) as stream:
+            answer = stream.get_final_message()
+        assert answer.stop_reason == "tool_use"
+        assert [block.type for block in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
+        calls = [block for block in answer.content if block.type == "tool_use"]
+        assert calls[0].input == {"city": "Zürich", "days": 2}
+        results = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": text}
+            for call, text in zip(calls, ["sunny", "12:00"], strict=True)
+        ]
+        messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+        final = agent.messages.create(model="m", max_tokens=150, messages=messages, tools=tools)
+        assert [block.type for block in final.content] == ["thinking", "text"]
+        assert final.content[-1].text == "Sun at noon."  # type: ignore[union-attr]
+        assert served.turns()["Extended"] == before + 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_responses_go_through_the_same_conversation(served: Gateway, stored: bool) -> None:
+    tools: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+    with client(served) as agent:
+        before = served.turns().get("Extended", 0)
+        first = agent.responses.create(model="m", input="Weather?", tools=tools)
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+        calls = [item for item in first.output if item.type == "function_call"]
+        results: list[Any] = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": text}
+            for call, text in zip(calls, ["sunny", "12:00"], strict=True)
+        ]
+        if stored:
+            final = agent.responses.create(model="m", input=results, tools=tools, previous_response_id=first.id)
+        else:
+            items: list[Any] = [{"role": "user", "content": "Weather?"}, *first.output, *results]
+            final = agent.responses.create(model="m", input=items, tools=tools)
+        assert final.output_text == "Sun at noon."
+        assert served.turns()["Extended"] == before + 1
+
+
+def test_streamed_responses_carry_calls(served: Gateway) -> None:
+    tools: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+    with client(served) as agent, agent.responses.stream(model="m", input="Weather?", tools=tools) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.done") == 2
+    assert "response.reasoning_text.delta" in kinds
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]

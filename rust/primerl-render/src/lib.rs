@@ -17,6 +17,7 @@ mod extend;
 mod mask;
 mod message;
 mod model_files;
+mod null_content;
 mod parse;
 mod renderer;
 mod template;

@@ -22,6 +22,8 @@ pub struct Renderer {
     parser: AnswerParser,
     pub(crate) prepared: PreparedCache,
     pub(crate) proofs: Proofs,
+    /// [`Renderer::with_renderable_content`].
+    pub(crate) null_content_fails: bool,
 }
 
 /// Tokens of a prompt that are looked at for an opened reasoning block; enough for the longest marker byte by byte.
@@ -74,7 +76,9 @@ impl Renderer {
             parser,
             prepared: PreparedCache::default(),
             proofs: Proofs::default(),
+            null_content_fails: false,
         };
+        renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();
         let newlines = AnswerParser::learn(&renderer);
         renderer.parser.set_newlines(newlines);

@@ -144,6 +144,7 @@ fn render_options(fields: &mut Fields) -> Result<RenderOptions, ApiError> {
         tools: fields.list("tools")?.filter(|tools| !tools.is_empty()),
         add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
         template_kwargs: fields.map("chat_template_kwargs")?.unwrap_or_default(),
+        documents: fields.list("documents")?,
         ..RenderOptions::default()
     })
 }

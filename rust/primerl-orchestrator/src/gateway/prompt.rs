@@ -191,8 +191,15 @@ fn resolve_keys(
     Ok(keys)
 }
 
-fn read_all(messages: &[Incoming], from: usize) -> Result<Vec<Message>, ApiError> {
-    let read = |(index, message): (usize, &Incoming)| Ok(message.read(index)?.into_owned());
+fn read_all(
+    renderer: &Renderer,
+    messages: &[Incoming],
+    from: usize,
+) -> Result<Vec<Message>, ApiError> {
+    let read = |(index, message): (usize, &Incoming)| {
+        let message = message.read(index)?.into_owned();
+        Ok(renderer.with_renderable_content(message))
+    };
     messages.iter().enumerate().skip(from).map(read).collect()
 }
 
@@ -201,7 +208,7 @@ fn render(
     messages: &[Incoming],
     options: &Options,
 ) -> Result<Vec<u32>, ApiError> {
-    let messages = read_all(messages, 0)?;
+    let messages = read_all(renderer, messages, 0)?;
     renderer.render(&messages, &options.render).map_err(refuse)
 }
 
@@ -213,7 +220,7 @@ fn extend(
     options: &Options,
     recorded: &History,
 ) -> Result<Option<Vec<u32>>, ApiError> {
-    let messages = read_all(messages, first_new_message - 1)?;
+    let messages = read_all(renderer, messages, first_new_message - 1)?;
     let last = recorded.last();
     let context = ExtensionContext {
         answer: &messages[0],

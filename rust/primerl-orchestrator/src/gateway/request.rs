@@ -105,13 +105,22 @@ pub struct Options {
 
 impl Options {
     pub fn new(tools: Option<Vec<Value>>, template_kwargs: Map<String, Value>) -> Options {
+        Options::with_documents(tools, template_kwargs, None)
+    }
+
+    pub fn with_documents(
+        tools: Option<Vec<Value>>,
+        template_kwargs: Map<String, Value>,
+        documents: Option<Vec<Value>>,
+    ) -> Options {
         let tools = tools.filter(|tools| !tools.is_empty());
-        let canonical = canonical_json(&serde_json::json!([tools, template_kwargs]));
+        let canonical = canonical_json(&serde_json::json!([tools, template_kwargs, documents]));
         Options {
             render: RenderOptions {
                 tools,
                 add_generation_prompt: true,
                 template_kwargs,
+                documents,
                 ..RenderOptions::default()
             },
             start_digest: digest_start(canonical.as_bytes()),
@@ -126,6 +135,7 @@ pub enum IncomingOptions {
     Raw {
         tools: Option<Bytes>,
         template_kwargs: Option<Bytes>,
+        documents: Option<Bytes>,
     },
     Read(Arc<Options>),
 }
@@ -138,9 +148,11 @@ impl IncomingOptions {
             IncomingOptions::Raw {
                 tools,
                 template_kwargs,
+                documents,
             } => {
                 let hash = |part: &Option<Bytes>| part.as_ref().map_or(0, |raw| message_hash(raw));
-                Some(digest_next(hash(tools), hash(template_kwargs)))
+                let known = digest_next(hash(tools), hash(template_kwargs));
+                Some(digest_next(known, hash(documents)))
             }
         }
     }
@@ -151,10 +163,14 @@ impl IncomingOptions {
             IncomingOptions::Raw {
                 tools,
                 template_kwargs,
+                documents,
             } => {
-                let tools = part("tools", tools)?;
                 let kwargs = part("chat_template_kwargs", template_kwargs)?;
-                Ok(Arc::new(Options::new(tools, kwargs.unwrap_or_default())))
+                Ok(Arc::new(Options::with_documents(
+                    part("tools", tools)?,
+                    kwargs.unwrap_or_default(),
+                    part("documents", documents)?,
+                )))
             }
         }
     }

@@ -24,6 +24,7 @@ struct Body<'a> {
     messages: Option<Vec<&'a RawValue>>,
     tools: Option<&'a RawValue>,
     template_kwargs: Option<&'a RawValue>,
+    documents: Option<&'a RawValue>,
     others: Fields,
 }
 
@@ -47,6 +48,7 @@ impl<'de> Visitor<'de> for BodyVisitor {
             messages: None,
             tools: None,
             template_kwargs: None,
+            documents: None,
             others: Fields(Map::new()),
         };
         while let Some(name) = map.next_key::<String>()? {
@@ -54,6 +56,7 @@ impl<'de> Visitor<'de> for BodyVisitor {
                 "messages" => body.messages = map.next_value()?,
                 "tools" => body.tools = map.next_value()?,
                 "chat_template_kwargs" => body.template_kwargs = map.next_value()?,
+                "documents" => body.documents = map.next_value()?,
                 _ => {
                     let value = map.next_value()?;
                     body.others.0.insert(name, value);
@@ -91,6 +94,7 @@ pub(super) fn read(
             options: IncomingOptions::Raw {
                 tools: body.tools.filter(|_| has_tools).map(piece),
                 template_kwargs: body.template_kwargs.map(piece),
+                documents: body.documents.map(piece),
             },
         },
         sampling,
