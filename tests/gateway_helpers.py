@@ -1,4 +1,4 @@
-"""A gateway as an agent meets it: an orchestrator in this process, the mock engine with answers to order, one open rollout."""
+"""A gateway as an agent meets it: an orchestrator in this process, a mock engine with answers to order, an open rollout."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def lease(url: str, worker: int) -> dict[str, Any]:
 
 
 def scripted(renderer: Renderer, answers: list[tuple[str, str]], prompt_end: str) -> list[dict[str, list[int]]]:
-    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends with
-    the stop token. `prompt_end` is what the template writes between the words and the answer."""
+    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends
+    with the stop token. `prompt_end` is what the template writes between the words and the answer."""
     return [
         {"after": renderer.encode(f"{words}{prompt_end}"), "answer": renderer.encode(answer)}
         for words, answer in answers
