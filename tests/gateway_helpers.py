@@ -1,4 +1,4 @@
-"""A gateway as an agent meets it: an orchestrator in this process, a mock engine with answers to order, an open rollout."""
+"""A gateway as an agent meets it: an orchestrator in this process, a mock engine with answers to order, a rollout."""
 
 from __future__ import annotations
 
