@@ -1,4 +1,4 @@
-"""A gateway as an agent meets it: an orchestrator in this process, the mock engine with answers to order, one open rollout."""
+"""A gateway as an agent meets it: an orchestrator in this process, a mock engine with answers to order, one rollout."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ class Gateway:
         return str(self.lease["base_url"])
 
     @property
+    def api_key(self) -> str:
+        """Of the open rollout."""
+        return str(self.lease["api_key"])
+
+    @property
     def root_url(self) -> str:
         """Of the open rollout, without `/v1`: what Anthropic's SDK takes."""
         return self.base_url.removesuffix("/v1")
@@ -41,7 +46,9 @@ class Gateway:
         return lease(self.orchestrator.url, self.worker)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        headers = {"authorization": f"Bearer {self.api_key}"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
         return httpx.post(f"{self.base_url}/{path}", json=body, headers=headers, timeout=PATIENCE_S)
 
     def turns(self) -> dict[str, int]:
@@ -59,8 +66,8 @@ def lease(url: str, worker: int) -> dict[str, Any]:
 
 
 def scripted(renderer: Renderer, answers: list[tuple[str, str]], prompt_end: str) -> list[dict[str, list[int]]]:
-    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends with
-    the stop token. `prompt_end` is what the template writes between the words and the answer."""
+    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends
+    with the stop token. `prompt_end` is what the template writes between the words and the answer."""
     return [
         {"after": renderer.encode(f"{words}{prompt_end}"), "answer": renderer.encode(answer)}
         for words, answer in answers

@@ -276,6 +276,7 @@ class _Worker:
                     self._examples[lease.example],
                     label=label,
                     base_url=lease.base_url,
+                    api_key=lease.api_key,
                     model=self._model,
                     sampling=lease.sampling,
                     time_limit=time_limit,
@@ -286,8 +287,8 @@ class _Worker:
 
     # Model calls
 
-    async def _post(self, url: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        call = self._client.call(url, session, body, timeout_s)
+    async def _post(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        call = self._client.call(url, api_key, session, body, timeout_s)
         answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
         try:

@@ -12,7 +12,6 @@ use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
-use primerl_render::Renderer;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -45,7 +44,7 @@ impl App {
     pub(crate) fn new(
         config: Config,
         core_config: primerl_core::Config,
-        renderer: Arc<Renderer>,
+        gateway: Gateway,
         url: String,
         driver: DriverHandle,
         engines: Arc<Engines>,
@@ -53,7 +52,7 @@ impl App {
     ) -> App {
         App {
             samplings: config.samplings(),
-            gateway: Gateway::new(renderer, config.model.name(), config.seq_len),
+            gateway,
             core_config,
             url,
             driver,

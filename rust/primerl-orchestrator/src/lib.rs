@@ -32,6 +32,7 @@ mod monitor;
 mod recorder;
 mod run;
 mod runtime;
+pub mod secret;
 mod server;
 mod spool;
 mod story;

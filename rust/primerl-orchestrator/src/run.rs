@@ -14,6 +14,8 @@ use crate::effects::Effects;
 use crate::engines::{Engines, EnginesConfig};
 use crate::failure::RunError;
 use crate::files;
+use crate::gateway::Gateway;
+use crate::gateway::access::{self, Access};
 use crate::journal::{self, Identity};
 use crate::monitor;
 use crate::recorder::{self, Recorder};
@@ -117,6 +119,10 @@ impl Prepared {
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
+        let access = Access::open(&output_dir).map_err(|source| RunError::OutputFolder {
+            path: output_dir.join(access::SECRET_FILE),
+            source,
+        })?;
         let folder = output_dir.join("journal");
         let story = Story::open(&folder, self.core, &self.identity)?;
         let url = format!(
@@ -132,10 +138,12 @@ impl Prepared {
             stop.clone(),
             tasks.clone(),
         );
+        let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
+        let gateway = Gateway::new(self.renderer, access, model, seq_len);
         let app = Arc::new(App::new(
             self.config,
             story.core.config().clone(),
-            self.renderer,
+            gateway,
             url,
             driver,
             engines,

@@ -1,12 +1,14 @@
 //! All routes.
 
 use crate::app::App;
+use crate::gateway::access::guard;
 use crate::http::ApiError;
 use crate::telemetry::status;
 use crate::{engines, envs, gateway, trainer};
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
 
@@ -42,6 +44,7 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
 }
 

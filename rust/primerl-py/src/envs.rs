@@ -6,6 +6,7 @@ use primerl_orchestrator::envs::client::{
     Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
 use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
+use primerl_orchestrator::secret::Secret;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -33,6 +34,7 @@ pub struct Lease {
     group: u64,
     example: u32,
     base_url: String,
+    api_key: String,
     sampling: Py<PyDict>,
     deadline_s: f64,
 }
@@ -89,6 +91,7 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
         group,
         example,
         base_url,
+        api_key,
         deadline_s,
         ..
     } = lease;
@@ -99,6 +102,7 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
             group: group.0,
             example: example.0,
             base_url,
+            api_key: api_key.reveal().to_owned(),
             sampling,
             deadline_s,
         },
@@ -250,10 +254,18 @@ impl EnvClient {
         self.client.release(RolloutId(rollout));
     }
 
-    fn call(&self, url: String, session: String, body: &[u8], timeout_s: f64) -> PyResult<u64> {
+    fn call(
+        &self,
+        url: String,
+        api_key: String,
+        session: String,
+        body: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<u64> {
         let timeout = seconds("timeout_s", timeout_s)?;
         Ok(self.client.call(Call {
             url,
+            api_key: Secret::new(api_key),
             session,
             body: body.to_vec().into(),
             timeout,

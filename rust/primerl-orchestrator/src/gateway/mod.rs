@@ -8,6 +8,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `access` | keys |
 //! | `endpoints` | one request from its headers to its response; retries and repeats |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
@@ -15,6 +16,7 @@
 //! | `events`, `text`, `body` | the answer on its way to the client |
 //! | `rollouts` | what is open, and what was recorded |
 
+pub(crate) mod access;
 mod answer;
 mod body;
 mod dialect;
@@ -31,6 +33,7 @@ mod turn;
 
 pub use endpoints::{chat_completions, models, rollout_models};
 
+use self::access::Access;
 use crate::app::App;
 use crate::config::Sampling;
 use primerl_core::conversation::message_hash;
@@ -41,6 +44,7 @@ use std::sync::Arc;
 
 /// What a request needs besides the engines and the driver. All immutable.
 pub struct Gateway {
+    pub(crate) access: Access,
     pub(crate) renderer: Arc<Renderer>,
     pub(crate) rollouts: Arc<Rollouts>,
     pub(crate) model: String,
@@ -49,8 +53,14 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub fn new(renderer: Arc<Renderer>, model: String, seq_len: u32) -> Gateway {
+    pub(crate) fn new(
+        renderer: Arc<Renderer>,
+        access: Access,
+        model: String,
+        seq_len: u32,
+    ) -> Gateway {
         Gateway {
+            access,
             renderer,
             rollouts: Arc::default(),
             model,
