@@ -126,6 +126,7 @@ class EnvClient:
         cls,
         *,
         orchestrator_url: str,
+        api_key: str | None,
         environment: str,
         role: str,
         name: str,

@@ -15,15 +15,12 @@ from pydantic import ValidationError
 from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
+from primerl import run_key
 from primerl.envs import harness, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
 
 log = logging.getLogger("primerl.envs")
-
-# The run's key, where it has one, for calls that belong to no rollout. A variable of our own keeps a user's real key
-# from being sent there.
-API_KEY_VARIABLE = "PRIMERL_API_KEY"
 
 # An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
 LONGEST_MESSAGE = 2_000
@@ -150,7 +147,8 @@ class Runner:
         gateway = Gateway(base_url, api_key, self.post, time.monotonic() + time_limit)
         context = vf.ModelContext(
             model=model,
-            client=vf.EvalClientConfig(base_url=self.root, api_key_var=API_KEY_VARIABLE),
+            # For calls that belong to no rollout. Named, so that a user's key for another server is not sent there.
+            client=vf.EvalClientConfig(base_url=self.root, api_key_var=run_key.VARIABLE),
             sampling=vf.SamplingConfig(**sampling),
         )
         traces: list[str] = []

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.run_key import run_key
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def run_worker(config: WorkerConfig) -> int:
     try:
         client = _core.EnvClient(
             orchestrator_url=config.orchestrator_url,
+            api_key=run_key(),
             environment=config.environment,
             role=config.role,
             name=config.name,

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import msgpack
 
+from primerl.run_key import run_key_header
+
 log = logging.getLogger(__name__)
 
 MSGPACK = "application/msgpack"
@@ -121,7 +123,7 @@ class OrchestratorClient:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header()}
                 self._connection.request("POST", self._prefix + path, request, headers)
                 response = self._connection.getresponse()
                 body = _read(response)

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::app::App;
-use crate::config::{Config, ConfigError, flops_model};
+use crate::config::{Config, ConfigError, field, flops_model};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
@@ -19,12 +19,14 @@ use crate::gateway::access::{self, Access};
 use crate::journal::{self, Identity};
 use crate::monitor;
 use crate::recorder::{self, Recorder};
+use crate::secret::Secret;
 use crate::server;
 use crate::story::{self, Story, identity};
 use crate::telemetry::status;
 use primerl_core::{Core, Event};
 use primerl_render::Renderer;
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -54,6 +56,7 @@ pub struct Prepared {
     renderer: Arc<Renderer>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
+    run_key: Option<Secret>,
 }
 
 /// A run that is going on.
@@ -109,7 +112,13 @@ impl Prepared {
             core,
             renderer: Arc::new(renderer),
             functions,
+            run_key: access::run_key()?,
         })
+    }
+
+    /// Another key than the environment's.
+    pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
+        Prepared { run_key, ..self }
     }
 
     pub fn config(&self) -> &Config {
@@ -117,18 +126,19 @@ impl Prepared {
     }
 
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
+        let address = listener.local_addr().map_err(RunError::Server)?;
+        check_exposure(address, self.run_key.as_ref())?;
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
-        let access = Access::open(&output_dir).map_err(|source| RunError::OutputFolder {
-            path: output_dir.join(access::SECRET_FILE),
-            source,
+        let access = Access::open(&output_dir, self.run_key.as_ref()).map_err(|source| {
+            RunError::OutputFolder {
+                path: output_dir.join(access::SECRET_FILE),
+                source,
+            }
         })?;
         let folder = output_dir.join("journal");
         let story = Story::open(&folder, self.core, &self.identity)?;
-        let url = format!(
-            "http://{}",
-            listener.local_addr().map_err(RunError::Server)?
-        );
+        let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (finished_sender, finished) = watch::channel(None);
         let (driver, inbox) = driver::channel();
@@ -376,6 +386,24 @@ pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
         address: format!("{host}:{}", config.port),
         source,
     })
+}
+
+/// Who reaches the orchestrator can end the run and read what it trains on.
+fn check_exposure(address: SocketAddr, run_key: Option<&Secret>) -> Result<(), ConfigError> {
+    if run_key.is_some() || address.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    Err(field(
+        "host",
+        format!(
+            "{} can be reached from other machines, and no key is set",
+            address.ip()
+        ),
+        format!(
+            "set {} in the environment of the orchestrator and of everything that talks to it, or listen on 127.0.0.1",
+            access::RUN_KEY_VARIABLE
+        ),
+    ))
 }
 
 fn last_port(output_dir: &Path) -> Option<u16> {

@@ -6,15 +6,21 @@ mod common;
 
 use common::engine::Engine;
 use common::worker::{Worker, outcome};
-use common::{Orchestrator, Place, chat, client, trainer, user};
+use common::{Orchestrator, PATIENCE, Place, chat, client, trainer, user};
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
+use primerl_orchestrator::Prepared;
+use primerl_orchestrator::envs::client::{EnvClient, Notice, Options};
+use primerl_orchestrator::envs::wire::{Lease, RegisterRequest, WorkerRole};
 use primerl_orchestrator::inspect::{self, Question};
 use primerl_orchestrator::secret::Secret;
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 struct Scene {
     place: Place,
@@ -115,6 +121,108 @@ async fn a_rollout_that_is_over_is_told_to_its_owner_only() {
     assert_eq!(chat(&lease, "s", &hello()).await.0, 410);
     assert_eq!(chat(&with_key(&lease, "guess"), "s", &hello()).await.0, 401);
     scene.end().await;
+}
+
+async fn status_of(request: RequestBuilder, key: Option<&str>) -> u16 {
+    let request = match key {
+        Some(key) => request.bearer_auth(key),
+        None => request,
+    };
+    request.send().await.unwrap().status().as_u16()
+}
+
+/// How an env worker's client gets on that shows this key.
+fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
+    let registration = RegisterRequest {
+        environment: "task".into(),
+        role: WorkerRole::Train,
+        name: "w".into(),
+        pid: 1,
+        examples: 16,
+    };
+    let client = EnvClient::start(Options {
+        orchestrator_url: url.into(),
+        api_key: api_key.map(Secret::new),
+        registration,
+        max_concurrent: 1,
+        give_up: PATIENCE,
+    });
+    let client = client.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        for notice in client.take_notices() {
+            match notice {
+                Notice::Registered(_) => return Ok(()),
+                Notice::Ended(end) => return Err(end.to_string()),
+                _ => {}
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err("no answer".into())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_with_a_key_serves_nobody_without_it() {
+    let place = Place::new();
+    let prepared = Prepared::new(place.config("", ""), None).unwrap();
+    let prepared = prepared.with_run_key(Some(Secret::new("the-runs-key")));
+    let orchestrator = Orchestrator::start_prepared(prepared).await;
+    let url = orchestrator.url.clone();
+    let get = |path: &str| client().get(format!("{url}{path}"));
+    let post = |path: &str| client().post(format!("{url}{path}"));
+    assert_eq!(status_of(get("/health"), None).await, 200);
+    for key in [None, Some("another"), Some("the-runs-key0")] {
+        for path in ["/status", "/metrics", "/v1/models", "/nowhere"] {
+            assert_eq!(status_of(get(path), key).await, 401, "{path}");
+        }
+        for path in [
+            "/envs/register",
+            "/engines/join",
+            "/trainer/batch",
+            "/shutdown",
+        ] {
+            assert_eq!(status_of(post(path), key).await, 401, "{path}");
+        }
+    }
+    assert_eq!(status_of(get("/status"), Some("the-runs-key")).await, 200);
+    let rollout = get("/rollouts/0/v1/models");
+    assert_eq!(status_of(rollout, Some("the-runs-key")).await, 401);
+    let worker = url.clone();
+    let (without, with) = tokio::task::spawn_blocking(move || {
+        (
+            registers(&worker, None),
+            registers(&worker, Some("the-runs-key")),
+        )
+    })
+    .await
+    .unwrap();
+    assert!(without.unwrap_err().contains("PRIMERL_API_KEY"));
+    assert_eq!(with, Ok(()));
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_machines_are_served_only_where_there_is_a_key() {
+    let place = Place::new();
+    let start = async |key: Option<Secret>| {
+        let prepared = Prepared::new(place.config("", ""), None).unwrap();
+        let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+        prepared.with_run_key(key).start(listener).await
+    };
+    let refused = start(None).await.err().unwrap();
+    assert!(refused.is_input());
+    let message = refused.to_string();
+    assert!(
+        message.contains("host") && message.contains("PRIMERL_API_KEY"),
+        "{message}"
+    );
+    assert!(!place.output().exists(), "nothing was started");
+    let running = start(Some(Secret::new("key"))).await.unwrap();
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    running.wait(shutdown).await.unwrap();
 }
 
 fn files_under(folder: &Path) -> Vec<std::path::PathBuf> {

@@ -172,6 +172,7 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
     };
     EnvClient::start(Options {
         orchestrator_url: url.into(),
+        api_key: None,
         registration,
         max_concurrent,
         give_up,
@@ -375,6 +376,7 @@ fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
         };
         let options = Options {
             orchestrator_url: url.into(),
+            api_key: None,
             registration,
             max_concurrent: 1,
             give_up: PATIENCE,

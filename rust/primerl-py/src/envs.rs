@@ -193,9 +193,10 @@ pub struct EnvClient {
 #[pymethods]
 impl EnvClient {
     #[new]
-    #[pyo3(signature = (*, orchestrator_url, environment, role, name, examples, max_concurrent, give_up_s))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s))]
     fn new(
         orchestrator_url: String,
+        api_key: Option<String>,
         environment: String,
         role: &str,
         name: String,
@@ -222,6 +223,7 @@ impl EnvClient {
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {
             orchestrator_url,
+            api_key: api_key.map(Secret::new),
             registration,
             max_concurrent,
             give_up,

@@ -1,11 +1,16 @@
 //! Who may call what, decided before anything of a request but its path and headers is read.
 //!
-//! `/rollouts/{id}/...` needs the rollout's own key, which came with its lease; other routes need none.
+//! | route | key |
+//! |---|---|
+//! | `/rollouts/{id}/...` | the rollout's own, which came with its lease |
+//! | `/health` | none |
+//! | all others | the run's, where it has one (`PRIMERL_API_KEY`) |
 //!
 //! A rollout's key is made from the run's secret and the rollout's number, so nothing has to be remembered: it stays
 //! good over a restart, and after the rollout's end its owner is still told that it is over.
 
 use crate::app::App;
+use crate::config::{ConfigError, field};
 use crate::files;
 use crate::http::ApiError;
 use crate::secret::Secret;
@@ -31,9 +36,32 @@ const KEY_BYTES: usize = 16;
 /// in one of them, so one that is right is enough.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];
 
+/// Holds the run's key. Where the orchestrator has one, every process of the run needs it, and its agents never see it.
+pub const RUN_KEY_VARIABLE: &str = "PRIMERL_API_KEY";
+
+/// The run's key of this process's environment; an empty variable is none.
+///
+/// # Errors
+/// It cannot be the value of a header.
+pub fn run_key() -> Result<Option<Secret>, ConfigError> {
+    let Some(key) = std::env::var_os(RUN_KEY_VARIABLE).filter(|key| !key.is_empty()) else {
+        return Ok(None);
+    };
+    match key.into_string() {
+        Ok(key) if key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Some(Secret::new(key))),
+        _ => Err(field(
+            RUN_KEY_VARIABLE,
+            "it holds something else than visible ASCII characters, which no header can carry",
+            "use letters and digits, as of `openssl rand -hex 32`",
+        )),
+    }
+}
+
 /// What keys are made from and compared with.
 pub struct Access {
     mac: Hmac<Sha256>,
+    /// Digest of the run's key.
+    run_key: Option<[u8; 32]>,
 }
 
 impl Access {
@@ -41,7 +69,7 @@ impl Access {
     ///
     /// # Errors
     /// The file cannot be read or written, or holds something else.
-    pub fn open(output_dir: &Path) -> io::Result<Access> {
+    pub fn open(output_dir: &Path, run_key: Option<&Secret>) -> io::Result<Access> {
         let path = output_dir.join(SECRET_FILE);
         let secret = match std::fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -52,10 +80,10 @@ impl Access {
             }
             read => read?,
         };
-        Access::new(&secret)
+        Access::new(&secret, run_key)
     }
 
-    fn new(secret: &[u8]) -> io::Result<Access> {
+    fn new(secret: &[u8], run_key: Option<&Secret>) -> io::Result<Access> {
         if secret.len() != SECRET_BYTES {
             let problem = format!(
                 "it holds {} bytes in place of {SECRET_BYTES}; remove it, and a new one is made (agents that run now lose \
@@ -65,7 +93,9 @@ impl Access {
             return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
         let mac = Hmac::new_from_slice(secret).map_err(io::Error::other)?;
-        Ok(Access { mac })
+        let mut access = Access { mac, run_key: None };
+        access.run_key = run_key.map(|key| access.digest(b"run", key.reveal().as_bytes()));
+        Ok(access)
     }
 
     fn digest(&self, purpose: &[u8], of: &[u8]) -> [u8; 32] {
@@ -83,9 +113,14 @@ impl Access {
     /// Whether the request may be read at all. What is open and what is not is looked at later, and only for callers with
     /// the right key, so nobody else learns of it.
     pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(rest) = path.strip_prefix("/rollouts/") else {
-            return Ok(());
-        };
+        match path.strip_prefix("/rollouts/") {
+            Some(rest) => self.check_rollout(rest, headers),
+            None if path == "/health" => Ok(()),
+            None => self.check_run(headers),
+        }
+    }
+
+    fn check_rollout(&self, rest: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let number = rest.split('/').next().unwrap_or_default();
         let key = number
             .parse()
@@ -96,6 +131,21 @@ impl Access {
                 "the API key is missing, or it is not this rollout's; send the `api_key` of the rollout's lease as \
                  `Authorization: Bearer <api_key>` (Anthropic's SDK: `x-api-key`)",
             )),
+        }
+    }
+
+    fn check_run(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(expected) = &self.run_key else {
+            return Ok(());
+        };
+        // Of equal length whatever was sent, so that the time does not tell the key's.
+        let is_right = |given: &[u8]| self.digest(b"run", given).ct_eq(expected).into();
+        match presented(headers).any(is_right) {
+            true => Ok(()),
+            false => Err(refusal(&format!(
+                "this orchestrator needs the run's key: set {RUN_KEY_VARIABLE} in the environment of the process that \
+                 calls it, or send the key as `Authorization: Bearer <key>`"
+            ))),
         }
     }
 }
@@ -147,7 +197,7 @@ mod tests {
     use axum::http::HeaderValue;
 
     fn access() -> Access {
-        Access::new(&[7; SECRET_BYTES]).expect("a secret")
+        Access::new(&[7; SECRET_BYTES], Some(&Secret::new("run"))).expect("a secret")
     }
 
     fn headers(name: &'static str, value: &str) -> HeaderMap {
@@ -201,23 +251,36 @@ mod tests {
     }
 
     #[test]
+    fn the_runs_key_opens_all_but_the_rollouts() {
+        let access = access();
+        let right = headers("authorization", "Bearer run");
+        let wrong = headers("authorization", "Bearer ru");
+        for path in ["/envs/lease", "/status", "/v1/models", "/", "/health/"] {
+            assert!(access.check(path, &right).is_ok(), "{path}");
+            assert!(access.check(path, &wrong).is_err(), "{path}");
+        }
+        assert!(access.check("/health", &HeaderMap::new()).is_ok());
+        assert!(access.check("/rollouts/3/v1/models", &right).is_err());
+    }
+
+    #[test]
     fn the_secret_survives_in_a_file_of_its_owner() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let first = Access::open(folder.path()).expect("makes a secret");
+        let first = Access::open(folder.path(), None).expect("makes a secret");
         let path = folder.path().join(SECRET_FILE);
         let mode = std::fs::metadata(&path)
             .expect("is there")
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
-        let second = Access::open(folder.path()).expect("reads the secret");
+        let second = Access::open(folder.path(), None).expect("reads the secret");
         assert_eq!(
             first.rollout_key(RolloutId(1)),
             second.rollout_key(RolloutId(1))
         );
         std::fs::write(&path, b"short").expect("writes");
-        let error = Access::open(folder.path()).err().expect("is refused");
+        let error = Access::open(folder.path(), None).err().expect("is refused");
         assert!(error.to_string().contains("5 bytes"), "{error}");
     }
 }

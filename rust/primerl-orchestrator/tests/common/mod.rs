@@ -89,12 +89,12 @@ pub struct Orchestrator {
 
 impl Orchestrator {
     pub async fn start(config: Config) -> Orchestrator {
+        Orchestrator::start_prepared(Prepared::new(config, None).unwrap()).await
+    }
+
+    pub async fn start_prepared(prepared: Prepared) -> Orchestrator {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let running: Running = Prepared::new(config, None)
-            .unwrap()
-            .start(listener)
-            .await
-            .unwrap();
+        let running: Running = prepared.start(listener).await.unwrap();
         let url = running.url().to_owned();
         let shutdown = CancellationToken::new();
         let end = tokio::spawn(running.wait(shutdown.clone()));
