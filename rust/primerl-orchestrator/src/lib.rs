@@ -15,6 +15,7 @@
 mod app;
 mod command;
 pub mod config;
+mod connections;
 mod custom;
 pub mod driver;
 mod effects;
@@ -42,6 +43,7 @@ pub mod trainer;
 pub use app::App;
 pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};
 pub use config::{Config, ConfigError};
+pub use connections::{BodyLimits, Limits};
 pub use custom::CustomAdvantages;
 pub use failure::RunError;
 pub use run::{ExitReason, Prepared, Running, run};

@@ -6,8 +6,9 @@
 //! Running::wait    until the run has finished, failed, or the shutdown token fired; then everything is stopped
 //! ```
 
-use crate::app::App;
+use crate::app::{App, Parts};
 use crate::config::{Config, ConfigError, field, flops_model};
+use crate::connections::{self, Bodies, Limits};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
@@ -57,6 +58,7 @@ pub struct Prepared {
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
+    limits: Limits,
 }
 
 /// A run that is going on.
@@ -113,12 +115,17 @@ impl Prepared {
             renderer: Arc::new(renderer),
             functions,
             run_key: access::run_key()?,
+            limits: Limits::default(),
         })
     }
 
     /// Another key than the environment's.
     pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
         Prepared { run_key, ..self }
+    }
+
+    pub fn with_limits(self, limits: Limits) -> Prepared {
+        Prepared { limits, ..self }
     }
 
     pub fn config(&self) -> &Config {
@@ -149,16 +156,14 @@ impl Prepared {
             tasks.clone(),
         );
         let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
-        let gateway = Gateway::new(self.renderer, access, model, seq_len);
-        let app = Arc::new(App::new(
-            self.config,
-            story.core.config().clone(),
-            gateway,
-            url,
+        let parts = Parts {
+            gateway: Gateway::new(self.renderer, access, model, seq_len),
+            bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
             engines,
-            finished,
-        ));
+        };
+        let core_config = story.core.config().clone();
+        let app = Arc::new(App::new(self.config, core_config, url, parts, finished));
         let place = recorder::Place {
             output_dir: output_dir.clone(),
             identity: self.identity,
@@ -183,10 +188,10 @@ impl Prepared {
         let effects = Effects::new(&app, recorder, advantages);
         let driver = begin(story, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
-        let serving = axum::serve(listener, server::router(Arc::clone(&app)))
-            .with_graceful_shutdown(stop.clone().cancelled_owned());
+        let router = server::router(Arc::clone(&app));
+        let serving = connections::serve(listener, router, self.limits, stop.clone());
         let running = Running {
-            server: tokio::spawn(serving.into_future()),
+            server: tokio::spawn(serving),
             driver,
             recorder: recorder_thread,
             stop,

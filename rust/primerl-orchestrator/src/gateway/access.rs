@@ -11,6 +11,7 @@
 
 use crate::app::App;
 use crate::config::{ConfigError, field};
+use crate::connections::discard;
 use crate::files;
 use crate::http::ApiError;
 use crate::secret::Secret;
@@ -30,8 +31,8 @@ use subtle::ConstantTimeEq;
 /// Relative to the output folder.
 pub const SECRET_FILE: &str = "run/secret";
 const SECRET_BYTES: usize = 32;
-/// Of the digest; 128 bits cannot be guessed.
-const KEY_BYTES: usize = 16;
+/// 128 bits cannot be guessed.
+const KEY_DIGITS: usize = 32;
 /// Where SDKs put a key: OpenAI's (`Authorization: Bearer`), Anthropic's and Azure's. A harness may send a key of its own
 /// in one of them, so one that is right is enough.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];
@@ -105,9 +106,16 @@ impl Access {
 
     /// The key of everything under `/rollouts/{rollout}/`.
     pub fn rollout_key(&self, rollout: RolloutId) -> Secret {
+        Secret::new(String::from_utf8_lossy(&self.rollout_digits(rollout)))
+    }
+
+    fn rollout_digits(&self, rollout: RolloutId) -> [u8; KEY_DIGITS] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let digest = self.digest(b"rollout", &rollout.0.to_le_bytes());
-        let digits = digest[..KEY_BYTES].iter().map(|byte| format!("{byte:02x}"));
-        Secret::new(digits.collect::<String>())
+        std::array::from_fn(|at| {
+            let byte = digest[at / 2];
+            DIGITS[usize::from(if at % 2 == 0 { byte >> 4 } else { byte & 15 })]
+        })
     }
 
     /// Whether the request may be read at all. What is open and what is not is looked at later, and only for callers with
@@ -124,9 +132,9 @@ impl Access {
         let number = rest.split('/').next().unwrap_or_default();
         let key = number
             .parse()
-            .map(|number| self.rollout_key(RolloutId(number)));
+            .map(|number| self.rollout_digits(RolloutId(number)));
         match key {
-            Ok(key) if presented(headers).any(|given| is_equal(given, key.reveal())) => Ok(()),
+            Ok(key) if presented(headers).any(|given| is_equal(given, &key)) => Ok(()),
             _ => Err(refusal(
                 "the API key is missing, or it is not this rollout's; send the `api_key` of the rollout's lease as \
                  `Authorization: Bearer <api_key>` (Anthropic's SDK: `x-api-key`)",
@@ -139,7 +147,7 @@ impl Access {
             return Ok(());
         };
         // Of equal length whatever was sent, so that the time does not tell the key's.
-        let is_right = |given: &[u8]| self.digest(b"run", given).ct_eq(expected).into();
+        let is_right = |given: &[u8]| is_equal(&self.digest(b"run", given), expected);
         match presented(headers).any(is_right) {
             true => Ok(()),
             false => Err(refusal(&format!(
@@ -165,8 +173,8 @@ fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 }
 
 /// In a time that says nothing about where the two differ.
-fn is_equal(given: &[u8], key: &str) -> bool {
-    given.ct_eq(key.as_bytes()).into()
+fn is_equal(given: &[u8], key: &[u8]) -> bool {
+    given.ct_eq(key).into()
 }
 
 fn refusal(message: &str) -> ApiError {
@@ -186,6 +194,7 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
         Ok(()) => next.run(request).await,
         Err(refusal) => {
             app.telemetry.request(Outcome::Refused);
+            discard(request.into_body()).await;
             refusal.into_response()
         }
     }
@@ -209,7 +218,7 @@ mod tests {
     fn a_key_is_good_for_its_own_rollout_only() {
         let access = access();
         let key = access.rollout_key(RolloutId(3));
-        assert_eq!(key.reveal().len(), 2 * KEY_BYTES);
+        assert_eq!(key.reveal().len(), KEY_DIGITS);
         for (name, value) in [
             ("authorization", format!("Bearer {}", key.reveal())),
             ("authorization", format!("bearer  {} ", key.reveal())),
