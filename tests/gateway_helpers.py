@@ -34,6 +34,11 @@ class Gateway:
         return str(self.lease["base_url"])
 
     @property
+    def api_key(self) -> str:
+        """Of the open rollout."""
+        return str(self.lease["api_key"])
+
+    @property
     def root_url(self) -> str:
         """Of the open rollout, without `/v1`: what Anthropic's SDK takes."""
         return self.base_url.removesuffix("/v1")
@@ -42,7 +47,9 @@ class Gateway:
         return lease(self.orchestrator.url, self.worker)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        headers = {"authorization": f"Bearer {self.api_key}"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
         return httpx.post(f"{self.base_url}/{path}", json=body, headers=headers, timeout=PATIENCE_S)
 
     def turns(self) -> dict[str, int]:

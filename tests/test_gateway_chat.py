@@ -25,7 +25,7 @@ def served(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def client(served: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.base_url, api_key="unused") as client:
+    with openai.OpenAI(base_url=served.base_url, api_key=served.api_key) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def test_streamed(client: openai.OpenAI, words: str) -> None:
 
 def test_asynchronous(served: Gateway) -> None:
     async def ask() -> str | None:
-        async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused") as client:
+        async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key) as client:
             answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
             return answer.choices[0].message.content
 
@@ -85,7 +85,7 @@ def test_several_choices_stops_and_logprobs(client: openai.OpenAI) -> None:
 
 def test_a_conversation_extends_however_answers_come_back(served: Gateway) -> None:
     rollout = served.another_rollout()
-    with openai.OpenAI(base_url=rollout["base_url"], api_key="unused") as client:
+    with openai.OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"]) as client:
         before = served.turns().get("Extended", 0)
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
         messages = [

@@ -25,7 +25,7 @@ def served(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def client(served: Gateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
+    with openai.OpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0) as client:
         yield client
 
 
@@ -67,7 +67,7 @@ def test_streamed(client: openai.OpenAI, words: str) -> None:
 
 def test_asynchronous(served: Gateway) -> None:
     async def ask() -> str:
-        async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused") as client:
+        async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key) as client:
             answer = await client.completions.create(model="m", prompt=PROMPT, n=2, stop="how")
             return "|".join(choice.text for choice in answer.choices)
 
@@ -76,7 +76,7 @@ def test_asynchronous(served: Gateway) -> None:
 
 def test_ids_in_and_out_extend(served: Gateway) -> None:
     rollout = served.another_rollout()
-    with openai.OpenAI(base_url=rollout["base_url"], api_key="unused") as client:
+    with openai.OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"]) as client:
         before = served.turns().get("Extended", 0)
         ids = served.renderer.encode(PROMPT)
         wanted = {"return_token_ids": True}

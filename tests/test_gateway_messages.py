@@ -43,7 +43,7 @@ def served(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def client(served: Gateway) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=served.root_url, api_key="unused") as client:
+    with anthropic.Anthropic(base_url=served.root_url, api_key=served.api_key) as client:
         yield client
 
 
@@ -82,7 +82,7 @@ def test_whole(client: anthropic.Anthropic) -> None:
 
 def test_asynchronous(served: Gateway) -> None:
     async def both() -> tuple[str, str]:
-        async with anthropic.AsyncAnthropic(base_url=served.root_url, api_key="unused") as client:
+        async with anthropic.AsyncAnthropic(base_url=served.root_url, api_key=served.api_key) as client:
             whole = await client.messages.create(**ask("Hello"))
             async with client.messages.stream(**ask("Emoji")) as stream:
                 streamed = "".join([text async for text in stream.text_stream])
@@ -133,8 +133,9 @@ def test_limits_and_stop_sequences(client: anthropic.Anthropic) -> None:
 
 
 def test_a_conversation_extends_with_the_sdks_own_blocks(served: Gateway) -> None:
-    root = served.another_rollout()["base_url"].removesuffix("/v1")
-    with anthropic.Anthropic(base_url=root, api_key="unused") as client:
+    rollout = served.another_rollout()
+    root = rollout["base_url"].removesuffix("/v1")
+    with anthropic.Anthropic(base_url=root, api_key=rollout["api_key"]) as client:
         fields: dict[str, Any] = {
             "system": [{"type": "text", "text": "Be kind.", "cache_control": None}],
             "tools": [TOOL],
@@ -159,8 +160,9 @@ def test_a_conversation_extends_with_the_sdks_own_blocks(served: Gateway) -> Non
 
 
 def test_an_empty_answer_is_extended(served: Gateway) -> None:
-    root = served.another_rollout()["base_url"].removesuffix("/v1")
-    with anthropic.Anthropic(base_url=root, api_key="unused") as client:
+    rollout = served.another_rollout()
+    root = rollout["base_url"].removesuffix("/v1")
+    with anthropic.Anthropic(base_url=root, api_key=rollout["api_key"]) as client:
         before = served.turns().get("Extended", 0)
         first = client.messages.create(**ask("Nothing"))
         assert first.content == []
@@ -259,10 +261,11 @@ def test_a_long_prompt_is_anthropics_error(served: Gateway, client: anthropic.An
 
 def test_rollouts_that_are_not_there(served: Gateway) -> None:
     root = served.root_url.rsplit("/", 1)[0] + "/999999"
-    with anthropic.Anthropic(base_url=root, api_key="unused") as client:
-        with pytest.raises(anthropic.NotFoundError):
+    # Whoever has no key to it does not learn whether it is there.
+    with anthropic.Anthropic(base_url=root, api_key=served.api_key) as client:
+        with pytest.raises(anthropic.AuthenticationError):
             client.messages.create(**ask("Hello"))
-        with pytest.raises(anthropic.NotFoundError):
+        with pytest.raises(anthropic.AuthenticationError):
             client.messages.count_tokens(model="m", messages=[user("Hello")])
 
 
@@ -273,7 +276,7 @@ def test_a_rollout_that_is_over_is_gone(served: Gateway) -> None:
     post(f"{served.orchestrator.url}/envs/result", result)
     root = rollout["base_url"].removesuffix("/v1")
     with (
-        anthropic.Anthropic(base_url=root, api_key="unused") as client,
+        anthropic.Anthropic(base_url=root, api_key=rollout["api_key"]) as client,
         pytest.raises(anthropic.APIStatusError) as gone,
     ):
         client.messages.create(**ask("Hello"))
@@ -305,8 +308,9 @@ def test_counts_without_a_rollout(served: Gateway) -> None:
             client.messages.count_tokens(model="m", messages=[])
 
 
-def tokens(url: str, **body: Any) -> Any:
-    answer = httpx.post(url, json=body, timeout=PATIENCE_S)
+def tokens(served: Gateway, url: str, **body: Any) -> Any:
+    headers = {"Authorization": f"Bearer {served.api_key}"}
+    answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -315,14 +319,16 @@ def test_tokenize_and_detokenize(served: Gateway) -> None:
     text = "Hello é 👩<|im_end|>"
     ids = served.renderer.encode(text)
     for base in (served.base_url, served.root_url, f"{served.orchestrator.url}/v1", served.orchestrator.url):
-        plain = tokens(f"{base}/tokenize", model="m", prompt=text)
+        plain = tokens(served, f"{base}/tokenize", model="m", prompt=text)
         assert plain == {"count": len(ids), "max_model_len": 1000, "tokens": ids, "token_strs": None}
-        assert tokens(f"{base}/detokenize", tokens=ids) == {"prompt": text}
-    shown = tokens(f"{served.base_url}/tokenize", prompt="Hello<|im_end|>", return_token_strs=True)
+        assert tokens(served, f"{base}/detokenize", tokens=ids) == {"prompt": text}
+    shown = tokens(served, f"{served.base_url}/tokenize", prompt="Hello<|im_end|>", return_token_strs=True)
     assert "".join(shown["token_strs"]) == "Hello<|im_end|>"
     for arguments in ({}, {"add_generation_prompt": False}, {"tools": render_helpers.TOOLS}):
         rendered = served.renderer.render([user("Hello")], **arguments)  # type: ignore[arg-type]
-        assert tokens(f"{served.base_url}/tokenize", messages=[user("Hello")], **arguments)["tokens"] == rendered
+        assert (
+            tokens(served, f"{served.base_url}/tokenize", messages=[user("Hello")], **arguments)["tokens"] == rendered
+        )
 
 
 @pytest.mark.parametrize(

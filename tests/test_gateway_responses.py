@@ -39,7 +39,9 @@ def served(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def client(served: Gateway, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
     """With a conversation of its own."""
     session = {"X-Session-ID": request.node.name}
-    with openai.OpenAI(base_url=served.base_url, api_key="unused", max_retries=0, default_headers=session) as client:
+    with openai.OpenAI(
+        base_url=served.base_url, api_key=served.api_key, max_retries=0, default_headers=session
+    ) as client:
         yield client
 
 
@@ -48,9 +50,9 @@ def extended(served: Gateway) -> int:
 
 
 def posted(client: openai.OpenAI, **body: Any) -> httpx.Response:
-    session = {"X-Session-ID": str(client.default_headers["X-Session-ID"])}
+    headers = {name: str(client.default_headers[name]) for name in ("X-Session-ID", "Authorization")}
     url = f"{client.base_url}responses"
-    answer = httpx.post(url, json={"model": "m", **body}, headers=session, timeout=PATIENCE_S)
+    answer = httpx.post(url, json={"model": "m", **body}, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -115,7 +117,7 @@ def test_the_sdks_own_accumulation(client: openai.OpenAI) -> None:
 
 def test_asynchronous(client: openai.OpenAI) -> None:
     async def ask() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="unused") as other:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as other:
             whole = await other.responses.create(model="m", input="Hello")
             stream = await other.responses.create(model="m", input="Hello", stream=True)
             text = [event.delta async for event in stream if event.type == "response.output_text.delta"]

@@ -31,7 +31,7 @@ def served(mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def client(served: Gateway) -> openai.OpenAI:
     rollout = served.another_rollout()
-    return openai.OpenAI(base_url=rollout["base_url"], api_key=rollout.get("api_key", "unused"))
+    return openai.OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"])
 
 
 def ask(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
@@ -126,7 +126,7 @@ def test_anthropics_sdk_goes_through_the_same_conversation(served: Gateway) -> N
     rollout = served.another_rollout()
     base_url = rollout["base_url"].removesuffix("/v1")
     tools: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
-    with anthropic.Anthropic(base_url=base_url, api_key=rollout.get("api_key", "unused")) as agent:
+    with anthropic.Anthropic(base_url=base_url, api_key=rollout["api_key"]) as agent:
         messages: list[Any] = [{"role": "user", "content": "Weather?"}]
         before = served.turns().get("Extended", 0)
         with agent.messages.stream(model="m", max_tokens=150, messages=messages, tools=tools) as stream:

@@ -48,6 +48,9 @@ class Lease:
     def base_url(self) -> str:
         """Of the rollout's OpenAI-compatible endpoint, ending in `/v1`."""
     @property
+    def api_key(self) -> str:
+        """What is sent there as API key; good for this rollout alone."""
+    @property
     def sampling(self) -> dict[str, Any]:
         """As in a chat request."""
     @property
@@ -124,6 +127,7 @@ class EnvClient:
         cls,
         *,
         orchestrator_url: str,
+        api_key: str | None,
         environment: str,
         role: str,
         name: str,
@@ -159,7 +163,7 @@ class EnvClient:
         """
     def release(self, rollout: int) -> None:
         """The rollout was stopped without an outcome."""
-    def call(self, url: str, session: str, body: bytes, timeout_s: float) -> int:
+    def call(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> int:
         """Starts a model call; its end comes as `Answered` with the number returned here.
 
         A connection that fails is tried again; an answer of any status is final.

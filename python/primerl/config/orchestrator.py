@@ -165,7 +165,7 @@ class Orchestration(Section):
     """Rollouts, batches and their order."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; one that other machines reach needs PRIMERL_API_KEY in the environment."""
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
     batch_size: PositiveInt = 128

@@ -142,8 +142,12 @@ async fn read(request: reqwest::RequestBuilder) -> Vec<Instant> {
 
 fn chat(http: &reqwest::Client, lease: &Lease, tokens: usize) -> reqwest::RequestBuilder {
     let body = json!({"messages": [common::user("Write.")], "stream": true, "max_tokens": tokens});
+    post(http, lease).json(&body)
+}
+
+fn post(http: &reqwest::Client, lease: &Lease) -> reqwest::RequestBuilder {
     http.post(format!("{}/chat/completions", lease.base_url))
-        .json(&body)
+        .bearer_auth(lease.api_key.reveal())
 }
 
 /// 99th percentile of the time between two pieces, milliseconds.
@@ -208,9 +212,7 @@ async fn memory() {
     let ask = |lease: &Lease| {
         let words = "word ".repeat(CONVERSATION / 5);
         let body = json!({"messages": [common::user(&words)], "max_tokens": 100});
-        let request = http
-            .post(format!("{}/chat/completions", lease.base_url))
-            .json(&body);
+        let request = post(&http, lease).json(&body);
         async move { assert_eq!(request.send().await.unwrap().status(), 200) }
     };
     ask(&scene.leases[0]).await;

@@ -1,17 +1,16 @@
 //! All routes.
 
 use crate::app::App;
+use crate::gateway::access::guard;
 use crate::http::ApiError;
 use crate::telemetry::status;
 use crate::{engines, envs, gateway, trainer};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
-
-/// Histories with tool output can be long; more than this is a mistake.
-const LARGEST_BODY: usize = 256 << 20;
 
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -56,7 +55,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(status::metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
 }
 

@@ -6,7 +6,7 @@ use super::dialect::Dialect;
 use super::events::{Streaming, all_at_once, stream_body};
 use super::live::{Following, Live};
 use super::prompt::{self, Prompt};
-use super::request::TurnRequest;
+use super::request::{Input, TurnRequest};
 use super::rollouts::{DeliveryState, Rollout};
 use super::text::Reading;
 use super::turn::{self, Task};
@@ -240,7 +240,7 @@ fn prepare_now(
     body: &Bytes,
 ) -> Result<Prepared, ApiError> {
     let digest = call.repeat.digest(dialect, &call.session, body);
-    let (request, reply) = dialect.read(body, rollout, digest)?;
+    let (mut request, reply) = dialect.read(body, rollout, digest)?;
     let before = {
         let state = rollout.state.lock();
         let running = state
@@ -272,6 +272,8 @@ fn prepare_now(
                 &call.session,
                 &request.input,
             )?;
+            // A history is not held for as long as an engine takes.
+            request.input = Input::Ids(Vec::new());
             let task = new_task(app, rollout, request, prompt, reply.as_ref())?;
             Ok(Prepared::New {
                 task: Box::new(task),

@@ -1,5 +1,6 @@
 //! What the gateway does for a turn, without sockets, engine and journal: for benchmarks.
 
+use super::access::Access;
 use super::answer::{Answer, Head, Reply};
 use super::dialect::Dialect;
 use super::prompt::{self, Prompt};
@@ -47,7 +48,9 @@ impl Turns {
             stop_token_ids: renderer.stop_token_ids().to_vec(),
             vocabulary_size: renderer.vocabulary_size(),
         };
-        let gateway = Gateway::new(renderer, "m".into(), u32::MAX);
+        let access = Access::new(&[0; 32], None)
+            .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
+        let gateway = Gateway::new(renderer, access, "m".into(), u32::MAX);
         let lease = LeasedRollout {
             rollout: ROLLOUT,
             group: GroupId(0),

@@ -8,6 +8,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `access` | keys |
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints` | one request from its headers to its response; retries and repeats |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
@@ -16,6 +17,7 @@
 //! | `events`, `text`, `body` | the answer on its way to the client |
 //! | `rollouts` | what is open, and what was recorded |
 
+pub(crate) mod access;
 mod answer;
 mod body;
 mod count;
@@ -37,6 +39,7 @@ pub use count::{count_tokens, detokenize, tokenize};
 pub use dialect::{delete_response, response_input_items, retrieve_response};
 pub use endpoints::{chat_completions, completions, messages, models, responses, rollout_models};
 
+use self::access::Access;
 use crate::app::App;
 use crate::config::Sampling;
 use primerl_core::core::OpenRollout;
@@ -46,6 +49,7 @@ use std::sync::Arc;
 
 /// What a request needs besides the engines and the driver. All immutable.
 pub struct Gateway {
+    pub(crate) access: Access,
     pub(crate) renderer: Arc<Renderer>,
     pub(crate) rollouts: Arc<Rollouts>,
     pub(crate) model: String,
@@ -54,8 +58,14 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub fn new(renderer: Arc<Renderer>, model: String, seq_len: u32) -> Gateway {
+    pub(crate) fn new(
+        renderer: Arc<Renderer>,
+        access: Access,
+        model: String,
+        seq_len: u32,
+    ) -> Gateway {
         Gateway {
+            access,
             renderer,
             rollouts: Arc::default(),
             model,
