@@ -50,7 +50,8 @@ def extended(served: Gateway) -> int:
 
 
 def posted(client: openai.OpenAI, **body: Any) -> httpx.Response:
-    headers = {name: str(client.default_headers[name]) for name in ("X-Session-ID", "Authorization")}
+    session = str(client.default_headers["X-Session-ID"])
+    headers = {"X-Session-ID": session, "Authorization": f"Bearer {client.api_key}"}
     url = f"{client.base_url}responses"
     answer = httpx.post(url, json={"model": "m", **body}, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
