@@ -1,11 +1,12 @@
-"""A gateway as an agent meets it: an orchestrator in this process, the mock engine with answers to order, one open rollout."""
+"""A gateway as an agent meets it: an orchestrator in this process, the mock engine with answers to order, a rollout."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ def lease(url: str, worker: int) -> dict[str, Any]:
 
 
 def scripted(renderer: Renderer, answers: list[tuple[str, str]], prompt_end: str) -> list[dict[str, list[int]]]:
-    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends with
-    the stop token. `prompt_end` is what the template writes between the words and the answer."""
+    """For the mock engine: after a user's or a tool's last words, the model says this. Both are text; an answer ends
+    with the stop token. `prompt_end` is what the template writes between the words and the answer."""
     return [
         {"after": renderer.encode(f"{words}{prompt_end}"), "answer": renderer.encode(answer)}
         for words, answer in answers
@@ -81,9 +82,11 @@ def gateway(
     answers: list[tuple[str, str]] = (),  # type: ignore[assignment]
     template: str = "qwen2_5",
     flags: tuple[str, ...] = (),
+    before: Callable[[str], AbstractContextManager[str]] = contextlib.nullcontext,
     **changes: Any,
 ) -> Iterator[Gateway]:
-    """`answers` are pairs of the last words before an answer and the answer, both as Qwen's template writes them."""
+    """`answers` are pairs of the last words before an answer and the answer, both as Qwen's template writes them.
+    `before` puts something between the orchestrator and the engine: it takes the engine's URL and gives its own."""
     model = render_helpers.write_qwen(folder / "model", render_helpers.trl_template(template))
     renderer = Renderer(model)
     script = folder / "script.json"
@@ -92,9 +95,9 @@ def gateway(
     sampling = ["--vocab-size", "2000", "--eos-token-id", stop, "--last-token", "250", "--script", str(script)]
     command = mock_command(mock_binary, *sampling, *flags)
     output = folder / "out"
-    with running("mock", command, None, folder / "engine.log") as engine:
+    with running("mock", command, None, folder / "engine.log") as engine, before(engine.url) as url:
         defaults = {"sampling": {"max_tokens": 200}, "seq_len": 1000, "batch_size": 64}
-        config = settings(model, output, engines=[engine.url], **{**defaults, **changes})
+        config = settings(model, output, engines=[url], **{**defaults, **changes})
         with Orchestrator(config) as orchestrator:
             orchestrator.start()
             publish(orchestrator, output, 0)
