@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx
 import openai
 import pytest
 from agent_helpers import Recorder, Sample, check_every_token_is_trained_once, recording, report, samples_of
@@ -21,6 +23,7 @@ from agents import (
     Runner,
     function_tool,
 )
+from anthropic import beta_tool
 from gateway_helpers import Gateway, gateway
 from primerl.train.data import decode_batch
 
@@ -123,16 +126,120 @@ async def run_streamed(model: Model) -> list[str]:
     return [first.final_output, second.final_output]
 
 
+def run_both(
+    group: Group, run: Callable[[Model], Any], kind: Callable[..., Model] = OpenAIChatCompletionsModel
+) -> list[Any]:
+    """Runs it in both rollouts at once."""
+
+    async def rollout(lease: dict[str, Any]) -> Any:
+        async with client(lease) as own:
+            return await run(kind(model="m", openai_client=own))
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(*map(rollout, group.rollouts))
+
+    return asyncio.run(both())
+
+
 @pytest.mark.parametrize("run", [run_whole, run_streamed])
 @pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
 def test_openai_agents(group: Group, kind: Callable[..., Model], run: Callable[[Model], Any]) -> None:
-    async def rollout(lease: dict[str, Any]) -> list[str]:
-        async with client(lease) as openai_client:
-            return list(await run(kind(model="m", openai_client=openai_client)))
+    assert run_both(group, run, kind) == [[FINAL, "Home again."]] * 2
+    assert [len(group.recorder.of(lease)) for lease in group.rollouts] == [4, 4]
+    assert [len(samples) for samples in group.samples()] == [1, 1]
 
-    async def both() -> list[list[str]]:
-        return await asyncio.gather(*map(rollout, group.rollouts))
 
-    assert asyncio.run(both()) == [[FINAL, "Home again."]] * 2
+def anthropic_client(rollout: dict[str, Any]) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=rollout["base_url"].removesuffix("/v1"), api_key=key(rollout))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_tool_runner(group: Group, stream: bool) -> None:
+    for rollout in group.rollouts:
+        with anthropic_client(rollout) as own:
+            runner = own.beta.messages.tool_runner(
+                model="m",
+                max_tokens=150,
+                system=INSTRUCTIONS,
+                tools=[beta_tool(get_weather), beta_tool(clock)],
+                messages=[{"role": "user", "content": "Where to?"}],
+                stream=stream,
+            )
+            last: Any = runner.until_done()
+        assert [block.text for block in last.content if block.type == "text"] == [FINAL]
+        assert len(group.recorder.of(rollout)) == 3
+    assert [len(samples) for samples in group.samples()] == [1, 1]
+
+
+def test_an_edited_history_forks_and_its_past_is_trained_once(group: Group) -> None:
+    async def run(model: Model) -> None:
+        first = await Runner.run(agent(model), "Where to?", run_config=UNTRACED)
+        history: list[Any] = [*first.to_input_list(), {"role": "user", "content": "And then?"}]
+        outputs = [item for item in history if item.get("type") == "function_call_output"]
+        outputs[0]["output"] = "snow in Zürich"
+        again = await Runner.run(agent(model), history, run_config=UNTRACED)
+        assert again.final_output == "Home again."
+
+    run_both(group, run)
+    # The second is the edited history with its answer; what it repeats of the first is context there.
+    assert [len(samples) for samples in group.samples()] == [2, 2]
+
+
+def test_another_agent_in_the_same_rollout(group: Group) -> None:
+    """An agent whose tool is an agent: the requests of two conversations take turns on one URL."""
+
+    async def run(model: Model) -> None:
+        critic = Agent(name="critic", instructions="Judge.", model=model)
+
+        @function_tool(name_override="get_weather")
+        async def ask_the_critic(city: str, days: int) -> str:
+            judged = await Runner.run(critic, "Is it good?", run_config=UNTRACED)
+            assert judged.final_output == "Rather good."
+            return get_weather(city, days)
+
+        planner = Agent(
+            name="planner", instructions=INSTRUCTIONS, model=model, tools=[ask_the_critic, function_tool(clock)]
+        )
+        result = await Runner.run(planner, "Where to?", run_config=UNTRACED)
+        assert result.final_output == FINAL
+
+    run_both(group, run)
+    # The planner's conversation, and each of the critic's two.
+    assert [len(samples) for samples in group.samples()] == [3, 3]
+
+
+class Lossy(httpx.AsyncHTTPTransport):
+    """Loses the first answer to each request on its way, as a proxy that gives up does: the SDK tries again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await super().handle_async_request(request)
+        if request.headers["x-stainless-retry-count"] != "0":
+            return answer
+        await answer.aread()
+        await answer.aclose()
+        assert answer.status_code == 200
+        self.lost += 1
+        # At once: the SDK would wait for half a second.
+        return httpx.Response(502, headers={"retry-after-ms": "1"}, request=request)
+
+
+@pytest.mark.parametrize("run", [run_whole, run_streamed])
+def test_what_is_tried_again_is_sampled_once(group: Group, run: Callable[[Model], Any]) -> None:
+    transports = [Lossy(), Lossy()]
+
+    async def rollout(lease: dict[str, Any], transport: Lossy) -> None:
+        async with client(lease, http_client=httpx.AsyncClient(transport=transport)) as own:
+            answers = await run(OpenAIChatCompletionsModel(model="m", openai_client=own))
+        assert answers == [FINAL, "Home again."]
+
+    async def both() -> None:
+        await asyncio.gather(*map(rollout, group.rollouts, transports))
+
+    asyncio.run(both())
+    assert [transport.lost for transport in transports] == [4, 4]
     assert [len(group.recorder.of(lease)) for lease in group.rollouts] == [4, 4]
     assert [len(samples) for samples in group.samples()] == [1, 1]
