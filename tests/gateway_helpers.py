@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,11 @@ def gateway(
     answers: list[tuple[str, str]] = (),  # type: ignore[assignment]
     template: str = "qwen2_5",
     flags: tuple[str, ...] = (),
+    before: Callable[[str], AbstractContextManager[str]] = contextlib.nullcontext,
     **changes: Any,
 ) -> Iterator[Gateway]:
-    """`answers` are pairs of the last words before an answer and the answer, both as Qwen's template writes them."""
+    """`answers` are pairs of the last words before an answer and the answer, both as Qwen's template writes them.
+    `before` puts something between the orchestrator and the engine: it takes the engine's URL and gives its own."""
     model = render_helpers.write_qwen(folder / "model", render_helpers.trl_template(template))
     renderer = Renderer(model)
     script = folder / "script.json"
@@ -99,9 +102,9 @@ def gateway(
     sampling = ["--vocab-size", "2000", "--eos-token-id", stop, "--last-token", "250", "--script", str(script)]
     command = mock_command(mock_binary, *sampling, *flags)
     output = folder / "out"
-    with running("mock", command, None, folder / "engine.log") as engine:
+    with running("mock", command, None, folder / "engine.log") as engine, before(engine.url) as url:
         defaults = {"sampling": {"max_tokens": 200}, "seq_len": 1000, "batch_size": 64}
-        config = settings(model, output, engines=[engine.url], **{**defaults, **changes})
+        config = settings(model, output, engines=[url], **{**defaults, **changes})
         with Orchestrator(config) as orchestrator:
             orchestrator.start()
             publish(orchestrator, output, 0)

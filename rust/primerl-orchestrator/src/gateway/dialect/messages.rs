@@ -55,6 +55,9 @@ pub(super) fn read(
             .param("messages")
             .code("unsupported_parameter"));
     }
+    if fields.take("thread").is_some() {
+        return Err(no_threads());
+    }
     let sampling = sampling(&mut fields, rules)?;
     prompt.thinking.check_budget(sampling.max_tokens)?;
     let form = Form {
@@ -72,6 +75,14 @@ pub(super) fn read(
         digest,
     };
     Ok((request, Box::new(form)))
+}
+
+/// The SDK's tool runner asks for a thread by default, and goes on without one when it is told so by this code.
+fn no_threads() -> ApiError {
+    let problem = "thread is not supported here; leave it out and send the whole conversation, it is recognised";
+    ApiError::invalid(problem)
+        .param("thread")
+        .code(reply::NO_THREADS)
 }
 
 /// What a request without an answer, to count its tokens, is about. Fields that matter to the answer only are let pass:

@@ -289,11 +289,18 @@ impl Events for BlockEvents {
     }
 }
 
-/// `code` and `param` are ours: Anthropic has nothing that tells a long prompt from another mistake but the words.
-fn envelope(error: &ApiError) -> Value {
+/// Anthropic's own code for a request that cannot be one of a thread.
+pub const NO_THREADS: &str = "thread_unsupported_request";
+
+/// `code` and `param` are ours: Anthropic has nothing that tells a long prompt from another mistake but the words. Its
+/// `details` hold the codes that its SDKs act on.
+pub(super) fn envelope(error: &ApiError) -> Value {
     let mut details = json!({"type": kind(error), "message": error.message});
     if let Some(code) = error.code {
         details["code"] = code.into();
+        if code == NO_THREADS {
+            details["details"] = json!({"error_code": code});
+        }
     }
     if let Some(param) = &error.param {
         details["param"] = param.as_str().into();

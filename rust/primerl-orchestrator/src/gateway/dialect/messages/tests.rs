@@ -141,6 +141,20 @@ fn fields_that_cannot_be_honoured_are_named() {
     assert_eq!(error.param.as_deref(), Some("output_config.format"));
 }
 
+/// Anthropic's SDK sends the whole conversation instead when it reads this, and gives up on any other refusal.
+#[test]
+fn a_thread_is_refused_in_the_words_that_the_sdk_knows() {
+    let error = refusal_of(false, &json!({"thread": {"type": "create"}}));
+    assert_eq!(
+        reply::envelope(&error)["error"]["details"],
+        json!({"error_code": "thread_unsupported_request"})
+    );
+    assert_eq!(refused(&json!({"thread": {"type": "create"}})), "thread");
+    let other = refusal_of(false, &json!({"top_p": 0.5}));
+    assert!(reply::envelope(&other)["error"].get("details").is_none());
+    parse(&json!({"thread": null}));
+}
+
 #[test]
 fn thinking_is_a_switch() {
     let switch = |thinking: Value| {
