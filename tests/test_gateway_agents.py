@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +20,7 @@ from agent_helpers import Recorder, Sample, check_every_token_is_trained_once, r
 from agents import (
     Agent,
     Model,
+    ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     RunConfig,
@@ -26,6 +30,7 @@ from agents import (
 from anthropic import beta_tool
 from gateway_helpers import Gateway, gateway
 from primerl.train.data import decode_batch
+from test_orchestrator_in_process import PATIENCE_S, post, publish
 
 INSTRUCTIONS = "Plan a trip."
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>'
@@ -89,6 +94,8 @@ def group(mock_binary: Path, tmp_path: Path) -> Iterator[Group]:
         rollouts = [served.lease, served.another_rollout()]
         assert rollouts[0]["group"] == rollouts[1]["group"]
         yield Group(served, recorder, rollouts)
+        # Otherwise the orchestrator's end waits for it.
+        post(f"{served.orchestrator.url}/envs/leave", {"worker": served.worker})
 
 
 def key(rollout: dict[str, Any]) -> str:
@@ -181,15 +188,30 @@ def test_an_edited_history_forks_and_its_past_is_trained_once(group: Group) -> N
         assert again.final_output == "Home again."
 
     run_both(group, run)
+    assert group.gateway.turns()["HistoryEdited"] == 2
     # The second is the edited history with its answer; what it repeats of the first is context there.
     assert [len(samples) for samples in group.samples()] == [2, 2]
 
 
-def test_another_agent_in_the_same_rollout(group: Group) -> None:
-    """An agent whose tool is an agent: the requests of two conversations take turns on one URL."""
+def test_a_conversation_that_goes_on_in_two_ways(group: Group) -> None:
+    async def run(model: Model) -> None:
+        first = await Runner.run(agent(model), "Where to?", run_config=UNTRACED)
+        for question in ("And then?", "Is it good?"):
+            asked: Any = [*first.to_input_list(), {"role": "user", "content": question}]
+            await Runner.run(agent(model), asked, run_config=UNTRACED)
+
+    run_both(group, run)
+    assert group.gateway.turns() == {"FirstTurn": 2, "Extended": 8}
+    assert [len(samples) for samples in group.samples()] == [2, 2]
+
+
+@pytest.mark.parametrize("session", ["", "critic"])
+def test_another_agent_in_the_same_rollout(group: Group, session: str) -> None:
+    """An agent whose tool is an agent: requests of two conversations take turns on one URL, with a name or without."""
 
     async def run(model: Model) -> None:
-        critic = Agent(name="critic", instructions="Judge.", model=model)
+        named = ModelSettings(extra_headers={"X-Session-ID": session} if session else None)
+        critic = Agent(name="critic", instructions="Judge.", model=model, model_settings=named)
 
         @function_tool(name_override="get_weather")
         async def ask_the_critic(city: str, days: int) -> str:
@@ -205,7 +227,7 @@ def test_another_agent_in_the_same_rollout(group: Group) -> None:
 
     run_both(group, run)
     # The planner's conversation, and each of the critic's two.
-    assert [len(samples) for samples in group.samples()] == [3, 3]
+    assert [len(samples) for samples in group.samples(("", session) if session else ("",))] == [3, 3]
 
 
 class Lossy(httpx.AsyncHTTPTransport):
@@ -243,3 +265,35 @@ def test_what_is_tried_again_is_sampled_once(group: Group, run: Callable[[Model]
     assert [transport.lost for transport in transports] == [4, 4]
     assert [len(group.recorder.of(lease)) for lease in group.rollouts] == [4, 4]
     assert [len(samples) for samples in group.samples()] == [1, 1]
+
+
+def test_the_example_of_the_documentation(mock_binary: Path, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "docs/agents.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code.replace("sums", "task"), "docs/agents.md", "exec"), example)
+    answers = []
+    for number, (question, right) in enumerate(example["QUESTIONS"]):
+        call = json.dumps({"name": "multiply", "arguments": {"a": number, "b": 12}})
+        answers.append((question, f"<tool_call>\n{call}\n</tool_call><|im_end|>"))
+        answers.append((f"<tool_response>\n{right}\n</tool_response>", f"It is {right}.<|im_end|>"))
+    recorder = Recorder()
+    sizes = {"batch_size": 4, "group_size": 2, "max_steps": 1}
+    before = partial(recording, recorder)
+    with gateway(tmp_path, mock_binary, answers=answers, template="qwen3", before=before, **sizes) as served:
+        url = served.orchestrator.url
+        post(f"{url}/envs/leave", {"worker": served.worker})
+        worker = threading.Thread(target=lambda: asyncio.run(example["work"](url)))
+        worker.start()
+        body = served.orchestrator.next_batch(1, 0)
+        publish(served.orchestrator, served.output, 1)
+        worker.join(PATIENCE_S)
+        assert not worker.is_alive()
+    step = json.loads((tmp_path / "out/steps.jsonl").read_text())
+    assert step["metrics"]["reward/all/mean"] == 1.0
+    assert body is not None
+    trained = samples_of(decode_batch(body))
+    assert len(trained) == 4
+    for rollout, samples in trained.items():
+        assert len(samples) == 1
+        check_every_token_is_trained_once(recorder.of({"rollout": rollout}), samples)
