@@ -99,7 +99,7 @@ def group(mock_binary: Path, tmp_path: Path) -> Iterator[Group]:
 
 
 def key(rollout: dict[str, Any]) -> str:
-    return str(rollout.get("api_key", "unused"))
+    return str(rollout["api_key"])
 
 
 def client(rollout: dict[str, Any], **options: Any) -> openai.AsyncOpenAI:
