@@ -59,6 +59,11 @@ async def echo(chat: Chat) -> web.Response:
     return completion(chat.last)
 
 
+def key_of(rollout: int) -> str:
+    """The API key of a rollout's lease."""
+    return f"key-of-{rollout}"
+
+
 @dataclass
 class Orchestrator:
     heartbeat_s: float = 0.2
@@ -123,6 +128,7 @@ class Orchestrator:
                 "group": rollout,
                 "example": example,
                 "base_url": f"{self.url}/rollouts/{rollout}/v1",
+                "api_key": key_of(rollout),
                 "sampling": sampling or {"temperature": 1.0, "max_tokens": 28},
                 "deadline_s": deadline_s,
             }
@@ -224,6 +230,8 @@ class Orchestrator:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         rollout = int(request.match_info["rollout"])
+        if request.headers.get("Authorization") != f"Bearer {key_of(rollout)}":
+            return refusal(401, "the key is not this rollout's", "invalid_api_key")
         session = request.headers.get("X-Session-ID", "")
         chat = Chat(rollout, session, json.loads(await request.read()), dict(request.headers))
         with self._changed:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import random
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -58,6 +60,13 @@ def trl_template(name: str) -> str:
 def trl_template_names() -> list[str]:
     folder = resources.files("trl") / "chat_templates"
     return sorted(entry.name.removesuffix(".jinja") for entry in folder.iterdir() if entry.name.endswith(".jinja"))
+
+
+def more_templates() -> dict[str, str]:
+    """Templates below the folders of PRIMERL_TEMPLATES (see docs/templates.md), which no test dependency carries."""
+    folders = [Path(folder) for folder in os.environ.get("PRIMERL_TEMPLATES", "").split(os.pathsep) if folder]
+    paths = sorted(path for folder in folders for path in folder.rglob("*.jinja"))
+    return {f"{path.parent.name}/{path.stem}": path.read_text(encoding="utf-8") for path in paths}
 
 
 def byte_alphabet() -> list[str]:
@@ -124,12 +133,26 @@ def write_llama(folder: Path, template: str) -> Path:
     return write_model(folder, tokenizer, template, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
 
 
-def write_family(folder: Path, template: str) -> Path:
-    """A model for any template: every `<...>` or `[...]` marker the template writes is a special token."""
-    markers = set(re.findall(r"<[|｜a-z_/][^<>'\"\s{}]*>|<[|｜][^<>'\"{}]*[|｜]>|\[/?[A-Z_]{3,}\]", template))
-    special = sorted(markers | {"<s>", "</s>"})
+def write_family(folder: Path, template: str, stop: Sequence[str] = ()) -> Path:
+    """A model for any template: every `<...>` or `[...]` marker the template writes is a special token.
+
+    `stop` are the tokens that the family's generation_config.json names; without it, `</s>`.
+    """
+    patterns = [
+        r"<[|｜a-z_/][^<>'\"\s{}]*>",
+        r"<[|｜][^<>'\"{}]*[|｜]>",
+        r"\[/?[A-Z_]{3,}\]",
+        r"[\]\[][!a-z]~[a-z]*[\]\[]",
+    ]
+    markers = set(re.findall("|".join(patterns), template))
+    special = sorted(markers | {"<s>", "</s>", *stop})
     tokenizer = trained_tokenizer(QWEN_SPLIT, special, [], nfc=True)
-    return write_model(folder, tokenizer, template, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    eos = stop[0] if stop else "</s>"
+    write_model(folder, tokenizer, template, bos_token="<s>", eos_token=eos, pad_token="</s>")
+    if stop:
+        ids = [tokenizer.token_to_id(token) for token in stop]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}), encoding="utf-8")
+    return folder
 
 
 _WORDS = [
@@ -183,3 +206,13 @@ def _tool_turn(random_: random.Random, turn: int) -> list[Message]:
         {"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": _text(random_)} for call in calls
     ]
     return [{"role": "assistant", "content": random_.choice(["", "I look."]), "tool_calls": calls}, *results]
+
+
+def calls_of(message: Message) -> list[tuple[str, Any]]:
+    """Name and arguments of an assistant message's tool calls."""
+    calls = message.get("tool_calls") or []
+    functions = [call["function"] for call in calls]
+    return [
+        (call["name"], json.loads(call["arguments"]) if isinstance(call["arguments"], str) else call["arguments"])
+        for call in functions
+    ]

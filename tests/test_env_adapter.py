@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from env_orchestrator import Chat, Orchestrator, completion
+from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
@@ -46,7 +46,8 @@ class Gateway:
         self.answer = answer
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
-    async def post(self, url: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    async def post(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        assert api_key == key_of(7)
         request = json.loads(body)
         self.calls.append((url, session, request))
         answer = self.answer(request)
@@ -81,6 +82,7 @@ def roll_out(
                 task,
                 label="rollout 7",
                 base_url=base_url,
+                api_key=key_of(7),
                 model="policy",
                 sampling={"temperature": 0.5, "max_tokens": 28},
                 time_limit=30,
@@ -252,6 +254,7 @@ def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
                     next(iter(runner.env.taskset)),
                     label="",
                     base_url="http://gateway/v1",
+                    api_key=key_of(7),
                     model="m",
                     sampling={},
                     time_limit=30,
@@ -309,13 +312,13 @@ def test_another_harness_reaches_the_rollouts_url_too() -> None:
         sys.modules["elsewhere"] = _elsewhere()
         try:
             outcome = roll_out(
-                "reverse-text", saying("not asked"), arguments, base_url=f"{orchestrator.url}/rollouts/8/v1"
+                "reverse-text", saying("not asked"), arguments, base_url=f"{orchestrator.url}/rollouts/7/v1"
             )
         finally:
             del sys.modules["elsewhere"]
         assert outcome["ok"], outcome
         assert outcome["traces"][0]["reward"] == 1.0
-        assert [chat.rollout for chat in orchestrator.chats] == [8]
+        assert [chat.rollout for chat in orchestrator.chats] == [7]
 
 
 def _elsewhere() -> Any:

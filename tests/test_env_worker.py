@@ -40,7 +40,7 @@ class Worker:
                 [sys.executable, "-c", MAIN, json.dumps(config)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": str(ENVIRONMENTS)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ENVIRONMENTS), *sys.path])},
             )
 
     def text(self) -> str:

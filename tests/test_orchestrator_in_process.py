@@ -71,7 +71,8 @@ def work(url: str) -> None:
             break
         for lease in answer["rollouts"]:
             body = {"model": "m", "messages": [{"role": "user", "content": f"example {lease['example']}"}]}
-            reply = httpx.post(f"{lease['base_url']}/chat/completions", json=body, timeout=PATIENCE_S)
+            headers = {"authorization": f"Bearer {lease['api_key']}"}
+            reply = httpx.post(f"{lease['base_url']}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
             if reply.status_code == 410:
                 continue
             text = reply.json()["choices"][0]["message"]["content"]

@@ -16,6 +16,7 @@ __all__ = [
     "Leased",
     "LeasesVoid",
     "Orchestrator",
+    "ParsedAnswer",
     "PrimerlError",
     "Problem",
     "Registered",
@@ -46,6 +47,9 @@ class Lease:
     @property
     def base_url(self) -> str:
         """Of the rollout's OpenAI-compatible endpoint, ending in `/v1`."""
+    @property
+    def api_key(self) -> str:
+        """What is sent there as API key; good for this rollout alone."""
     @property
     def sampling(self) -> dict[str, Any]:
         """As in a chat request."""
@@ -123,6 +127,7 @@ class EnvClient:
         cls,
         *,
         orchestrator_url: str,
+        api_key: str | None,
         environment: str,
         role: str,
         name: str,
@@ -158,7 +163,7 @@ class EnvClient:
         """
     def release(self, rollout: int) -> None:
         """The rollout was stopped without an outcome."""
-    def call(self, url: str, session: str, body: bytes, timeout_s: float) -> int:
+    def call(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> int:
         """Starts a model call; its end comes as `Answered` with the number returned here.
 
         A connection that fails is tried again; an answer of any status is final.
@@ -179,23 +184,56 @@ class RenderError(PrimerlError, ValueError):
 # Messages to tokens and back (rust/primerl-py/src/render.rs)
 
 @final
+class ParsedAnswer:
+    """What sampled ids stand for (`Renderer.parse_answer`)."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant message. Arguments of tool calls are JSON text; content is None where there are only calls."""
+    @property
+    def text(self) -> str:
+        """The decoded ids with special tokens, without the stop token that ended the answer."""
+    @property
+    def segments(self) -> list[tuple[Literal["content", "reasoning", "tool_call", "hidden"], str, int, int]]:
+        """Kind, text, first token and the token after the last of each stretch. The texts add up to `text`; a token
+        that crosses a border belongs to both sides."""
+    @property
+    def malformed(self) -> list[tuple[str, str]]:
+        """Reason and text of what looked like a tool call and is content."""
+
+@final
 class Renderer:
     """A model folder's tokenizer and chat template.
 
     Messages are dicts in OpenAI's shape: role, content (text, None or a list of text parts), tool_calls,
     tool_call_id, name, reasoning_content. Tools are OpenAI tool schemas. `template_kwargs` are further variables
-    of the template, such as `enable_thinking`. All methods may be called from many threads at once; they release
-    the GIL. They raise `RenderError`.
+    of the template, such as `enable_thinking`; `documents` are mappings (by custom `title` and `text`) for templates
+    that know them. None and an empty list of tools or documents differ to some templates. `now` is the time that a
+    template's `strftime_now` formats in the local time zone, in seconds since 1970; None asks the clock. All methods
+    may be called from many threads at once; they release the GIL. They raise `RenderError`.
     """
 
-    def __new__(cls, model_dir: str | Path) -> Self:
-        """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong."""
+    def __new__(
+        cls, model_dir: str | Path, *, tool_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> Self:
+        """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong.
+
+        Args:
+            model_dir: A local model folder.
+            tool_parser: How tool calls are read from answers: "hermes", "qwen3_coder", "llama3_json",
+                "llama3_pythonic", "glm", "kimi", "deepseek", "harmony", "minimax", "mistral" or "none". Default: by the
+                model's chat template, else by its `config.json`.
+            reasoning_parser: How reasoning is told from content: "think", "mistral", "harmony" or "none". Default: by
+                the chat template.
+        """
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> str:
         """Text of the conversation, byte for byte that of `apply_chat_template(..., tokenize=False)`."""
     def render(
@@ -204,6 +242,8 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[int]:
         """Token ids of that text."""
     def render_with_mask(
@@ -211,6 +251,8 @@ class Renderer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> tuple[bytes, bytes]:
         """Ids (int32) and mask (uint8) of a whole conversation, without a generation prompt.
 
@@ -222,6 +264,8 @@ class Renderer:
         conversations: Sequence[Sequence[Mapping[str, Any]]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[tuple[bytes, bytes]]:
         """`render_with_mask` of each conversation, on all cores. The error names the conversation."""
     def extend(
@@ -231,17 +275,53 @@ class Renderer:
         new_messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
     ) -> list[int]:
         """Ids to append to `prompt ids + sampled` so that the conversation goes on with `new_messages`.
 
         `answer` is the assistant message that `sampled` stands for. `RenderError` where the template does not allow it.
         """
-    def parse(self, sampled: Sequence[int]) -> dict[str, Any]:
-        """The assistant message that sampled ids stand for, without stop and special tokens."""
+    def check_template(self, conversations: str | Path | None = None) -> list[dict[str, Any]]:
+        """Every turn after an assistant message, and whether it extends the recorded tokens.
+
+        Of built-in scenarios, or of a file with a JSON object a line (`messages`; optional `tools`, `documents`,
+        `chat_template_kwargs`). Each dict has conversation, answer (which message is continued), new_messages (roles)
+        and verdict: `extends` (with tokens, closes_with, keeps_history), `forks` (with reason, detail) or `refused`
+        (with detail). `RenderError` names the file, line and field that cannot be read.
+        """
+    def parse(
+        self,
+        sampled: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        starts_in_reasoning: bool = False,
+    ) -> dict[str, Any]:
+        """The assistant message that sampled ids stand for: `parse_answer(...).message`."""
+    def parse_answer(
+        self,
+        sampled: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        starts_in_reasoning: bool = False,
+    ) -> ParsedAnswer:
+        """The assistant message that sampled ids stand for, and which tokens became what.
+
+        Args:
+            sampled: The answer's ids; a stop token at its end is left out.
+            tools: Those of the request. Without tools no call is parsed: its text stays content.
+            starts_in_reasoning: Whether the prompt opened the reasoning: `starts_in_reasoning(prompt)`.
+        """
+    def starts_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the generation prompt at the end of these ids opened a reasoning block."""
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written in it become their ids, none is added."""
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    @property
+    def tool_parser(self) -> str:
+        """Name of the parser of tool calls."""
+    @property
+    def reasoning_parser(self) -> str:
+        """Name of the parser of reasoning."""
     @property
     def stop_token_ids(self) -> list[int]:
         """Ids that end the assistant's turn, ascending."""

@@ -12,6 +12,6 @@ Everything that cannot be done exactly is a `RenderError` that names the message
 
 from __future__ import annotations
 
-from primerl._core import PrimerlError, Renderer, RenderError
+from primerl._core import ParsedAnswer, PrimerlError, Renderer, RenderError
 
-__all__ = ["PrimerlError", "RenderError", "Renderer"]
+__all__ = ["ParsedAnswer", "PrimerlError", "RenderError", "Renderer"]

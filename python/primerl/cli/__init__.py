@@ -21,6 +21,10 @@ COMMANDS = {
     ),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
+    "template": (
+        "primerl.cli.templates:template",
+        "check which conversations a model's chat template lets grow, and why",
+    ),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),

@@ -137,11 +137,35 @@ class Retention(Section):
     """Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept."""
 
 
+class Parsers(Section):
+    """How answers are read. What is left out follows from the model's chat template and `config.json`."""
+
+    tool: (
+        Literal[
+            "hermes",
+            "qwen3_coder",
+            "llama3_json",
+            "llama3_pythonic",
+            "glm",
+            "kimi",
+            "deepseek",
+            "harmony",
+            "minimax",
+            "mistral",
+            "none",
+        ]
+        | None
+    ) = None
+    """Syntax of tool calls."""
+    reasoning: Literal["think", "mistral", "harmony", "none"] | None = None
+    """Marks around reasoning."""
+
+
 class Orchestration(Section):
     """Rollouts, batches and their order."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; one that other machines reach needs PRIMERL_API_KEY in the environment."""
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
     batch_size: PositiveInt = 128
@@ -170,6 +194,7 @@ class Orchestration(Section):
     engines: list[str] = []
     """URLs of inference engines that already run."""
     sampling: Sampling = Sampling()
+    parsers: Parsers = Parsers()
     algorithm: Algorithm = Algorithm()
     buffer: Buffer = Buffer()
     timeouts: OrchestratorTimeouts = OrchestratorTimeouts()

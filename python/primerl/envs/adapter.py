@@ -15,14 +15,12 @@ from pydantic import ValidationError
 from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
+from primerl import run_key
 from primerl.envs import harness, patches
 from primerl.envs.harness import HARNESS_ID
-from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, base_url_of
+from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
 
 log = logging.getLogger("primerl.envs")
-
-# No key is needed to reach the gateway; a variable of our own keeps a user's real key from being sent there.
-API_KEY_VARIABLE = "PRIMERL_API_KEY"
 
 # An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
 LONGEST_MESSAGE = 2_000
@@ -132,6 +130,7 @@ class Runner:
         *,
         label: str,
         base_url: str,
+        api_key: str,
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
@@ -141,13 +140,15 @@ class Runner:
         Args:
             label: Names the rollout in the log.
             base_url: Of the rollout, ending in `/v1`.
+            api_key: Of the rollout.
             sampling: As in a chat request.
             time_limit: Seconds in which the rollout's model calls must end.
         """
-        gateway = Gateway(base_url, self.post, time.monotonic() + time_limit)
+        gateway = Gateway(base_url, api_key, self.post, time.monotonic() + time_limit)
         context = vf.ModelContext(
             model=model,
-            client=vf.EvalClientConfig(base_url=self.root, api_key_var=API_KEY_VARIABLE),
+            # For calls that belong to no rollout. Named, so that a user's key for another server is not sent there.
+            client=vf.EvalClientConfig(base_url=self.root, api_key_var=run_key.VARIABLE),
             sampling=vf.SamplingConfig(**sampling),
         )
         traces: list[str] = []
@@ -167,7 +168,7 @@ class Runner:
 @asynccontextmanager
 async def serving(env: vf.Env[Any], root: str, post: Post) -> AsyncIterator[Runner]:
     """The environment with its shared servers up."""
-    patches.route_by_trace(root, base_url_of)
+    patches.route_by_trace(root, address_of)
     try:
         async with env.serving():
             env._interception = SharedInterception(env._interception)

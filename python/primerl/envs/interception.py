@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,8 +28,8 @@ from verifiers.v1.types import AssistantMessage, Response, Usage
 OVERFLOW = ("context_length_exceeded", "maximum context length")
 FINISH_REASONS = ("stop", "length", "tool_calls")
 
-Post = Callable[[str, str, bytes, float], Awaitable[tuple[int, bytes]]]
-"""(URL, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
+Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
+"""(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
 
 _DIALECT = ChatDialect()
 
@@ -39,6 +39,7 @@ class Gateway:
     """Where the model calls of one rollout go."""
 
     base_url: str
+    api_key: str = field(repr=False)
     post: Post
     deadline: float
     """On the clock of `time.monotonic`."""
@@ -53,9 +54,10 @@ GATEWAYS: dict[str, Gateway] = {}
 _SESSIONS: dict[str, RolloutSession] = {}
 
 
-def base_url_of(trace_id: str) -> str | None:
+def address_of(trace_id: str) -> tuple[str, str] | None:
+    """Base URL and API key of the trace's rollout."""
     gateway = GATEWAYS.get(trace_id)
-    return None if gateway is None else gateway.base_url
+    return None if gateway is None else (gateway.base_url, gateway.api_key)
 
 
 class SharedInterception(Interception):  # type: ignore[misc]
@@ -156,7 +158,8 @@ async def _ask(session: RolloutSession, body: dict[str, Any]) -> tuple[dict[str,
     gateway = GATEWAYS[trace_id]
     timeout = max(0.0, gateway.deadline - time.monotonic())
     try:
-        status, content = await gateway.post(f"{gateway.base_url}/chat/completions", trace_id, to_json(body), timeout)
+        url = f"{gateway.base_url}/chat/completions"
+        status, content = await gateway.post(url, gateway.api_key, trace_id, to_json(body), timeout)
     except TimeoutError as error:
         raise ProviderError(str(error), status_code=504) from error
     except ConnectionError as error:

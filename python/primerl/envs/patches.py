@@ -62,8 +62,8 @@ def offer_harness(harness_id: str, module: ModuleType) -> None:
     sys.modules.setdefault(harness_id.replace("-", "_"), module)
 
 
-def route_by_trace(root: str, base_url_of: Callable[[str], str | None]) -> None:
-    """Sends each trace's calls through verifiers' own server to its rollout's URL, over one connection pool.
+def route_by_trace(root: str, address_of: Callable[[str], tuple[str, str] | None]) -> None:
+    """Sends each trace's calls through verifiers' own server to its rollout, with its key, over one connection pool.
 
     A base URL in the client's config would build and keep one HTTP client for every rollout.
     Calls without a trace (`GET /v1/models`) and seats with an endpoint of their own are left alone.
@@ -72,11 +72,11 @@ def route_by_trace(root: str, base_url_of: Callable[[str], str | None]) -> None:
 
     class RolloutClient(EvalClient):  # type: ignore[misc]
         def _at(self, session_id: str | None) -> EvalClient:
-            url = base_url_of(session_id) if session_id is not None and self.base_url == root else None
-            if url is None:
+            address = address_of(session_id) if session_id is not None and self.base_url == root else None
+            if address is None:
                 return self
             client = copy.copy(self)
-            client.base_url = url
+            client.base_url, client.api_key = address
             return client
 
         async def get_response(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.run_key import run_key
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def run_worker(config: WorkerConfig) -> int:
     try:
         client = _core.EnvClient(
             orchestrator_url=config.orchestrator_url,
+            api_key=run_key(),
             environment=config.environment,
             role=config.role,
             name=config.name,
@@ -276,6 +278,7 @@ class _Worker:
                     self._examples[lease.example],
                     label=label,
                     base_url=lease.base_url,
+                    api_key=lease.api_key,
                     model=self._model,
                     sampling=lease.sampling,
                     time_limit=time_limit,
@@ -286,8 +289,8 @@ class _Worker:
 
     # Model calls
 
-    async def _post(self, url: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        call = self._client.call(url, session, body, timeout_s)
+    async def _post(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        call = self._client.call(url, api_key, session, body, timeout_s)
         answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
         try:

@@ -13,8 +13,10 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
+
+from primerl.run_key import run_key_header
 
 log = logging.getLogger("primerl.inference")
 
@@ -195,7 +197,8 @@ def _wait_until_ready(engine: Any, stop: _Stop, name: str) -> None:
 
 def _join(engine: Any, stop: _Stop, orchestrator: str) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
-    answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, {"url": engine.url}))
+    body = {"url": engine.url}
+    answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, body, run_key_header()))
     log.info("joined %s as engine %s", orchestrator, answer.get("engine"))
 
 
@@ -216,8 +219,8 @@ def _until(
             pause_s = min(2 * pause_s, 2.0)
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def _post(url: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     try:
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
             return dict(json.load(response))

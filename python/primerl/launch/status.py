@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from primerl.run_key import run_key_header
+
 ANSWER_S = 3.0
 
 
@@ -16,7 +18,7 @@ def fetch(url: str) -> dict[str, Any] | None:
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=ANSWER_S)
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", "/status", headers=run_key_header())
         answer = connection.getresponse()
         content = json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError):

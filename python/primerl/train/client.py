@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import msgpack
 
+from primerl.run_key import run_key_header
+
 log = logging.getLogger(__name__)
 
 MSGPACK = "application/msgpack"
@@ -20,6 +22,8 @@ _REQUEST_TIMEOUT_S = 30.0
 """Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
 _LONG_S = 10.0
 """From here on a heartbeat says how long the trainer has been at the same thing."""
+_KEPT_S = 60.0
+"""A connection that rested for longer may have been closed by the other side: a new one is opened."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
@@ -50,6 +54,7 @@ class OrchestratorClient:
         self._prefix = parts.path.rstrip("/")
         timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
+        self._used = time.monotonic()
 
     def close(self) -> None:
         self._connection.close()
@@ -119,12 +124,15 @@ class OrchestratorClient:
         patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
         deadline = time.monotonic() + patience
         pause = _FIRST_PAUSE_S
+        if time.monotonic() - self._used > _KEPT_S:
+            self._connection.close()
         while True:
             try:
-                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header()}
                 self._connection.request("POST", self._prefix + path, request, headers)
                 response = self._connection.getresponse()
                 body = _read(response)
+                self._used = time.monotonic()
                 if response.status < 500:
                     return response.status, body
                 failure = f"{response.status}: {_message(body)}"

@@ -1,49 +1,52 @@
 //! Messages matched against what was recorded: does a request extend a turn, or does it start a new branch?
 //!
-//! Works on digests, so it knows neither JSON nor templates. The gateway canonicalises each message to bytes, takes
-//! [`message_hash`] of each, and asks [`Conversation::plan`]. A request's messages are folded into a chain
+//! Works on hashes, so it knows neither JSON nor templates. The gateway makes a [`MessageKey`] of each message and asks
+//! [`Conversation::plan`]. A request's messages are folded into a chain
 //!
 //! ```text
 //! start = digest_start(tools and template arguments)
-//! d(0) = start,  d(i + 1) = digest_next(d(i), hash of message i)
+//! d(0) = start,  d(i + 1) = digest_next(d(i), message i)
 //! ```
 //!
-//! so that every prefix of a request has a digest of its own. A turn records the digest of its context (all messages
-//! that made the prompt) and of its context plus the answer. A request extends the turn whose answer digest is its
-//! longest prefix: only the messages after it are rendered. No search through the history: one look-up a message.
+//! so that every prefix of a request has a digest of its own. A message counts by all it says ([`MessageKey::exact`]),
+//! unless it is an answer of ours: an assistant message after a context that we answered is compared by meaning
+//! ([`AnswerKey`]), for clients send answers back in their own words: without the reasoning, with other white space, with
+//! tool arguments serialised anew. Where it matches, the chain goes on from the recorded answer. A request extends the turn
+//! of the last answer it holds: only the messages after it are rendered. No search through the history: one look-up a
+//! message.
 //!
 //! ```
-//! use primerl_core::conversation::{Conversation, Plan, digest_next, digest_start, message_hash};
+//! use primerl_core::conversation::{Conversation, MessageKey, Plan, digest_start, message_hash};
 //! use primerl_core::turn::ForkReason;
 //!
 //! let conversation = Conversation::default();
-//! let start = digest_start(b"[]");
-//! let question = message_hash(br#"{"role":"user","content":"2+2?"}"#);
-//! assert_eq!(conversation.plan(start, &[question], &[false]), Plan::Fork { reason: ForkReason::FirstTurn });
-//! // Once the turn was sampled: context_digest = digest_next(start, question), and
-//! // answer_digest = digest_next(context_digest, message_hash(<the assistant message we answered>)).
-//! # let _ = digest_next(start, question);
+//! let question = MessageKey::exact(message_hash(br#"{"role":"user","content":"2+2?"}"#));
+//! let planned = conversation.plan(digest_start(b"[]"), &[question]);
+//! assert_eq!(planned.plan, Plan::Fork { reason: ForkReason::FirstTurn });
+//! // Once the turn was sampled, it is recorded with planned.context_digest and the key of the message we answered.
 //! ```
 //!
 //! Several turns may have one parent (an agent that asks again, or goes on from an earlier answer): the turns of a
 //! conversation are a forest, of which [`crate::sample`] takes the branches.
 
 use crate::ids::TurnIndex;
-use crate::turn::{FinishReason, ForkReason, Turn};
-use std::collections::HashMap;
+use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn};
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
 
 // Distinct seeds, so that a tool list is never taken for a message of the same bytes.
 const START_SEED: u64 = 0x7072_696d_6572_6c00;
 const MESSAGE_SEED: u64 = 0x7072_696d_6572_6c01;
+const ANSWER_SEED: u64 = 0x7072_696d_6572_6c02;
 
 /// Digest of an empty message list under these canonical bytes of tools and template arguments.
 pub fn digest_start(tools: &[u8]) -> u128 {
     xxh3_128_with_seed(tools, START_SEED)
 }
 
-/// Hash of one canonicalised message.
+/// Hash of one canonicalised message, or of a part of one.
 pub fn message_hash(message: &[u8]) -> u128 {
     xxh3_128_with_seed(message, MESSAGE_SEED)
 }
@@ -56,11 +59,42 @@ pub fn digest_next(previous: u128, message: u128) -> u128 {
     xxh3_128(&bytes)
 }
 
-/// Digest of a whole message list.
-pub fn digest_messages(start: u128, messages: &[u128]) -> u128 {
-    messages
-        .iter()
-        .fold(start, |digest, message| digest_next(digest, *message))
+/// Digest of a message list that ends with an answer of ours. Answers with the same words and other reasoning differ.
+fn digest_answer(context: u128, answer: &AnswerKey) -> u128 {
+    let mut bytes = [0_u8; 33];
+    bytes[..16].copy_from_slice(&answer.said.to_le_bytes());
+    if let Some(reasoning) = answer.reasoning {
+        bytes[16..32].copy_from_slice(&reasoning.to_le_bytes());
+        bytes[32] = 1;
+    }
+    digest_next(context, xxh3_128_with_seed(&bytes, ANSWER_SEED))
+}
+
+/// How one message of a request is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageKey {
+    /// Hash of all it says.
+    pub exact: u128,
+    /// Of an assistant message: how it is compared with our answers.
+    pub answer: Option<AnswerKey>,
+}
+
+impl MessageKey {
+    /// Of a message that nobody but the client can have written.
+    pub fn exact(exact: u128) -> MessageKey {
+        MessageKey {
+            exact,
+            answer: None,
+        }
+    }
+}
+
+/// What a conversation makes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    pub plan: Plan,
+    /// Digest of all messages of the request.
+    pub context_digest: u128,
 }
 
 /// How a request's prompt is made.
@@ -107,6 +141,28 @@ impl History {
     pub fn to_vec(&self) -> Vec<u32> {
         self.prompt_with(&[])
     }
+
+    /// The ids, in pieces.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u32]> {
+        self.chunks.iter().map(|chunk| &**chunk)
+    }
+
+    /// The last id.
+    pub fn last(&self) -> Option<u32> {
+        self.chunks
+            .iter()
+            .rev()
+            .find_map(|chunk| chunk.last().copied())
+    }
+
+    /// Whether `ids` begin with these.
+    pub fn begins(&self, ids: &[u32]) -> bool {
+        let mut rest = Some(ids);
+        for chunk in &self.chunks {
+            rest = rest.and_then(|rest| rest.strip_prefix(&**chunk));
+        }
+        rest.is_some()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -115,59 +171,64 @@ struct Recorded {
     prompt_suffix: Arc<[u32]>,
     sampled: Arc<[u32]>,
     finish: FinishReason,
+    reasoning: Option<u128>,
+    answer_digest: u128,
 }
 
 /// The recorded turns of one session of one rollout. Kept by the gateway under a short lock.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     turns: HashMap<TurnIndex, Recorded>,
-    by_answer: HashMap<u128, TurnIndex>,
-    by_context: HashMap<u128, TurnIndex>,
+    /// Turns by their context and [`AnswerKey::said`], in order.
+    by_answer: HashMap<(u128, u128), SmallVec<[TurnIndex; 1]>>,
+    contexts: HashSet<u128>,
     /// Every `start` a turn was recorded under, in order of first use; more than one only if tools changed.
     starts: Vec<u128>,
+}
+
+/// A request's messages followed through the recorded turns.
+struct Walk {
+    /// The last turn whose answer is among the messages, and the number of messages through it.
+    last: Option<(TurnIndex, usize)>,
+    digest: u128,
 }
 
 impl Conversation {
     /// Decides how to make the prompt of a request with these messages, in O(messages).
     ///
-    /// `messages` are [`message_hash`]es, `is_assistant` says which of them have the role `assistant` (same length).
     /// A new assistant message that we did not sample makes the request a fork: it may replace an answer of ours, and
     /// a template need not render a foreign answer as it renders one.
-    pub fn plan(&self, start: u128, messages: &[u128], is_assistant: &[bool]) -> Plan {
-        debug_assert_eq!(messages.len(), is_assistant.len());
-        if self.turns.is_empty() {
-            return Plan::Fork {
-                reason: ForkReason::FirstTurn,
-            };
-        }
-        if let Some((parent, first_new_message)) =
-            self.longest_prefix(start, messages, is_assistant)
-        {
-            if is_assistant[first_new_message..].contains(&true) {
-                return Plan::Fork {
-                    reason: ForkReason::HistoryEdited,
-                };
+    pub fn plan(&self, start: u128, messages: &[MessageKey]) -> Planned {
+        let walk = self.walk(start, messages);
+        let fork = |reason| Plan::Fork { reason };
+        let is_foreign = |key: &MessageKey| key.answer.is_some();
+        let plan = match walk.last {
+            _ if self.turns.is_empty() => fork(ForkReason::FirstTurn),
+            Some((_, next)) if messages[next..].iter().any(is_foreign) => {
+                fork(ForkReason::HistoryEdited)
             }
-            return Plan::Extend {
+            Some((parent, first_new_message)) => Plan::Extend {
                 parent,
                 first_new_message,
-            };
-        }
-        Plan::Fork {
-            reason: self.fork_reason(start, messages, is_assistant),
+            },
+            None => fork(self.fork_reason(start, messages)),
+        };
+        Planned {
+            plan,
+            context_digest: walk.digest,
         }
     }
 
-    /// Records a finished turn. `index` is the turn's number within the rollout: turns of all sessions of a rollout are numbered together, in the order of their
-    /// [`crate::Event::TurnFinished`] events. Take the number and send the event under one lock.
+    /// Records a finished turn. `index` is the turn's number within the rollout: turns of all sessions of a rollout are
+    /// numbered together, in the order of their [`crate::Event::TurnFinished`] events. Take the number and send the event
+    /// under one lock.
     pub fn record(&mut self, index: TurnIndex, turn: &Turn) {
-        let start = turn.start_digest;
-        if !self.starts.contains(&start) {
-            self.starts.push(start);
+        if !self.starts.contains(&turn.start_digest) {
+            self.starts.push(turn.start_digest);
         }
-        // Of two turns with the same text the later one is extended: it is the one the agent saw last.
-        self.by_answer.insert(turn.answer_digest, index);
-        self.by_context.insert(turn.context_digest, index);
+        let said = (turn.context_digest, turn.answer.said);
+        self.by_answer.entry(said).or_default().push(index);
+        self.contexts.insert(turn.context_digest);
         self.turns.insert(
             index,
             Recorded {
@@ -175,13 +236,10 @@ impl Conversation {
                 prompt_suffix: Arc::clone(&turn.prompt_suffix),
                 sampled: Arc::clone(&turn.sampled),
                 finish: turn.finish,
+                reasoning: turn.answer.reasoning,
+                answer_digest: digest_answer(turn.context_digest, &turn.answer),
             },
         );
-    }
-
-    /// The last turn recorded with this context: what a retried request repeats.
-    pub fn answered(&self, context_digest: u128) -> Option<TurnIndex> {
-        self.by_context.get(&context_digest).copied()
     }
 
     /// Prompt and answer of a turn. Empty for a turn that was not recorded here.
@@ -227,41 +285,49 @@ impl Conversation {
         }
     }
 
-    /// The turn whose context and answer are the longest prefix of the messages, and the prefix's length.
-    fn longest_prefix(
-        &self,
-        start: u128,
-        messages: &[u128],
-        is_assistant: &[bool],
-    ) -> Option<(TurnIndex, usize)> {
-        let mut digest = start;
-        let mut longest = None;
-        for (position, message) in messages.iter().enumerate() {
-            digest = digest_next(digest, *message);
-            if is_assistant[position] {
-                longest = self
-                    .by_answer
-                    .get(&digest)
-                    .map(|turn| (*turn, position + 1))
-                    .or(longest);
-            }
+    fn walk(&self, start: u128, messages: &[MessageKey]) -> Walk {
+        let mut walk = Walk {
+            last: None,
+            digest: start,
+        };
+        for (position, key) in messages.iter().enumerate() {
+            let ours = key
+                .answer
+                .and_then(|answer| self.answered(walk.digest, &answer));
+            walk.digest = match ours {
+                Some((turn, digest)) => {
+                    walk.last = Some((turn, position + 1));
+                    digest
+                }
+                None => digest_next(walk.digest, key.exact),
+            };
         }
-        longest
+        walk
     }
 
-    fn fork_reason(&self, start: u128, messages: &[u128], is_assistant: &[bool]) -> ForkReason {
+    /// Our answer to this context that the client means, and the digest through it. Reasoning may be left out, but what
+    /// is sent back must be what was thought. Of several, the latest: it is the one the agent saw last.
+    fn answered(&self, context: u128, answer: &AnswerKey) -> Option<(TurnIndex, u128)> {
+        let candidates = self.by_answer.get(&(context, answer.said))?;
+        let recorded = |turn: &TurnIndex| Some((*turn, self.turns.get(turn)?));
+        let mut latest_first = candidates.iter().rev().filter_map(recorded);
+        let same = |(_, turn): &(TurnIndex, &Recorded)| turn.reasoning == answer.reasoning;
+        let (turn, found) = match latest_first.clone().find(same) {
+            Some(exact) => exact,
+            None if answer.reasoning.is_none() => latest_first.next()?,
+            None => return None,
+        };
+        Some((turn, found.answer_digest))
+    }
+
+    fn fork_reason(&self, start: u128, messages: &[MessageKey]) -> ForkReason {
         let matches_otherwise = |other: &u128| {
-            *other != start
-                && (self
-                    .longest_prefix(*other, messages, is_assistant)
-                    .is_some()
-                    || self
-                        .by_context
-                        .contains_key(&digest_messages(*other, messages)))
+            let walk = self.walk(*other, messages);
+            *other != start && (walk.last.is_some() || self.contexts.contains(&walk.digest))
         };
         if self.starts.iter().any(matches_otherwise) {
             ForkReason::ToolsChanged
-        } else if is_assistant.contains(&true) {
+        } else if messages.iter().any(|key| key.answer.is_some()) {
             ForkReason::HistoryEdited
         } else {
             ForkReason::NewConversation

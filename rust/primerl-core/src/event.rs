@@ -187,7 +187,8 @@ mod tests {
     fn a_journal_reads_back_what_it_wrote() {
         let mut turn = turn(None, &[1, 2], &[3], 4);
         turn.context_digest = u128::MAX - 5;
-        turn.answer_digest = 1 << 100;
+        turn.request_digest = 1 << 100;
+        turn.answer.reasoning = Some(3);
         turn.logprobs = [-1.25e-3].into();
         let events = [
             Event::TurnFinished {

@@ -20,6 +20,9 @@ pub type VersionRuns = SmallVec<[VersionRun; 1]>;
 pub enum FinishReason {
     /// The model ended its turn; the stop token is the last of `sampled`.
     Stop,
+    /// A stop sequence of the request was sampled; `sampled` ends with the token that completed it, and the next turn's
+    /// prompt has to close this one.
+    StopSequence,
     /// `max_tokens` or the context was reached: the next turn's prompt has to close this one.
     Length,
     /// The request was aborted; what was sampled until then is kept.
@@ -40,6 +43,16 @@ pub enum ForkReason {
     ToolsChanged,
     /// The template's rendering of the new messages could not be proven to be a suffix.
     TemplateNotExtendable,
+}
+
+/// How an assistant message is compared with one that we answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerKey {
+    /// Hash of what it says and does, without the ways in which clients change it: content by its words, tool calls by
+    /// name and by the value of their arguments.
+    pub said: u128,
+    /// Hash of its reasoning, if it has any.
+    pub reasoning: Option<u128>,
 }
 
 /// A finished turn. Its prompt is `parent.prompt ++ parent.sampled ++ prompt_suffix` when it has a parent,
@@ -69,13 +82,15 @@ pub struct Turn {
     pub versions: VersionRuns,
     pub temperature: f32,
     pub finish: FinishReason,
-    /// Digest of tools and template arguments, from which the two below go on.
+    /// Digest of tools and template arguments, from which the next one goes on.
     pub start_digest: u128,
     /// Digest of the messages that made the prompt (and tools, template arguments).
     pub context_digest: u128,
-    /// Digest of those messages and the assistant message we answered: a later request whose messages
-    /// begin with this digest extends this turn. With both, a conversation is rebuilt from its turns.
-    pub answer_digest: u128,
+    /// The message we answered: a later request that holds it after this context extends this turn. With all three,
+    /// a conversation is rebuilt from its turns.
+    pub answer: AnswerKey,
+    /// Hash of the request (its body, or its idempotency key): a retry is answered with this turn.
+    pub request_digest: u128,
 }
 
 impl Turn {

@@ -10,6 +10,7 @@ use crate::backend::{
 };
 use crate::batch::{Batch, Sample};
 use crate::checkpoint::{Checkpoint, digest};
+use serde::Deserialize;
 use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -31,6 +32,26 @@ pub struct MockConfig {
     /// `None` takes any checkpoint.
     pub loadable: Option<Loadable>,
     pub faults: Faults,
+    /// Answers to order; what none of them fits is drawn.
+    pub script: Vec<ScriptedAnswer>,
+}
+
+/// After a prompt that ends with `after`, the model says `answer`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScriptedAnswer {
+    pub after: Vec<u32>,
+    pub answer: Vec<u32>,
+}
+
+impl ScriptedAnswer {
+    /// The next token of the answer, where `tokens` end with `after` and a part of it.
+    fn next(&self, tokens: &[u32]) -> Option<u32> {
+        (0..self.answer.len()).rev().find_map(|said| {
+            let before = tokens.strip_suffix(&self.answer[..said])?;
+            (before.ends_with(&self.after)).then_some(self.answer[said])
+        })
+    }
 }
 
 /// What goes wrong on purpose.
@@ -60,6 +81,7 @@ impl Default for MockConfig {
             token_latency: Duration::ZERO,
             loadable: None,
             faults: Faults::default(),
+            script: Vec::new(),
         }
     }
 }
@@ -150,6 +172,8 @@ pub struct MockBackend {
     info: ModelInfo,
     /// For each slot, the prefix digest after each of its positions.
     prefixes: Vec<Vec<u64>>,
+    /// For each slot its tokens, where a script needs them.
+    tokens: Vec<Vec<u32>>,
     version: u64,
     digest: String,
     forwards: u64,
@@ -165,10 +189,12 @@ impl MockBackend {
             loadable: config.loadable.clone(),
         };
         let prefixes = vec![Vec::new(); config.slots as usize];
+        let tokens = vec![Vec::new(); config.slots as usize];
         MockBackend {
             config,
             info,
             prefixes,
+            tokens,
             version: 0,
             digest: digest(std::iter::empty()),
             forwards: 0,
@@ -218,6 +244,11 @@ impl Backend for MockBackend {
             for &token_id in &batch.token_ids[row..end] {
                 slot.push(fold(slot.last().copied().unwrap_or(0), token_id as u32));
             }
+            if !self.config.script.is_empty() {
+                let tokens = &mut self.tokens[sequence.slot as usize];
+                tokens.truncate(start);
+                tokens.extend(batch.token_ids[row..end].iter().map(|id| *id as u32));
+            }
             row = end;
             if let Some(targets) = &sequence.prompt_targets {
                 let first = start + targets.first_row as usize;
@@ -228,9 +259,12 @@ impl Backend for MockBackend {
             }
             if let Some(sample) = &sequence.sample {
                 let prefix = slot.last().copied().unwrap_or(0);
-                output
-                    .sampled
-                    .push(self.config.sample(prefix, sample, self.version));
+                let tokens = &self.tokens[sequence.slot as usize];
+                let mut scripted = self.config.script.iter().map(|one| one.next(tokens));
+                output.sampled.push(match scripted.find_map(|next| next) {
+                    Some(next) => self.config.score(prefix, next, self.version, sample.top),
+                    None => self.config.sample(prefix, sample, self.version),
+                });
             }
         }
         Ok(output)

@@ -83,7 +83,8 @@ fn random_turn(rng: &mut ChaCha8Rng) -> Turn {
     for digest in [
         &mut turn.start_digest,
         &mut turn.context_digest,
-        &mut turn.answer_digest,
+        &mut turn.answer.said,
+        &mut turn.request_digest,
     ] {
         *digest = rng.random();
     }

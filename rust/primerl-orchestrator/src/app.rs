@@ -1,6 +1,7 @@
 //! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
 
 use crate::config::{Config, Sampling};
+use crate::connections::Bodies;
 use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
 use crate::envs::refusals::Refusals;
@@ -12,7 +13,6 @@ use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
-use primerl_render::Renderer;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -27,6 +27,7 @@ pub struct App {
     pub url: String,
     pub driver: DriverHandle,
     pub gateway: Gateway,
+    pub bodies: Bodies,
     pub engines: Arc<Engines>,
     pub workers: Arc<Workers>,
     pub refusals: Refusals,
@@ -41,19 +42,32 @@ pub struct App {
     pub last_status: OnceLock<serde_json::Value>,
 }
 
+/// What was made before.
+pub(crate) struct Parts {
+    pub gateway: Gateway,
+    pub bodies: Bodies,
+    pub driver: DriverHandle,
+    pub engines: Arc<Engines>,
+}
+
 impl App {
     pub(crate) fn new(
         config: Config,
         core_config: primerl_core::Config,
-        renderer: Arc<Renderer>,
         url: String,
-        driver: DriverHandle,
-        engines: Arc<Engines>,
+        parts: Parts,
         finished: watch::Receiver<Option<String>>,
     ) -> App {
+        let Parts {
+            gateway,
+            bodies,
+            driver,
+            engines,
+        } = parts;
         App {
             samplings: config.samplings(),
-            gateway: Gateway::new(renderer, config.model.name(), config.seq_len),
+            gateway,
+            bodies,
             core_config,
             url,
             driver,

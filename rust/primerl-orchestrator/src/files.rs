@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -22,19 +23,37 @@ pub fn write_whole_with(
     path: &Path,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), WriteError> {
-    write(path, content).map_err(|source| WriteError {
+    write(path, 0o666, content).map_err(|source| WriteError {
         path: path.to_owned(),
         source,
     })
 }
 
-fn write(path: &Path, content: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+/// As [`write_whole`], of what nobody but its owner may read, at any time.
+pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    write(path, 0o600, |file| file.write_all(bytes)).map_err(|source| WriteError {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn write(
+    path: &Path,
+    mode: u32,
+    content: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     fs::create_dir_all(folder)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = folder.join(name);
-    let mut file = File::create(&temporary)?;
+    // Left by a crash of a process of this number, it would keep its mode.
+    let _ = fs::remove_file(&temporary);
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&temporary)?;
     content(&mut file)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;

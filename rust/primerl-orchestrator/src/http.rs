@@ -1,5 +1,6 @@
 //! Errors and bodies of all endpoints: OpenAI's error envelope; msgpack or JSON by the request's content type.
 
+use crate::app::App;
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -7,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::Arc;
 
 pub const MSGPACK: &str = "application/msgpack";
 pub const JSON: &str = "application/json";
@@ -129,27 +131,15 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A whole body; too large is a 413 in the envelope instead of axum's plain text.
+/// A whole body, within the limits of all.
 pub struct RawBody(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for RawBody {
+impl FromRequest<Arc<App>> for RawBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let body = Bytes::from_request(request, state)
-            .await
-            .map_err(|rejection| {
-                let error = ApiError::invalid(rejection.body_text());
-                match rejection.status() {
-                    StatusCode::PAYLOAD_TOO_LARGE => ApiError {
-                        status: StatusCode::PAYLOAD_TOO_LARGE,
-                        code: Some("request_too_large"),
-                        ..error
-                    },
-                    _ => error,
-                }
-            })?;
-        Ok(RawBody(body))
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let (head, body) = request.into_parts();
+        app.bodies.read(head.uri.path(), body).await.map(RawBody)
     }
 }
 
@@ -199,12 +189,12 @@ pub struct Wire<T> {
     pub encoding: Encoding,
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Wire<T> {
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Wire<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let encoding = Encoding::of(request.headers());
-        let RawBody(bytes) = RawBody::from_request(request, state).await?;
+        let RawBody(bytes) = RawBody::from_request(request, app).await?;
         let body = match encoding {
             Encoding::Json => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
             Encoding::MessagePack => {

@@ -6,23 +6,28 @@
 //! Running::wait    until the run has finished, failed, or the shutdown token fired; then everything is stopped
 //! ```
 
-use crate::app::App;
-use crate::config::{Config, ConfigError, flops_model};
+use crate::app::{App, Parts};
+use crate::config::{Config, ConfigError, field, flops_model};
+use crate::connections::{self, Bodies, Limits};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
 use crate::engines::{Engines, EnginesConfig};
 use crate::failure::RunError;
 use crate::files;
+use crate::gateway::Gateway;
+use crate::gateway::access::{self, Access};
 use crate::journal::{self, Identity};
 use crate::monitor;
 use crate::recorder::{self, Recorder};
+use crate::secret::Secret;
 use crate::server;
 use crate::story::{self, Story, identity};
 use crate::telemetry::status;
 use primerl_core::{Core, Event};
-use primerl_render::Renderer;
+use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -52,6 +57,8 @@ pub struct Prepared {
     renderer: Arc<Renderer>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
+    run_key: Option<Secret>,
+    limits: Limits,
 }
 
 /// A run that is going on.
@@ -93,7 +100,11 @@ impl Prepared {
     ) -> Result<Prepared, ConfigError> {
         config.validate()?;
         custom::load(&config, functions.as_deref())?;
-        let renderer = Renderer::load(&config.model.path).map_err(|error| {
+        let options = LoadOptions {
+            tool_parser: config.parsers.tool.clone(),
+            reasoning_parser: config.parsers.reasoning.clone(),
+        };
+        let renderer = Renderer::load_with(&config.model.path, &options).map_err(|error| {
             ConfigError::Model(match std::error::Error::source(&error) {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),
@@ -107,7 +118,18 @@ impl Prepared {
             core,
             renderer: Arc::new(renderer),
             functions,
+            run_key: access::run_key()?,
+            limits: Limits::default(),
         })
+    }
+
+    /// Another key than the environment's.
+    pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
+        Prepared { run_key, ..self }
+    }
+
+    pub fn with_limits(self, limits: Limits) -> Prepared {
+        Prepared { limits, ..self }
     }
 
     pub fn config(&self) -> &Config {
@@ -115,14 +137,19 @@ impl Prepared {
     }
 
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
+        let address = listener.local_addr().map_err(RunError::Server)?;
+        check_exposure(address, self.run_key.as_ref())?;
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
+        let access = Access::open(&output_dir, self.run_key.as_ref()).map_err(|source| {
+            RunError::OutputFolder {
+                path: output_dir.join(access::SECRET_FILE),
+                source,
+            }
+        })?;
         let folder = output_dir.join("journal");
         let story = Story::open(&folder, self.core, &self.identity)?;
-        let url = format!(
-            "http://{}",
-            listener.local_addr().map_err(RunError::Server)?
-        );
+        let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (finished_sender, finished) = watch::channel(None);
         let (driver, inbox) = driver::channel();
@@ -132,15 +159,15 @@ impl Prepared {
             stop.clone(),
             tasks.clone(),
         );
-        let app = Arc::new(App::new(
-            self.config,
-            story.core.config().clone(),
-            self.renderer,
-            url,
+        let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
+        let parts = Parts {
+            gateway: Gateway::new(self.renderer, access, model, seq_len),
+            bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
             engines,
-            finished,
-        ));
+        };
+        let core_config = story.core.config().clone();
+        let app = Arc::new(App::new(self.config, core_config, url, parts, finished));
         let place = recorder::Place {
             output_dir: output_dir.clone(),
             identity: self.identity,
@@ -165,10 +192,10 @@ impl Prepared {
         let effects = Effects::new(&app, recorder, advantages);
         let driver = begin(story, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
-        let serving = axum::serve(listener, server::router(Arc::clone(&app)))
-            .with_graceful_shutdown(stop.clone().cancelled_owned());
+        let router = server::router(Arc::clone(&app));
+        let serving = connections::serve(listener, router, self.limits, stop.clone());
         let running = Running {
-            server: tokio::spawn(serving.into_future()),
+            server: tokio::spawn(serving),
             driver,
             recorder: recorder_thread,
             stop,
@@ -368,6 +395,24 @@ pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
         address: format!("{host}:{}", config.port),
         source,
     })
+}
+
+/// Who reaches the orchestrator can end the run and read what it trains on.
+fn check_exposure(address: SocketAddr, run_key: Option<&Secret>) -> Result<(), ConfigError> {
+    if run_key.is_some() || address.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    Err(field(
+        "host",
+        format!(
+            "{} can be reached from other machines, and no key is set",
+            address.ip()
+        ),
+        format!(
+            "set {} in the environment of the orchestrator and of everything that talks to it, or listen on 127.0.0.1",
+            access::RUN_KEY_VARIABLE
+        ),
+    ))
 }
 
 fn last_port(output_dir: &Path) -> Option<u16> {

@@ -1,23 +1,37 @@
 //! All routes.
 
 use crate::app::App;
+use crate::gateway::access::guard;
 use crate::http::ApiError;
 use crate::telemetry::status;
 use crate::{engines, envs, gateway, trainer};
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::Request;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use std::sync::Arc;
-
-/// Histories with tool output can be long; more than this is a mistake.
-const LARGEST_BODY: usize = 256 << 20;
 
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
+        )
+        .route("/rollouts/{rollout}/v1/messages", post(gateway::messages))
+        .merge(counting())
+        .route(
+            "/rollouts/{rollout}/v1/completions",
+            post(gateway::completions),
+        )
+        .route("/rollouts/{rollout}/v1/responses", post(gateway::responses))
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}",
+            get(gateway::retrieve_response).delete(gateway::delete_response),
+        )
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}/input_items",
+            get(gateway::response_input_items),
         )
         .route(
             "/rollouts/{rollout}/v1/models",
@@ -41,8 +55,26 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(status::metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
         .with_state(app)
+}
+
+/// Tokens without an answer. Clients look for vLLM's two beside `/v1` and in it, and for all of them without a rollout.
+fn counting() -> Router<Arc<App>> {
+    let mut router = Router::new();
+    for base in ["", "/rollouts/{rollout}"] {
+        router = router.route(
+            &format!("{base}/v1/messages/count_tokens"),
+            post(gateway::count_tokens),
+        );
+        for version in ["", "/v1"] {
+            let path = |name: &str| format!("{base}{version}/{name}");
+            router = router
+                .route(&path("tokenize"), post(gateway::tokenize))
+                .route(&path("detokenize"), post(gateway::detokenize));
+        }
+    }
+    router
 }
 
 async fn unknown(request: Request) -> ApiError {

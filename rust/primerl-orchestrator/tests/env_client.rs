@@ -11,6 +11,7 @@ use primerl_core::event::Outcome;
 use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
 use primerl_orchestrator::envs::client::{Call, CallError, End, EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::*;
+use primerl_orchestrator::secret::Secret;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,6 +77,7 @@ async fn lease(State(script): State<Shared>, body: Bytes) -> Response {
         group: GroupId(0),
         example: ExampleIndex(0),
         base_url: format!("http://unused/rollouts/{rollout}/v1"),
+        api_key: Secret::new("key"),
         sampling: serde_json::Map::new(),
         deadline_s: 60.0,
     });
@@ -170,6 +172,7 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
     };
     EnvClient::start(Options {
         orchestrator_url: url.into(),
+        api_key: None,
         registration,
         max_concurrent,
         give_up,
@@ -327,6 +330,7 @@ fn a_model_call_is_answered_once_and_says_how_often_it_was_tried() {
     let call = |url: String| {
         client.call(Call {
             url,
+            api_key: Secret::new("key"),
             session: "s".into(),
             body: "{}".into(),
             timeout: PATIENCE,
@@ -372,6 +376,7 @@ fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
         };
         let options = Options {
             orchestrator_url: url.into(),
+            api_key: None,
             registration,
             max_concurrent: 1,
             give_up: PATIENCE,

@@ -51,10 +51,10 @@ async fn requests_of_a_dead_engine_go_to_another() {
     let lease = worker.one().await;
     let mut requests = Vec::new();
     for session in 0..6 {
-        let base_url = lease.base_url.clone();
+        let lease = lease.clone();
         requests.push(tokio::spawn(async move {
             chat(
-                &base_url,
+                &lease,
                 &format!("s{session}"),
                 &json!({"messages": [user("hi")]}),
             )
@@ -98,10 +98,10 @@ async fn a_restarted_engine_is_brought_up_to_date_before_its_first_request() {
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
     let lease = worker.one().await;
     let body = json!({"messages": [user("hi")], "return_token_ids": true});
-    assert_eq!(chat(&lease.base_url, "s", &body).await.0, 200);
+    assert_eq!(chat(&lease, "s", &body).await.0, 200);
     // Restarted so quickly that no health check fails: its first answer gives it away.
     let engine = Engine::restart(engine.kill().await).await;
-    let (status, answer) = chat(&lease.base_url, "s", &body).await;
+    let (status, answer) = chat(&lease, "s", &body).await;
     assert_eq!(status, 200, "{answer}");
     let status = orchestrator
         .until("the engine is proved again", all_proved)
@@ -244,7 +244,7 @@ async fn a_dead_workers_rollouts_go_to_another() {
         "it has to register again"
     );
     assert_eq!(dead.heartbeat(&[]).await.err(), Some(410));
-    let (status, answer) = chat(&lost.base_url, "s", &json!({"messages": [user("hi")]})).await;
+    let (status, answer) = chat(&lost, "s", &json!({"messages": [user("hi")]})).await;
     assert_eq!(status, 410, "{answer}");
     let alive = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "alive").await;
     let again = alive.one().await;

@@ -6,7 +6,7 @@ mod common;
 
 use common::engine::Engine;
 use common::worker::{Worker, outcome};
-use common::{Orchestrator, Place, chat, client, get, trainer, user};
+use common::{Orchestrator, Place, chat, client, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use serde_json::{Value, json};
@@ -51,12 +51,12 @@ impl Scene {
     }
 
     async fn ask(&self, messages: &[Value], changes: Value) -> (u16, Value) {
-        let mut body =
-            json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
+        let mut body = json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true,
+            "return_tokens_as_token_ids": true});
         for (name, value) in changes.as_object().unwrap() {
             body[name] = value.clone();
         }
-        chat(&self.lease.base_url, "seat", &body).await
+        chat(&self.lease, "seat", &body).await
     }
 
     async fn end(self) {
@@ -163,6 +163,7 @@ async fn a_stream_carries_the_same_answer_and_ends() {
     let body = json!({"messages": [user("hi")], "stream": true, "stream_options": {"include_usage": true}});
     let request = client()
         .post(format!("{}/chat/completions", scene.lease.base_url))
+        .bearer_auth(scene.lease.api_key.reveal())
         .json(&body);
     let answer = request.send().await.unwrap();
     assert_eq!(answer.headers()["content-type"], "text/event-stream");
@@ -204,17 +205,7 @@ async fn refusals_have_openais_shape() {
         (400, &json!("messages"))
     );
     let url = &scene.orchestrator.url;
-    let (status, answer) = chat(
-        &format!("{url}/rollouts/99/v1"),
-        "s",
-        &json!({"messages": [user("hi")]}),
-    )
-    .await;
-    assert_eq!(
-        (status, &answer["error"]["code"]),
-        (404, &json!("rollout_unknown"))
-    );
-    let (status, answer) = chat(&format!("{url}/v1"), "s", &json!({})).await;
+    let (status, answer) = outcome_of(client().post(format!("{url}/v1/chat/completions"))).await;
     assert_eq!(status, 404);
     assert!(
         answer["error"]["message"]
@@ -223,8 +214,9 @@ async fn refusals_have_openais_shape() {
             .contains("/rollouts/{id}/v1"),
         "{answer}"
     );
+    let key = scene.lease.api_key.reveal();
     let completions = format!("{}/chat/completions", scene.lease.base_url);
-    let (status, answer) = outcome_of(client().get(&completions)).await;
+    let (status, answer) = outcome_of(client().get(&completions).bearer_auth(key)).await;
     assert_eq!(
         (status, &answer["error"]["code"]),
         (405, &json!("method_not_allowed"))
@@ -232,6 +224,7 @@ async fn refusals_have_openais_shape() {
     let (status, answer) = outcome_of(
         client()
             .post(&completions)
+            .bearer_auth(key)
             .header("x-session-id", "caf\u{e9}")
             .json(&json!({"messages": [user("hi")]})),
     )
@@ -240,7 +233,8 @@ async fn refusals_have_openais_shape() {
         (status, &answer["error"]["param"]),
         (400, &json!("X-Session-ID"))
     );
-    let models = get(&format!("{}/models", scene.lease.base_url)).await;
+    let models = client().get(format!("{}/models", scene.lease.base_url));
+    let (_, models) = outcome_of(models.bearer_auth(key)).await;
     assert_eq!(models["data"][0]["id"], "m");
     assert_eq!(models["data"][0]["max_model_len"], 512);
     scene.end().await;
@@ -281,11 +275,9 @@ async fn a_client_that_hangs_up_aborts_the_engines_request() {
     };
     let scene = Scene::with(slow).await;
     let running = |status: &Value| status["engines"][0]["running"].as_u64().unwrap();
-    let base_url = scene.lease.base_url.clone();
+    let lease = scene.lease.clone();
     let request =
-        tokio::spawn(
-            async move { chat(&base_url, "seat", &json!({"messages": [user("hi")]})).await },
-        );
+        tokio::spawn(async move { chat(&lease, "seat", &json!({"messages": [user("hi")]})).await });
     scene
         .orchestrator
         .until("a request runs", |status| running(status) == 1)

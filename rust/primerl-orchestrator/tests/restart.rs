@@ -11,7 +11,7 @@ use common::worker::{self, Worker};
 use common::{PATIENCE, Place, read_lines, user};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::envs::wire::WorkerRole;
+use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use primerl_orchestrator::journal;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -252,11 +252,12 @@ async fn a_run_survives_kills_at_any_moment() {
 }
 
 /// One turn of a rollout; the answer with its ids.
-async fn turn(base_url: &str, messages: &[Value], retries: u32) -> Value {
+async fn turn(lease: &Lease, messages: &[Value], retries: u32) -> Value {
     let body =
         json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
     let request = common::client()
-        .post(format!("{base_url}/chat/completions"))
+        .post(format!("{}/chat/completions", lease.base_url))
+        .bearer_auth(lease.api_key.reveal())
         .header("x-stainless-retry-count", retries)
         .json(&body);
     let answer = request.send().await.unwrap();
@@ -274,12 +275,12 @@ async fn an_agent_in_mid_rollout_goes_on_after_a_restart() {
     trainer::publish(&process.url, &place.output(), 0).await;
     let lease = worker.one().await;
     let mut messages = vec![user("first")];
-    let first = turn(&lease.base_url, &messages, 0).await;
+    let first = turn(&lease, &messages, 0).await;
     process.kill_and_restart();
-    let again = turn(&lease.base_url, &messages, 1).await;
+    let again = turn(&lease, &messages, 1).await;
     assert_eq!(again["choices"], first["choices"], "the recorded answer");
     messages.extend([first["choices"][0]["message"].clone(), user("second")]);
-    let second = turn(&lease.base_url, &messages, 0).await;
+    let second = turn(&lease, &messages, 0).await;
     let ids = |answer: &Value, pointer: &str| -> Vec<u64> {
         serde_json::from_value(answer.pointer(pointer).unwrap().clone()).unwrap()
     };

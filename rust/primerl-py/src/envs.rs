@@ -6,6 +6,7 @@ use primerl_orchestrator::envs::client::{
     Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
 use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
+use primerl_orchestrator::secret::Secret;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
@@ -33,6 +34,7 @@ pub struct Lease {
     group: u64,
     example: u32,
     base_url: String,
+    api_key: String,
     sampling: Py<PyDict>,
     deadline_s: f64,
 }
@@ -89,6 +91,7 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
         group,
         example,
         base_url,
+        api_key,
         deadline_s,
         ..
     } = lease;
@@ -99,6 +102,7 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
             group: group.0,
             example: example.0,
             base_url,
+            api_key: api_key.reveal().to_owned(),
             sampling,
             deadline_s,
         },
@@ -186,12 +190,17 @@ pub struct EnvClient {
     client: Client,
 }
 
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the keywords of the Python constructor"
+)]
 #[pymethods]
 impl EnvClient {
     #[new]
-    #[pyo3(signature = (*, orchestrator_url, environment, role, name, examples, max_concurrent, give_up_s))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s))]
     fn new(
         orchestrator_url: String,
+        api_key: Option<String>,
         environment: String,
         role: &str,
         name: String,
@@ -218,6 +227,7 @@ impl EnvClient {
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {
             orchestrator_url,
+            api_key: api_key.map(Secret::new),
             registration,
             max_concurrent,
             give_up,
@@ -250,10 +260,18 @@ impl EnvClient {
         self.client.release(RolloutId(rollout));
     }
 
-    fn call(&self, url: String, session: String, body: &[u8], timeout_s: f64) -> PyResult<u64> {
+    fn call(
+        &self,
+        url: String,
+        api_key: String,
+        session: String,
+        body: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<u64> {
         let timeout = seconds("timeout_s", timeout_s)?;
         Ok(self.client.call(Call {
             url,
+            api_key: Secret::new(api_key),
             session,
             body: body.to_vec().into(),
             timeout,

@@ -34,7 +34,7 @@ mod _core {
     use orchestrator::{Orchestrator, orchestrate};
 
     #[pymodule_export]
-    use render::Renderer;
+    use render::{ParsedAnswer, Renderer};
 
     #[pymodule_export]
     use simulate::simulate;

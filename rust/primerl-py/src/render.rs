@@ -2,12 +2,15 @@
 
 use crate::errors::{render_error, with_causes};
 use primerl_render::{
-    BackendChoice, ExtensionContext, MaskedIds, Message, RenderOptions, Renderer as Inner,
+    AnswerContext, BackendChoice, ExtensionContext, LoadOptions, MaskedIds, Message, Parsed,
+    RenderOptions, Renderer as Inner, SegmentKind,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 /// A model folder's tokenizer and chat template. Methods release the GIL while they work.
 #[pyclass(frozen, module = "primerl._core")]
@@ -18,19 +21,82 @@ fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         .map_err(|error| render_error(value.py(), format!("{name}: {error}")))
 }
 
-fn options(
-    tools: Option<&Bound<'_, PyAny>>,
-    add_generation_prompt: bool,
-    template_kwargs: Option<&Bound<'_, PyAny>>,
-) -> PyResult<RenderOptions> {
-    Ok(RenderOptions {
-        tools: tools.map(|tools| owned("tools", tools)).transpose()?,
-        add_generation_prompt,
-        template_kwargs: template_kwargs
-            .map(|value| owned("template_kwargs", value))
-            .transpose()?
-            .unwrap_or_default(),
-    })
+/// What a template is given besides the messages, as Python passes it.
+struct GivenOptions<'a, 'py> {
+    tools: Option<&'a Bound<'py, PyAny>>,
+    template_kwargs: Option<&'a Bound<'py, PyAny>>,
+    documents: Option<&'a Bound<'py, PyAny>>,
+    /// Seconds since 1970.
+    now: Option<f64>,
+}
+
+impl GivenOptions<'_, '_> {
+    fn read(&self, py: Python<'_>, add_generation_prompt: bool) -> PyResult<RenderOptions> {
+        let after = |seconds| Duration::try_from_secs_f64(seconds).ok();
+        let time = |seconds| {
+            let time = after(seconds).and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+            time.ok_or_else(|| render_error(py, format!("now: {seconds} is no time since 1970")))
+        };
+        Ok(RenderOptions {
+            tools: self.tools.map(|value| owned("tools", value)).transpose()?,
+            documents: self
+                .documents
+                .map(|value| owned("documents", value))
+                .transpose()?,
+            add_generation_prompt,
+            template_kwargs: self
+                .template_kwargs
+                .map(|value| owned("template_kwargs", value))
+                .transpose()?
+                .unwrap_or_default(),
+            now: self.now.map(time).transpose()?,
+        })
+    }
+}
+
+/// A stretch of an answer: kind, text, and the sampled tokens from a first to before a last.
+type Stretch = (&'static str, String, usize, usize);
+
+/// What sampled ids stand for.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct ParsedAnswer(Parsed);
+
+#[pymethods]
+impl ParsedAnswer {
+    #[getter]
+    fn message<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(pythonize::pythonize(py, &self.0.message)?)
+    }
+
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    #[getter]
+    fn segments(&self) -> Vec<Stretch> {
+        let stretch = |segment: &primerl_render::Segment| {
+            let kind = match segment.kind {
+                SegmentKind::Content => "content",
+                SegmentKind::Reasoning => "reasoning",
+                SegmentKind::ToolCall(_) => "tool_call",
+                SegmentKind::Hidden => "hidden",
+            };
+            let text = self.0.text[segment.text_range.clone()].to_owned();
+            let tokens = &segment.token_range;
+            (kind, text, tokens.start, tokens.end)
+        };
+        self.0.segments.iter().map(stretch).collect()
+    }
+
+    #[getter]
+    fn malformed(&self) -> Vec<(String, String)> {
+        let one = |call: &primerl_render::MalformedCall| {
+            let text = self.0.text[call.text_range.clone()].to_owned();
+            (call.reason.to_string(), text)
+        };
+        self.0.malformed.iter().map(one).collect()
+    }
 }
 
 /// Little-endian columns: int32 ids, uint8 mask.
@@ -61,16 +127,30 @@ impl Renderer {
     }
 }
 
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the keywords of the Python methods"
+)]
 #[pymethods]
 impl Renderer {
     #[new]
-    fn new(py: Python<'_>, model_dir: PathBuf) -> PyResult<Self> {
-        py.detach(|| Inner::load(&model_dir))
+    #[pyo3(signature = (model_dir, *, tool_parser=None, reasoning_parser=None))]
+    fn new(
+        py: Python<'_>,
+        model_dir: PathBuf,
+        tool_parser: Option<String>,
+        reasoning_parser: Option<String>,
+    ) -> PyResult<Self> {
+        let options = LoadOptions {
+            tool_parser,
+            reasoning_parser,
+        };
+        py.detach(|| Inner::load_with(&model_dir, &options))
             .map(Self)
             .map_err(|error| render_error(py, with_causes(&error)))
     }
 
-    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None, documents=None, now=None))]
     fn render_text(
         &self,
         py: Python<'_>,
@@ -78,13 +158,21 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         add_generation_prompt: bool,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<String> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, add_generation_prompt)?;
         self.work(py, |renderer| renderer.render_text(&messages, &options))
     }
 
-    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, add_generation_prompt=true, template_kwargs=None, documents=None, now=None))]
     fn render(
         &self,
         py: Python<'_>,
@@ -92,38 +180,62 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         add_generation_prompt: bool,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<u32>> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, add_generation_prompt, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, add_generation_prompt)?;
         self.work(py, |renderer| renderer.render(&messages, &options))
     }
 
-    #[pyo3(signature = (messages, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (messages, tools=None, template_kwargs=None, documents=None, now=None))]
     fn render_with_mask<'py>(
         &self,
         py: Python<'py>,
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let options = options(tools, false, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
             renderer.render_with_mask(&messages, &options)
         })?;
         Ok(columns(py, &rendered))
     }
 
-    #[pyo3(signature = (conversations, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (conversations, tools=None, template_kwargs=None, documents=None, now=None))]
     fn render_many_with_mask<'py>(
         &self,
         py: Python<'py>,
         conversations: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
         let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
-        let options = options(tools, false, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
             renderer.render_many_with_mask(&conversations, &options)
         })?;
@@ -133,7 +245,7 @@ impl Renderer {
             .collect())
     }
 
-    #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None))]
+    #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None, documents=None, now=None))]
     fn extend(
         &self,
         py: Python<'_>,
@@ -142,10 +254,18 @@ impl Renderer {
         new_messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
         template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
     ) -> PyResult<Vec<u32>> {
         let answer: Message = owned("answer", answer)?;
         let new_messages: Vec<Message> = owned("new_messages", new_messages)?;
-        let options = options(tools, true, template_kwargs)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents,
+            now,
+        };
+        let options = given.read(py, true)?;
         let previous = ExtensionContext {
             answer: &answer,
             sampled: &sampled,
@@ -154,9 +274,52 @@ impl Renderer {
         self.work(py, |renderer| renderer.extend(&previous, &new_messages))
     }
 
-    fn parse<'py>(&self, py: Python<'py>, sampled: Vec<u32>) -> PyResult<Bound<'py, PyAny>> {
-        let message = self.work(py, |renderer| renderer.parse(&sampled))?;
-        Ok(pythonize::pythonize(py, &message)?)
+    #[pyo3(signature = (conversations=None))]
+    fn check_template<'py>(
+        &self,
+        py: Python<'py>,
+        conversations: Option<PathBuf>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let turns = self.work(py, |renderer| match &conversations {
+            Some(path) => renderer.check_file(path),
+            None => Ok(renderer.check_scenarios()),
+        })?;
+        Ok(pythonize::pythonize(py, &turns)?)
+    }
+
+    #[pyo3(signature = (sampled, tools=None, starts_in_reasoning=false))]
+    fn parse<'py>(
+        &self,
+        py: Python<'py>,
+        sampled: Vec<u32>,
+        tools: Option<&Bound<'_, PyAny>>,
+        starts_in_reasoning: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.parse_answer(py, sampled, tools, starts_in_reasoning)?
+            .message(py)
+    }
+
+    #[pyo3(signature = (sampled, tools=None, starts_in_reasoning=false))]
+    fn parse_answer(
+        &self,
+        py: Python<'_>,
+        sampled: Vec<u32>,
+        tools: Option<&Bound<'_, PyAny>>,
+        starts_in_reasoning: bool,
+    ) -> PyResult<ParsedAnswer> {
+        let tools: Option<Vec<Value>> = tools.map(|tools| owned("tools", tools)).transpose()?;
+        self.work(py, |renderer| {
+            let context = AnswerContext {
+                tools: tools.as_deref(),
+                starts_in_reasoning,
+            };
+            renderer.parse_answer(&sampled, &context)
+        })
+        .map(ParsedAnswer)
+    }
+
+    fn starts_in_reasoning(&self, py: Python<'_>, prompt: Vec<u32>) -> bool {
+        py.detach(|| self.0.starts_in_reasoning(&prompt))
     }
 
     fn encode(&self, py: Python<'_>, text: &str) -> PyResult<Vec<u32>> {
@@ -178,6 +341,16 @@ impl Renderer {
     #[getter]
     fn max_positions(&self) -> Option<u32> {
         self.0.max_positions()
+    }
+
+    #[getter]
+    fn tool_parser(&self) -> &'static str {
+        self.0.parsers().tool
+    }
+
+    #[getter]
+    fn reasoning_parser(&self) -> &'static str {
+        self.0.parsers().reasoning
     }
 
     #[getter]

@@ -34,12 +34,20 @@ pub enum LoadError {
     },
     #[error("{}: the end-of-sequence token {token:?} is not in the tokenizer's vocabulary", path.display())]
     UnknownStopToken { path: PathBuf, token: String },
+    #[error("there is no {kind} parser {name:?}; there are {known}")]
+    UnknownParser {
+        kind: &'static str,
+        name: String,
+        known: String,
+    },
 }
 
 /// Messages that cannot be rendered, or text that cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RenderError {
+    #[error("there is no message; a conversation has at least one")]
+    NoMessages,
     /// The template itself refused the conversation (`raise_exception`), or failed on it.
     #[error("the chat template failed: {message}")]
     Template {

@@ -10,12 +10,20 @@
 //! Some templates rewrite history in a full render (Qwen3 drops the thinking of earlier turns). An extension keeps the
 //! tokens as they were sampled.
 
-use crate::message::{Content, FunctionCall, Message, ToolCall};
+mod scenario;
+
+pub(crate) use scenario::{call_id, scenario_answer, scenario_tool};
+
+use crate::message::Message;
 use crate::renderer::Renderer;
-use crate::template::RenderOptions;
-use serde_json::{Value, json};
+use crate::template::{PreparedOptions, RenderOptions};
+use scenario::{
+    AnswerShape, ContentKind, Given, Shape, argument_sentinel, scenario_histories, stand_in,
+};
+use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// Stands for the answer; survives every trimming and splitting that templates do.
 const SENTINEL: &str = "zPrimerlAnswerSentinelz";
@@ -55,15 +63,19 @@ pub enum NotExtendable {
     TokensMerge,
 }
 
-/// What may change how new messages are rendered, other than their text.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Shape {
-    /// Role of each new message and its number of tool calls.
-    messages: Vec<(String, usize)>,
-    answer_tool_calls: usize,
-    has_tools: bool,
-    add_generation_prompt: bool,
-    template_kwargs: String,
+impl NotExtendable {
+    /// The reason in one word, for tables and logs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            NotExtendable::NoNewMessages => "no_new_messages",
+            NotExtendable::TemplateFailed(_) => "template_failed",
+            NotExtendable::AnswerNotVerbatim => "answer_not_verbatim",
+            NotExtendable::NoTurnEnd => "no_turn_end",
+            NotExtendable::OtherStopToken { .. } => "other_stop_token",
+            NotExtendable::DependsOnHistory => "depends_on_history",
+            NotExtendable::TokensMerge => "tokens_merge",
+        }
+    }
 }
 
 /// Verdicts so far. Written by whoever meets a new shape first; held only to look up or insert.
@@ -82,8 +94,9 @@ impl Renderer {
         if new_messages.is_empty() {
             return Err(NotExtendable::NoNewMessages);
         }
-        self.prove(Shape::of(previous, new_messages), previous.options)?;
-        let suffix = self.suffix_text(previous.answer, new_messages, previous.options)?;
+        let options = self.prepared.prepare(previous.options);
+        self.prove(Shape::of(previous.answer, new_messages, &options), &options)?;
+        let suffix = self.suffix_text(previous.answer, new_messages, &options)?;
         let ids = self.encode_suffix(&suffix)?;
         match previous.sampled.last() {
             Some(&last) if last == ids[0] => Ok(ids[1..].to_vec()),
@@ -95,37 +108,49 @@ impl Renderer {
         }
     }
 
-    /// What the template writes right after a plain answer that a user message follows.
-    pub(crate) fn text_after_answer(&self) -> Option<String> {
-        let messages = [
-            Message::user("x"),
-            Message::assistant(SENTINEL),
-            Message::user("y"),
-        ];
-        let text = self
-            .render_text(&messages, &RenderOptions::default())
-            .ok()?;
-        text.split_once(SENTINEL).map(|(_, after)| after.to_owned())
+    /// What the template writes right after a plain answer that a user message follows, and after one that ends the
+    /// conversation.
+    pub(crate) fn texts_after_answer(&self) -> Option<[String; 2]> {
+        let after = |following: Option<Message>| {
+            let mut messages = vec![Message::user("x"), Message::assistant(SENTINEL)];
+            let options = RenderOptions {
+                add_generation_prompt: following.is_some(),
+                ..RenderOptions::default()
+            };
+            messages.extend(following);
+            let text = self.render_text(&messages, &options).ok()?;
+            text.split_once(SENTINEL).map(|(_, after)| after.to_owned())
+        };
+        Some([after(Some(Message::user("y")))?, after(None)?])
     }
 
     /// Tries the shapes that agents use, so that a run's first turns find the verdict.
     pub(crate) fn prove_common_shapes(&self) {
         let (tool, user) = (("tool".to_owned(), 0), ("user".to_owned(), 0));
         let shapes = [
-            (vec![user.clone()], 0, false),
-            (vec![user.clone()], 0, true),
-            (vec![tool.clone()], 1, true),
-            (vec![tool.clone(), tool.clone()], 2, true),
-            (vec![tool, user], 1, true),
+            (vec![user.clone()], 0, Given::None),
+            (vec![user.clone()], 0, Given::Some),
+            (vec![tool.clone()], 1, Given::Some),
+            (vec![tool.clone(), tool.clone()], 2, Given::Some),
+            (vec![tool, user], 1, Given::Some),
         ];
-        let options = RenderOptions::default();
-        for (messages, answer_tool_calls, has_tools) in shapes {
+        let options = PreparedOptions::new(RenderOptions::default());
+        for (messages, tool_calls, tools) in shapes {
+            let content = if tool_calls > 0 {
+                ContentKind::Null
+            } else {
+                ContentKind::Text
+            };
             let shape = Shape {
                 messages,
-                answer_tool_calls,
-                has_tools,
+                answer: AnswerShape {
+                    tool_calls,
+                    content,
+                },
+                tools,
+                documents: Given::None,
                 add_generation_prompt: true,
-                template_kwargs: crate::message::canonical_json(&json!({})),
+                template_kwargs: options.kwargs_key.clone(),
             };
             // A refusal is remembered; the turn that meets it forks with this reason.
             let _ = self.prove(shape, &options);
@@ -137,14 +162,14 @@ impl Renderer {
         &self,
         answer: &Message,
         new_messages: &[Message],
-        options: &RenderOptions,
+        options: &PreparedOptions,
     ) -> Result<String, NotExtendable> {
         let mut messages = vec![Message::user("x"), stand_in(answer)];
         messages.extend_from_slice(new_messages);
         let text = self
-            .render_text(&messages, options)
+            .prepared_text(&messages, options)
             .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))?;
-        let calls = answer.tool_calls.as_ref().map_or(0, Vec::len);
+        let calls = scenario::count_calls(answer);
         let mark = if calls == 0 {
             SENTINEL.to_owned()
         } else {
@@ -178,7 +203,7 @@ impl Renderer {
         }
     }
 
-    fn prove(&self, shape: Shape, options: &RenderOptions) -> Result<(), NotExtendable> {
+    fn prove(&self, shape: Shape, options: &PreparedOptions) -> Result<(), NotExtendable> {
         if let Some(verdict) = self
             .proofs
             .0
@@ -198,18 +223,27 @@ impl Renderer {
         verdict
     }
 
-    fn prove_scenarios(&self, shape: &Shape, options: &RenderOptions) -> Result<(), NotExtendable> {
-        let options = RenderOptions {
-            tools: shape.has_tools.then(|| vec![scenario_tool()]),
+    fn prove_scenarios(
+        &self,
+        shape: &Shape,
+        options: &PreparedOptions,
+    ) -> Result<(), NotExtendable> {
+        let options = PreparedOptions::new(RenderOptions {
+            tools: shape.tools.filled(scenario_tool),
+            documents: shape
+                .documents
+                .filled(|| json!({"title": "t", "text": "x"})),
             add_generation_prompt: shape.add_generation_prompt,
-            template_kwargs: options.template_kwargs.clone(),
-        };
+            template_kwargs: options.options.template_kwargs.clone(),
+            // One moment for all renders.
+            now: Some(SystemTime::now()),
+        });
         let mut compared = 0;
         for (answer_text, text) in [
             ("yes", "z"),
             ("Two words.\n\n1. more", "Line one\n\n  é 12\n<b>"),
         ] {
-            let answer = scenario_answer(answer_text, shape.answer_tool_calls);
+            let answer = shape.answer.scenario(answer_text);
             let new_messages = shape.scenario_messages(text);
             let suffix = self.suffix_text(&answer, &new_messages, &options)?;
             for history in scenario_histories() {
@@ -217,10 +251,10 @@ impl Renderer {
                 messages.push(answer.clone());
                 messages.extend_from_slice(&new_messages);
                 // Not every template takes every history (system messages, tools).
-                let Ok(full) = self.render_text(&messages, &options) else {
+                let Ok(full) = self.prepared_text(&messages, &options) else {
                     continue;
                 };
-                self.compare(&full, &suffix, answer_text, shape.answer_tool_calls == 0)?;
+                self.compare(&full, &suffix, answer_text, shape.answer.tool_calls == 0)?;
                 compared += 1;
             }
         }
@@ -258,100 +292,4 @@ impl Renderer {
             Err(NotExtendable::TokensMerge)
         }
     }
-}
-
-impl Shape {
-    fn of(previous: &ExtensionContext<'_>, new_messages: &[Message]) -> Self {
-        let calls = |message: &Message| message.tool_calls.as_ref().map_or(0, Vec::len);
-        let options = previous.options;
-        Self {
-            messages: new_messages
-                .iter()
-                .map(|message| (message.role.clone(), calls(message)))
-                .collect(),
-            answer_tool_calls: calls(previous.answer),
-            has_tools: options.tools.is_some(),
-            add_generation_prompt: options.add_generation_prompt,
-            template_kwargs: crate::message::canonical_json(&Value::Object(
-                options.template_kwargs.clone(),
-            )),
-        }
-    }
-
-    fn scenario_messages(&self, text: &str) -> Vec<Message> {
-        let mut answered = 0;
-        let mut message = |(role, calls): &(String, usize)| {
-            let mut message = scenario_answer(text, *calls);
-            message.role = role.clone();
-            if role == "tool" {
-                message.tool_call_id = Some(call_id(answered));
-                message.name = Some(format!("f{answered}"));
-                answered += 1;
-            }
-            message
-        };
-        self.messages.iter().map(&mut message).collect()
-    }
-}
-
-/// The answer as the minimal conversation holds it: its calls keep their names and ids, for templates name tool results
-/// after them; all text is sentinels.
-fn stand_in(answer: &Message) -> Message {
-    let mut stand_in = Message::assistant(SENTINEL);
-    stand_in.role = answer.role.clone();
-    stand_in.tool_calls = answer.tool_calls.clone().filter(|calls| !calls.is_empty());
-    for (index, call) in stand_in.tool_calls.iter_mut().flatten().enumerate() {
-        call.function.arguments = json!({ "a": argument_sentinel(index) });
-    }
-    stand_in
-}
-
-fn argument_sentinel(index: usize) -> String {
-    format!("zPrimerlArgument{index}z")
-}
-
-fn call_id(index: usize) -> String {
-    // Nine letters and digits: Mistral's templates insist.
-    format!("call{index:05}")
-}
-
-fn scenario_answer(text: &str, calls: usize) -> Message {
-    let call = |index| ToolCall {
-        id: Some(call_id(index)),
-        kind: Some("function".to_owned()),
-        function: FunctionCall {
-            name: format!("f{index}"),
-            arguments: json!({"a": "b"}),
-        },
-        extra: serde_json::Map::new(),
-    };
-    let tool_calls = (calls > 0).then(|| (0..calls).map(call).collect());
-    Message {
-        content: Content::Text(text.to_owned()),
-        tool_calls,
-        ..Message::assistant("")
-    }
-}
-
-fn scenario_tool() -> Value {
-    json!({"type": "function", "function": {"name": "f0", "description": "d",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}})
-}
-
-fn scenario_histories() -> Vec<Vec<Message>> {
-    let user = || Message::user("Why?\n\nBecause.");
-    let system = || Message::text("system", "Be brief.");
-    let answered = || Message::assistant("Then no.");
-    let mut tool_result = Message::text("tool", "{\"r\": 1}");
-    tool_result.tool_call_id = Some(call_id(0));
-    tool_result.name = Some("f0".to_owned());
-    let called = || scenario_answer("", 1);
-    vec![
-        vec![user()],
-        vec![system(), user()],
-        vec![user(), answered(), user()],
-        vec![system(), user(), answered(), user(), answered(), user()],
-        vec![user(), called(), tool_result.clone()],
-        vec![system(), user(), called(), tool_result, answered(), user()],
-    ]
 }

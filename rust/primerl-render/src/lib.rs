@@ -3,18 +3,21 @@
 //! [`Renderer::load`] reads the model's own tokenizer and chat template. From there:
 //! messages become token ids ([`Renderer::render`]), exactly those of `transformers`' `apply_chat_template`;
 //! a recorded conversation grows by the tokens of its new messages only ([`Renderer::extend`]);
-//! sampled ids become the assistant message an environment sees ([`Renderer::parse`]);
+//! sampled ids become the assistant message an environment sees, whole ([`Renderer::parse_answer`]) or as they come
+//! ([`Renderer::answer_stream`]);
 //! and supervised training gets ids with a mask of what the assistant wrote ([`Renderer::render_with_mask`]).
 //!
 //! The crate is pure: it reads the model's files at load time, and the date where a template asks for it.
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod error;
 mod extend;
 mod mask;
 mod message;
 mod model_files;
+mod null_content;
 mod parse;
 mod renderer;
 mod template;
@@ -22,11 +25,18 @@ mod template;
 pub mod testing;
 mod tokenizer;
 
+pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
 pub use extend::{ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;
-pub use message::{Content, FunctionCall, Message, ToolCall, canonical, canonical_json};
-pub use parse::{PlainText, ResponseParser};
-pub use renderer::Renderer;
+pub use message::{
+    Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,
+    reasoning_words,
+};
+pub use parse::{
+    AnswerContext, AnswerStream, CallProblem, Delta, MalformedCall, Parsed, ParserChoice,
+    REASONING_PARSERS, Segment, SegmentKind, TOOL_PARSERS,
+};
+pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::{AddedToken, BackendChoice, StreamDecoder, Tokenizer};

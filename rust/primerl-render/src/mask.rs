@@ -116,9 +116,11 @@ impl Renderer {
                 .unwrap_or(0);
             RenderError::Mask { message, reason }
         };
-        let marked = self
-            .template_for(options)
-            .render_marked(messages, options, true)?;
+        let marked = self.template_for(options).render_prepared(
+            messages,
+            &self.prepared.prepare(options),
+            true,
+        )?;
         let mut plain = String::with_capacity(text.len());
         let mut spans = Vec::new();
         for (nth, piece) in marked.split(SPAN_START).enumerate() {
@@ -209,7 +211,11 @@ impl Renderer {
         options: &RenderOptions,
     ) -> Option<usize> {
         let after = self
-            .suffix_text(&messages[index], &messages[index + 1..], options)
+            .suffix_text(
+                &messages[index],
+                &messages[index + 1..],
+                &self.prepared.prepare(options),
+            )
             .ok()?;
         let (_, stop) = self.leading_stop_token(&after)?;
         text.strip_suffix(after.as_str())

@@ -198,6 +198,75 @@ pub fn canonical(message: &Message) -> Vec<u8> {
     out
 }
 
+/// What an assistant message says and does, in bytes that survive the ways in which clients send our answers back: white
+/// space of the content does not count, nor do reasoning (see [`reasoning_words`]), call ids and the spelling of tool
+/// arguments.
+pub fn answer_words(message: &Message) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64);
+    match message.content.joined() {
+        Ok(text) => field(&mut out, b'c', words(split_thinking(&text).1).as_bytes()),
+        Err(_) => field(
+            &mut out,
+            b'C',
+            canonical_json(&serde_json::json!(message.content)).as_bytes(),
+        ),
+    }
+    for call in message.tool_calls.iter().flatten() {
+        field(&mut out, b'f', call.function.name.as_bytes());
+        let arguments = canonical_arguments(&call.function.arguments);
+        field(&mut out, b'a', arguments.as_bytes());
+    }
+    out
+}
+
+/// The reasoning of an assistant message, white space evened out; `None` where it has none. It is looked for in
+/// `reasoning_content`, in `reasoning` and `reasoning_details` (other servers' names, which SDKs send back), and in
+/// `<think>` at the beginning of the content.
+pub fn reasoning_words(message: &Message) -> Option<String> {
+    let named = |name: &str| message.extra.get(name)?.as_str().map(str::to_owned);
+    let details = || {
+        let details = message.extra.get("reasoning_details")?.as_array()?;
+        let texts = details
+            .iter()
+            .filter_map(|detail| detail.get("text")?.as_str());
+        Some(texts.collect::<Vec<_>>().join(" "))
+    };
+    let inline = || {
+        let text = message.content.joined().ok()?;
+        split_thinking(&text).0.map(str::to_owned)
+    };
+    let reasoning = message
+        .reasoning_content
+        .clone()
+        .filter(|text| !text.is_empty())
+        .or_else(|| named("reasoning"))
+        .or_else(details)
+        .or_else(inline)?;
+    Some(words(&reasoning)).filter(|text| !text.is_empty())
+}
+
+/// Thinking written into the content, and what follows it. The opening mark may have been part of the prompt.
+fn split_thinking(text: &str) -> (Option<&str>, &str) {
+    match text.split_once("</think>") {
+        Some((before, after)) => {
+            let opened = before.trim_start().strip_prefix("<think>");
+            (Some(opened.unwrap_or(before)), after)
+        }
+        None => (None, text),
+    }
+}
+
+fn words(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        out.push_str(word);
+    }
+    out
+}
+
 /// Canonical bytes of a list of tools or of template arguments (any JSON): keys sorted, no white space.
 pub fn canonical_json(value: &Value) -> String {
     let mut out = String::new();

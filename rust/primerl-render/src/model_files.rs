@@ -126,6 +126,11 @@ impl ModelFiles {
         Ok(ids)
     }
 
+    /// The family of the model's architecture, such as `qwen3`.
+    pub fn model_type(&self) -> Option<&str> {
+        self.config.get("model_type").and_then(Value::as_str)
+    }
+
     /// Context length in tokens; `None` when `config.json` does not say.
     pub fn max_positions(&self) -> Option<u32> {
         let names = ["max_position_embeddings", "n_positions", "max_seq_len"];

@@ -4,8 +4,8 @@ use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
-use crate::parse::{PlainText, ResponseParser};
-use crate::template::{ChatTemplate, RenderOptions};
+use crate::parse::{AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice};
+use crate::template::{ChatTemplate, PreparedCache, PreparedOptions, RenderOptions};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
 
@@ -19,8 +19,23 @@ pub struct Renderer {
     stop_token_ids: Vec<u32>,
     max_positions: Option<u32>,
     vocabulary_size: Option<u32>,
-    parser: Box<dyn ResponseParser>,
+    parser: AnswerParser,
+    pub(crate) prepared: PreparedCache,
     pub(crate) proofs: Proofs,
+    /// [`Renderer::with_renderable_content`].
+    pub(crate) null_content_fails: bool,
+}
+
+/// Tokens of a prompt that are looked at for an opened reasoning block; enough for the longest marker byte by byte.
+const PROMPT_TAIL: usize = 48;
+
+/// What is set by hand about a model. Default: all by the model's own files.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// One of [`crate::TOOL_PARSERS`].
+    pub tool_parser: Option<String>,
+    /// One of [`crate::REASONING_PARSERS`].
+    pub reasoning_parser: Option<String>,
 }
 
 impl Renderer {
@@ -28,8 +43,20 @@ impl Renderer {
     /// `generation_config.json`, checks the tokenizer against its reference, and tries out for which kinds of
     /// new messages a conversation can be extended.
     pub fn load(model_dir: &Path) -> Result<Self, LoadError> {
+        Self::load_with(model_dir, &LoadOptions::default())
+    }
+
+    /// [`Renderer::load`] with parsers set by hand.
+    pub fn load_with(model_dir: &Path, load_options: &LoadOptions) -> Result<Self, LoadError> {
         let files = ModelFiles::read(model_dir)?;
         let (default, tool_use) = files.templates()?;
+        let parsers = tool_use
+            .iter()
+            .fold(default.source.clone(), |all, other| all + &other.source);
+        let parsers = ParserChoice::of_model(&parsers, files.model_type()).with(
+            load_options.tool_parser.as_deref(),
+            load_options.reasoning_parser.as_deref(),
+        )?;
         let special_tokens = files.special_tokens();
         let compile = |found: crate::model_files::TemplateSource| {
             ChatTemplate::new(&found.source, special_tokens.clone(), &found.path)
@@ -38,6 +65,7 @@ impl Renderer {
         let tool_template = tool_use.map(compile).transpose()?;
         let tokenizer = Tokenizer::load(&files.tokenizer())?;
         let stop_token_ids = files.stop_token_ids(|token| tokenizer.token_id(token))?;
+        let parser = AnswerParser::new(parsers, &tokenizer);
         let mut renderer = Self {
             tokenizer,
             template,
@@ -45,10 +73,15 @@ impl Renderer {
             stop_token_ids,
             max_positions: files.max_positions(),
             vocabulary_size: files.vocabulary_size(),
-            parser: Box::new(PlainText),
+            parser,
+            prepared: PreparedCache::default(),
             proofs: Proofs::default(),
+            null_content_fails: false,
         };
+        renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();
+        let newlines = AnswerParser::learn(&renderer);
+        renderer.parser.set_newlines(newlines);
         renderer.prove_common_shapes();
         Ok(renderer)
     }
@@ -59,7 +92,16 @@ impl Renderer {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<String, RenderError> {
-        self.template_for(options).render(messages, options)
+        self.prepared_text(messages, &self.prepared.prepare(options))
+    }
+
+    pub(crate) fn prepared_text(
+        &self,
+        messages: &[Message],
+        options: &PreparedOptions,
+    ) -> Result<String, RenderError> {
+        self.template_for(&options.options)
+            .render_prepared(messages, options, false)
     }
 
     /// The conversation as token ids.
@@ -71,13 +113,43 @@ impl Renderer {
         self.tokenizer.encode(&self.render_text(messages, options)?)
     }
 
-    /// The assistant message that `sampled` stands for: its text without stop and special tokens.
+    /// The assistant message that `sampled` stands for, for a request without tools whose prompt opened no reasoning.
     pub fn parse(&self, sampled: &[u32]) -> Result<Message, RenderError> {
-        let answer = match sampled.split_last() {
-            Some((last, answer)) if self.is_stop_token(*last) => answer,
-            _ => sampled,
-        };
-        Ok(self.parser.parse(&self.tokenizer.decode(answer, true)?))
+        Ok(self
+            .parse_answer(sampled, &AnswerContext::default())?
+            .message)
+    }
+
+    /// The assistant message that `sampled` stands for, and which tokens became what.
+    pub fn parse_answer(
+        &self,
+        sampled: &[u32],
+        context: &AnswerContext<'_>,
+    ) -> Result<Parsed, RenderError> {
+        let mut stream = self.answer_stream(context);
+        stream.push(self, sampled)?;
+        Ok(stream.finish(self)?.1)
+    }
+
+    /// A parser for an answer that is still being sampled.
+    pub fn answer_stream(&self, context: &AnswerContext<'_>) -> AnswerStream {
+        AnswerStream::new(&self.parser, context)
+    }
+
+    /// Whether the generation prompt at the end of `prompt` opened a reasoning block.
+    pub fn starts_in_reasoning(&self, prompt: &[u32]) -> bool {
+        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
+        let text = self.tokenizer.decode(tail, false);
+        text.is_ok_and(|text| self.parser.opens_reasoning(&text))
+    }
+
+    /// The parsers of this model.
+    pub fn parsers(&self) -> ParserChoice {
+        self.parser.choice()
+    }
+
+    pub(crate) fn answer_parser(&self) -> &AnswerParser {
+        &self.parser
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -127,20 +199,32 @@ impl Renderer {
             .map(|token| (token.id, token.content.as_str()))
     }
 
-    // Llama 3's base configs name <|end_of_text|> only, while the template closes turns with <|eot_id|>.
+    // Llama 3's base configs name <|end_of_text|> only, while the template closes turns with <|eot_id|>. Harmony closes
+    // an answer with <|end|> when it writes the history, which within an answer ends a message and not the turn: what
+    // closes the last answer counts first.
     fn learn_turn_end(&mut self) {
-        let Some(after) = self.text_after_answer() else {
+        let Some([followed, last]) = self.texts_after_answer() else {
             return;
         };
-        let closing = self
-            .tokenizer
-            .added_tokens()
-            .filter(|token| token.special && after.starts_with(&token.content))
-            .max_by_key(|token| token.content.len());
-        if let Some(id) = closing.map(|token| token.id)
-            && let Err(at) = self.stop_token_ids.binary_search(&id)
-        {
+        if self.leading_stop_token(&last).is_some() {
+            return;
+        }
+        let Some(id) = self
+            .leading_special_token(&last)
+            .or_else(|| self.leading_special_token(&followed))
+        else {
+            return;
+        };
+        if let Err(at) = self.stop_token_ids.binary_search(&id) {
             self.stop_token_ids.insert(at, id);
         }
+    }
+
+    fn leading_special_token(&self, text: &str) -> Option<u32> {
+        let tokens = self.tokenizer.added_tokens();
+        let leading = tokens.filter(|token| token.special && text.starts_with(&token.content));
+        leading
+            .max_by_key(|token| token.content.len())
+            .map(|token| token.id)
     }
 }

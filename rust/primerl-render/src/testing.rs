@@ -1,5 +1,6 @@
 //! A tiny model folder without weights, for tests of this crate and of the crates above it.
 
+pub use crate::parse::fuzz;
 use crate::tokenizer::bytes::byte_alphabet;
 use serde_json::{Map, Value, json};
 use std::path::Path;

@@ -2,17 +2,44 @@ use super::*;
 use crate::testing::turn;
 use proptest::prelude::*;
 
-/// A chat as the gateway sees it: messages by text, an assistant's prefixed with `a:`.
-fn digests(messages: &[&str]) -> (Vec<u128>, Vec<bool>) {
-    messages
-        .iter()
-        .map(|text| (message_hash(text.as_bytes()), text.starts_with("a:")))
-        .unzip()
+/// A chat as the gateway sees it: messages by text; an assistant's is `a:said` or `a:said|reasoning`.
+fn key(text: &str) -> MessageKey {
+    let hash = |text: &str| message_hash(text.as_bytes());
+    let answer = text
+        .strip_prefix("a:")
+        .map(|text| match text.split_once('|') {
+            Some((said, reasoning)) => AnswerKey {
+                said: hash(said.trim()),
+                reasoning: Some(hash(reasoning)),
+            },
+            None => AnswerKey {
+                said: hash(text.trim()),
+                reasoning: None,
+            },
+        });
+    MessageKey {
+        exact: hash(text),
+        answer,
+    }
+}
+
+fn keys(messages: &[&str]) -> Vec<MessageKey> {
+    messages.iter().map(|text| key(text)).collect()
+}
+
+fn planned(conversation: &Conversation, tools: &str, messages: &[&str]) -> Planned {
+    conversation.plan(digest_start(tools.as_bytes()), &keys(messages))
 }
 
 fn plan(conversation: &Conversation, tools: &str, messages: &[&str]) -> Plan {
-    let (hashes, is_assistant) = digests(messages);
-    conversation.plan(digest_start(tools.as_bytes()), &hashes, &is_assistant)
+    planned(conversation, tools, messages).plan
+}
+
+fn extend(parent: TurnIndex, first_new_message: usize) -> Plan {
+    Plan::Extend {
+        parent,
+        first_new_message,
+    }
 }
 
 /// Answers `messages` with `answer`, on the plan the conversation makes.
@@ -23,30 +50,20 @@ fn answer(
     answer: &str,
     sampled: &[u32],
 ) -> TurnIndex {
-    let start = digest_start(tools.as_bytes());
-    let (hashes, _) = digests(messages);
     let index = TurnIndex(conversation.len() as u32);
-    let (parent, suffix): (Option<TurnIndex>, Vec<u32>) = match plan(conversation, tools, messages)
-    {
+    let planned = planned(conversation, tools, messages);
+    let lengths = |messages: &[&str]| messages.iter().map(|text| text.len() as u32).collect();
+    let (parent, suffix): (Option<TurnIndex>, Vec<u32>) = match planned.plan {
         Plan::Extend {
             parent,
             first_new_message,
-        } => (
-            Some(parent),
-            messages[first_new_message..]
-                .iter()
-                .map(|text| text.len() as u32)
-                .collect(),
-        ),
-        Plan::Fork { .. } => (
-            None,
-            messages.iter().map(|text| text.len() as u32).collect(),
-        ),
+        } => (Some(parent), lengths(&messages[first_new_message..])),
+        Plan::Fork { .. } => (None, lengths(messages)),
     };
     let mut turn = turn(parent.map(|parent| parent.0), &suffix, sampled, 0);
-    turn.context_digest = digest_messages(start, &hashes);
-    turn.answer_digest = digest_next(turn.context_digest, message_hash(answer.as_bytes()));
-    turn.start_digest = start;
+    turn.start_digest = digest_start(tools.as_bytes());
+    turn.context_digest = planned.context_digest;
+    turn.answer = key(answer).answer.expect("an answer");
     conversation.record(index, &turn);
     index
 }
@@ -60,18 +77,9 @@ fn a_conversation_that_goes_on_extends_its_last_turn() {
     let mut chat = Conversation::default();
     assert_eq!(plan(&chat, "", &["u1"]), fork(ForkReason::FirstTurn));
     let first = answer(&mut chat, "", &["u1"], "a:1", &[100, 101]);
-    assert_eq!(
-        plan(&chat, "", &["u1", "a:1", "u2"]),
-        Plan::Extend {
-            parent: first,
-            first_new_message: 2
-        }
-    );
+    assert_eq!(plan(&chat, "", &["u1", "a:1", "u2"]), extend(first, 2));
     let second = answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[102]);
-    let expected = Plan::Extend {
-        parent: second,
-        first_new_message: 4,
-    };
+    let expected = extend(second, 4);
     assert_eq!(
         plan(&chat, "", &["u1", "a:1", "u2", "a:2", "tool", "u3"]),
         expected
@@ -94,10 +102,7 @@ fn an_earlier_turn_can_be_extended_again() {
     answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[101]);
     assert_eq!(
         plan(&chat, "", &["u1", "a:1", "u2, in other words"]),
-        Plan::Extend {
-            parent: first,
-            first_new_message: 2
-        }
+        extend(first, 2)
     );
 }
 
@@ -155,23 +160,70 @@ fn of_two_equal_answers_the_later_one_is_extended() {
     let mut chat = Conversation::default();
     answer(&mut chat, "", &["u1"], "a:1", &[100]);
     let second = answer(&mut chat, "", &["u1"], "a:1", &[101]);
+    assert_eq!(plan(&chat, "", &["u1", "a:1", "u2"]), extend(second, 2));
+}
+
+#[test]
+fn answers_are_recognised_by_their_meaning() {
+    let mut chat = Conversation::default();
+    let first = answer(&mut chat, "", &["u1"], "a:1|because", &[100]);
+    for echo in ["a:1|because", "a:1", "a: 1 "] {
+        assert_eq!(
+            plan(&chat, "", &["u1", echo, "u2"]),
+            extend(first, 2),
+            "{echo}"
+        );
+    }
+    // Reasoning that we did not give, and an answer's words where we were not asked.
+    for foreign in [&["u1", "a:1|why not", "u2"], &["u2", "a:1", "u1"]] {
+        assert_eq!(
+            plan(&chat, "", foreign),
+            fork(ForkReason::HistoryEdited),
+            "{foreign:?}"
+        );
+    }
+    // However the first answer was sent back, the second turn is found by either.
+    let second = answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[101]);
     assert_eq!(
-        plan(&chat, "", &["u1", "a:1", "u2"]),
-        Plan::Extend {
-            parent: second,
-            first_new_message: 2
-        }
+        plan(&chat, "", &["u1", "a:1|because", "u2", "a: 2", "u3"]),
+        extend(second, 4)
     );
-    let (hashes, _) = digests(&["u1"]);
+}
+
+#[test]
+fn equal_words_with_other_reasoning_are_told_apart() {
+    let mut chat = Conversation::default();
+    let first = answer(&mut chat, "", &["u1"], "a:1|one way", &[100]);
+    let second = answer(&mut chat, "", &["u1"], "a:1|another", &[101]);
     assert_eq!(
-        chat.answered(digest_messages(digest_start(b""), &hashes)),
-        Some(second)
+        plan(&chat, "", &["u1", "a:1|one way", "u2"]),
+        extend(first, 2)
+    );
+    assert_eq!(plan(&chat, "", &["u1", "a:1", "u2"]), extend(second, 2));
+    let third = answer(&mut chat, "", &["u1", "a:1|one way", "u2"], "a:3", &[102]);
+    assert_eq!(
+        plan(&chat, "", &["u1", "a:1|one way", "u2", "a:3", "u4"]),
+        extend(third, 4)
+    );
+    assert_eq!(
+        plan(&chat, "", &["u1", "a:1|another", "u2", "a:3", "u4"]),
+        fork(ForkReason::HistoryEdited)
+    );
+}
+
+#[test]
+fn messages_of_the_client_are_compared_in_full() {
+    let mut chat = Conversation::default();
+    answer(&mut chat, "", &["u1", "a:example", "u2"], "a:1", &[100]);
+    assert_eq!(
+        plan(&chat, "", &["u1", "a: example", "u2", "a:1", "u3"]),
+        fork(ForkReason::HistoryEdited)
     );
 }
 
 #[test]
 fn digests_tell_order_split_and_kind_apart() {
-    let of = |messages: &[&str]| digest_messages(digest_start(b""), &digests(messages).0);
+    let of = |messages: &[&str]| planned(&Conversation::default(), "", messages).context_digest;
     assert_ne!(of(&["x", "y"]), of(&["y", "x"]));
     assert_ne!(of(&["xy"]), of(&["x", "y"]));
     assert_ne!(of(&["x"]), of(&["x", ""]));
@@ -199,12 +251,11 @@ proptest! {
                 messages.push("u again".to_owned());
             }
             let texts: Vec<&str> = messages.iter().map(String::as_str).collect();
-            let (hashes, is_assistant) = digests(&texts);
-            let plan = chat.plan(digest_start(b""), &hashes, &is_assistant);
+            let plan = plan(&chat, "", &texts);
             let fits = match plan {
                 Plan::Fork { .. } => before.is_empty(),
                 Plan::Extend { parent, first_new_message } => {
-                    chat.history(parent).to_vec() == before && is_assistant[first_new_message - 1]
+                    chat.history(parent).to_vec() == before && texts[first_new_message - 1].starts_with("a:")
                 }
             };
             prop_assert!(fits, "{texts:?}: {plan:?}");

@@ -9,7 +9,7 @@ use crate::event::{Outcome, Trace};
 use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
-use crate::turn::{FinishReason, ForkReason, Turn, VersionRun};
+use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn, VersionRun};
 use smallvec::smallvec;
 
 /// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
@@ -94,7 +94,8 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         finish: FinishReason::Stop,
         start_digest: 0,
         context_digest: 0,
-        answer_digest: 0,
+        answer: AnswerKey::default(),
+        request_digest: 0,
     }
 }
 

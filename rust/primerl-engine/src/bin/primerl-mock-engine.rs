@@ -1,8 +1,9 @@
 //! An engine without a model: see `primerl_engine::mock`.
 
 use clap::Parser;
-use primerl_engine::mock::Faults;
+use primerl_engine::mock::{Faults, ScriptedAnswer};
 use primerl_engine::{Config, MockBackend, MockConfig, ServerError};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -72,6 +73,10 @@ struct Arguments {
     /// The reported digest is not that of the tensors.
     #[arg(long)]
     wrong_digest: bool,
+    /// Answers to order: a JSON file, [{"after": [ids], "answer": [ids]}, ...]. After a prompt that ends with `after`, the
+    /// engine says `answer`; the first that fits counts.
+    #[arg(long)]
+    script: Option<PathBuf>,
 }
 
 impl Arguments {
@@ -101,7 +106,9 @@ impl Arguments {
             Duration::try_from_secs_f64(milliseconds / 1e3)
                 .map_err(|error| format!("latency: {error}"))
         };
+        let script = self.script.as_deref().map(read_script).transpose()?;
         Ok(MockConfig {
+            script: script.unwrap_or_default(),
             vocab_size: self.vocab_size,
             slots: self.max_num_seqs,
             max_model_len: self.max_model_len,
@@ -120,6 +127,12 @@ impl Arguments {
             },
         })
     }
+}
+
+fn read_script(path: &Path) -> Result<Vec<ScriptedAnswer>, String> {
+    let failed = |error: &dyn std::fmt::Display| format!("--script {}: {error}", path.display());
+    let text = std::fs::read(path).map_err(|error| failed(&error))?;
+    serde_json::from_slice(&text).map_err(|error| failed(&error))
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]

@@ -168,7 +168,10 @@ async fn run_rollout(worker: &Worker, lease: &Lease) -> Result<(), String> {
     tokio::time::sleep(Duration::from_secs_f64(share * worker.seconds_before_chat)).await;
     let path = format!("/rollouts/{}/v1/chat/completions", lease.rollout);
     let session = format!("trace-{}", lease.rollout);
-    let headers = format!("content-type: application/json\r\nx-session-id: {session}\r\n");
+    let headers = format!(
+        "content-type: application/json\r\nx-session-id: {session}\r\nauthorization: Bearer {}\r\n",
+        lease.api_key.reveal()
+    );
     let body = format!(
         r#"{{"model":"m","messages":[{{"role":"user","content":"example {}"}}]}}"#,
         lease.example

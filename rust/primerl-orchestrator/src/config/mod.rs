@@ -97,6 +97,8 @@ pub struct Config {
     #[serde(default)]
     pub sampling: SamplingConfig,
     #[serde(default)]
+    pub parsers: ParsersConfig,
+    #[serde(default)]
     pub algorithm: AlgorithmConfig,
     #[serde(default)]
     pub buffer: BufferConfig,
@@ -187,6 +189,14 @@ impl Default for SamplingConfig {
             min_p: 0.0,
         }
     }
+}
+
+/// How answers are read; `None` follows from the model's files. Names are those of `primerl_render`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParsersConfig {
+    pub tool: Option<String>,
+    pub reasoning: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -45,6 +45,10 @@ pub(crate) enum Reply {
     Verdict(oneshot::Sender<Result<(), String>>),
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all messages are events, and a box would be one more allocation for each"
+)]
 pub(super) enum Message {
     Event {
         event: Event,

@@ -1,6 +1,7 @@
 //! One engine over HTTP: vLLM's surface, as much of it as a run needs. No state, no retries, no policy.
 
-use super::generate::{Bounds, GenerateAnswer, Generated};
+use super::generate::{Bounds, GenerateAnswer, Generated, Progress};
+use super::stream::Assembly;
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -174,8 +175,59 @@ impl EngineClient {
             .timeout(timeout)
             .body(body);
         let bytes = bytes_of("generate", request).await?;
-        let answer: GenerateAnswer = parse("generate", &bytes)?;
-        answer.check(&bounds)
+        GenerateAnswer::parse(&bytes)?.check(&bounds)
+    }
+
+    /// As [`EngineClient::generate`], of a body that asks for a stream; `progress` sees the tokens as they come.
+    /// `request_id` is the body's.
+    pub async fn generate_streamed(
+        &self,
+        body: bytes::Bytes,
+        request_id: &str,
+        bounds: Bounds,
+        timeout: Duration,
+        progress: &mut dyn Progress,
+    ) -> Result<Generated, EngineError> {
+        let failed = |source| EngineError::Transport {
+            call: "generate",
+            source,
+        };
+        let request = self
+            .requests
+            .post(self.generate.clone())
+            .header(reqwest::header::CONTENT_TYPE, "application/json")
+            .timeout(timeout)
+            .body(body);
+        let mut answer = request.send().await.map_err(failed)?;
+        let status = answer.status().as_u16();
+        if status != 200 {
+            let body = answer.bytes().await.map_err(failed)?;
+            return Err(EngineError::Status {
+                call: "generate",
+                status,
+                message: error_message(&body),
+            });
+        }
+        let mut assembly = Assembly::default();
+        let mut ended_at = None;
+        while let Some(bytes) = answer.chunk().await.map_err(failed)? {
+            let (ids, logprobs) = assembly.push(&bytes)?;
+            if ended_at.is_none() && !ids.is_empty() {
+                ended_at = progress.tokens(ids, logprobs);
+                if ended_at.is_some() {
+                    // Read on: the last event says which weights sampled what.
+                    self.abort(request_id).await?;
+                }
+            }
+        }
+        assembly.finish()?.check(&bounds, ended_at)
+    }
+
+    async fn abort(&self, request_id: &str) -> Result<(), EngineError> {
+        let ids = serde_json::json!({"request_ids": [format!("generate-tokens-{request_id}")]});
+        let url = format!("{}/inference/v1/abort_requests", self.url);
+        let request = self.requests.post(url).timeout(PROBE_TIMEOUT).json(&ids);
+        bytes_of("abort_requests", request).await.map(drop)
     }
 
     pub async fn health(&self) -> Result<(), EngineError> {

@@ -1,29 +1,70 @@
 //! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
 
 use super::client::EngineError;
+use super::ids::PromptIds;
 use primerl_core::turn::FinishReason;
 use primerl_core::{PolicyVersion, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
 pub struct GenerateBody<'a> {
     pub request_id: &'a str,
     pub model: &'a str,
-    pub token_ids: &'a [u32],
+    #[serde(skip)]
+    pub token_ids: PromptIds<'a>,
     pub sampling_params: SamplingParams<'a>,
     /// The policy version: a prefix computed by other weights must not be reused.
     pub cache_salt: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub stream: bool,
+}
+
+impl GenerateBody<'_> {
+    pub fn encode(&self) -> Result<bytes::Bytes, serde_json::Error> {
+        let mut body = b"{\"token_ids\":".to_vec();
+        self.token_ids.write_json(&mut body);
+        let others = serde_json::to_vec(self)?;
+        body.push(b',');
+        // It has fields, so a comma takes the place of its brace.
+        body.extend_from_slice(&others[1..]);
+        Ok(body.into())
+    }
 }
 
 #[derive(Debug, Serialize)]
 pub struct SamplingParams<'a> {
     pub temperature: f64,
+    #[serde(flatten)]
+    pub truncation: Truncation,
     pub max_tokens: u32,
     /// 0: only the sampled token's.
     pub logprobs: u32,
     pub stop_token_ids: &'a [u32],
     pub detokenize: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_outputs: Option<&'a serde_json::Value>,
+}
+
+/// Ways to leave tokens out before sampling. None of them is the policy's own distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Truncation {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
+}
+
+/// Follows an answer while it is sampled.
+pub trait Progress: Send {
+    /// More tokens came. The result ends the answer after so many of its tokens.
+    fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize>;
+
+    /// The engine failed. Whether another may begin anew: not once somebody has seen a part of the answer.
+    fn begin_again(&mut self) -> bool;
 }
 
 /// One sampled answer; `logprobs` and `versions` cover `token_ids` exactly.
@@ -34,34 +75,58 @@ pub struct Generated {
     pub logprobs: Vec<f32>,
     pub versions: VersionRuns,
     pub finish: FinishReason,
+    /// Most likely tokens at each position, in order; empty where none were asked for.
+    pub top: Vec<Vec<(u32, f32)>>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct GenerateAnswer {
+pub struct GenerateAnswer {
     choices: Vec<Choice>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    token_ids: Vec<u32>,
-    finish_reason: Option<String>,
-    logprobs: Option<Logprobs>,
-    weight_versions: Option<Vec<VersionSpan>>,
+pub(super) struct Choice {
+    pub token_ids: Vec<u32>,
+    pub finish_reason: Option<String>,
+    pub logprobs: Option<Logprobs>,
+    pub weight_versions: Option<Vec<VersionSpan>>,
 }
 
 #[derive(Deserialize)]
-struct Logprobs {
-    content: Vec<TokenLogprob>,
+pub(super) struct Logprobs {
+    pub content: Vec<TokenLogprob>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct TokenLogprob {
+    pub token_id: u32,
+    /// Nats.
+    pub logprob: f32,
+    /// The sampled token, then the most likely ones.
+    #[serde(default)]
+    pub top_logprobs: SmallVec<[TopLogprob; 1]>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct TopLogprob {
+    pub token_id: u32,
+    pub logprob: f32,
+    #[serde(default)]
+    pub rank: u32,
+}
+
+impl TokenLogprob {
+    /// The `count` most likely tokens; the sampled one is among them only where it is one of them.
+    pub fn top(&self, count: u32) -> Vec<(u32, f32)> {
+        let likely = |top: &&TopLogprob| top.rank <= count;
+        let mut top: Vec<&TopLogprob> = self.top_logprobs.iter().filter(likely).collect();
+        top.sort_by_key(|top| top.rank);
+        top.iter().map(|top| (top.token_id, top.logprob)).collect()
+    }
 }
 
 #[derive(Deserialize)]
-struct TokenLogprob {
-    token_id: u32,
-    logprob: f32,
-}
-
-#[derive(Deserialize)]
-struct VersionSpan {
+pub(super) struct VersionSpan {
     version: String,
     start: usize,
     end: usize,
@@ -77,6 +142,8 @@ const LOGPROB_ROUNDING: f32 = 1e-3;
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub max_tokens: u32,
+    /// Alternatives asked for at each position.
+    pub top_logprobs: u32,
     /// Token ids are below this; `None` where the model does not say.
     pub vocabulary_size: Option<u32>,
 }
@@ -100,62 +167,100 @@ impl Bounds {
 }
 
 impl GenerateAnswer {
+    pub fn parse(bytes: &[u8]) -> Result<GenerateAnswer, EngineError> {
+        serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))
+    }
+
     pub fn check(self, bounds: &Bounds) -> Result<Generated, EngineError> {
-        let malformed = |problem: String| EngineError::Malformed {
-            call: "generate",
-            problem,
-        };
         let [choice] = <[Choice; 1]>::try_from(self.choices)
             .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;
-        bounds.check(&choice.token_ids).map_err(malformed)?;
-        let content = choice
+        choice.check(bounds, None)
+    }
+}
+
+fn malformed(problem: String) -> EngineError {
+    EngineError::Malformed {
+        call: "generate",
+        problem,
+    }
+}
+
+impl Choice {
+    /// `ended_at`: we ended it, after so many tokens.
+    pub fn check(
+        mut self,
+        bounds: &Bounds,
+        ended_at: Option<usize>,
+    ) -> Result<Generated, EngineError> {
+        bounds.check(&self.token_ids).map_err(malformed)?;
+        let content = self
             .logprobs
+            .take()
             .map(|logprobs| logprobs.content)
             .unwrap_or_default();
-        if content.len() != choice.token_ids.len()
-            || content
-                .iter()
-                .zip(&choice.token_ids)
-                .any(|(logprob, token)| logprob.token_id != *token)
-        {
-            return Err(malformed(
-                "the log-probabilities are not those of the sampled tokens".into(),
-            ));
-        }
-        let logprobs: Vec<f32> = content.iter().map(|token| token.logprob).collect();
-        if logprobs
-            .iter()
-            .any(|logprob| !logprob.is_finite() || *logprob == NOT_FINITE)
-        {
-            return Err(malformed(
-                "a sampled token has no finite log-probability".into(),
-            ));
-        }
-        if let Some(logprob) = logprobs.iter().find(|logprob| **logprob > LOGPROB_ROUNDING) {
-            return Err(malformed(format!(
-                "{logprob} is no log-probability: it is above 0"
-            )));
-        }
-        let versions = version_runs(
-            choice.weight_versions.unwrap_or_default(),
-            choice.token_ids.len(),
-        )?;
-        let tokens = choice.token_ids.len();
-        let finish = match choice.finish_reason.as_deref() {
+        check_logprobs(&content, &self.token_ids)?;
+        let sampled = self.token_ids.len();
+        let mut versions = version_runs(self.weight_versions.take().unwrap_or_default(), sampled)?;
+        let finish = match (self.finish_reason.as_deref(), ended_at) {
+            (_, Some(kept)) if kept <= sampled => {
+                self.token_ids.truncate(kept);
+                cut_runs(&mut versions, kept);
+                FinishReason::StopSequence
+            }
             // Nobody but the engine ended it: a part of an answer is no sample of the policy.
-            Some("abort") | Some("error") => return Err(EngineError::Aborted { tokens }),
-            _ if tokens == 0 => return Err(malformed("no token was sampled".into())),
-            Some("stop") => FinishReason::Stop,
-            Some("length") | Some("repetition") => FinishReason::Length,
-            other => return Err(malformed(format!("finish_reason is {other:?}"))),
+            (Some("abort" | "error"), _) => return Err(EngineError::Aborted { tokens: sampled }),
+            _ if sampled == 0 => return Err(malformed("no token was sampled".into())),
+            (Some("stop"), _) => FinishReason::Stop,
+            (Some("length" | "repetition"), _) => FinishReason::Length,
+            (other, _) => return Err(malformed(format!("finish_reason is {other:?}"))),
         };
+        let kept = &content[..self.token_ids.len()];
         Ok(Generated {
-            token_ids: choice.token_ids,
-            logprobs,
+            logprobs: kept.iter().map(|token| token.logprob).collect(),
+            top: match bounds.top_logprobs {
+                0 => Vec::new(),
+                count => kept.iter().map(|token| token.top(count)).collect(),
+            },
+            token_ids: self.token_ids,
             versions,
             finish,
         })
     }
+}
+
+fn check_logprobs(content: &[TokenLogprob], token_ids: &[u32]) -> Result<(), EngineError> {
+    let differs = |(logprob, token): (&TokenLogprob, &u32)| logprob.token_id != *token;
+    if content.len() != token_ids.len() || content.iter().zip(token_ids).any(differs) {
+        return Err(malformed(
+            "the log-probabilities are not those of the sampled tokens".into(),
+        ));
+    }
+    let infinite = |token: &TokenLogprob| !token.logprob.is_finite() || token.logprob == NOT_FINITE;
+    if content.iter().any(infinite) {
+        return Err(malformed(
+            "a sampled token has no finite log-probability".into(),
+        ));
+    }
+    match content
+        .iter()
+        .find(|token| token.logprob > LOGPROB_ROUNDING)
+    {
+        Some(token) => Err(malformed(format!(
+            "{} is no log-probability: it is above 0",
+            token.logprob
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Leaves the runs of the first `tokens` tokens.
+fn cut_runs(runs: &mut VersionRuns, tokens: usize) {
+    let mut left = tokens as u32;
+    for run in runs.iter_mut() {
+        run.n_tokens = run.n_tokens.min(left);
+        left -= run.n_tokens;
+    }
+    runs.retain(|run| run.n_tokens > 0);
 }
 
 fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<VersionRuns, EngineError> {
@@ -198,6 +303,7 @@ mod tests {
             .expect("is shaped like an answer")
             .check(&Bounds {
                 max_tokens: 3,
+                top_logprobs: 0,
                 vocabulary_size: Some(8),
             })
     }

@@ -11,11 +11,16 @@
 pub mod client;
 pub(crate) mod endpoints;
 mod generate;
+mod ids;
 mod load;
 mod pool;
 mod routing;
 mod state;
+mod stream;
 mod supervisor;
 
+pub(crate) use generate::GenerateAnswer;
+pub use generate::{Generated, Progress, TokenLogprob, Truncation};
+pub use ids::PromptIds;
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

@@ -2,7 +2,8 @@
 //! requests; which of them, `routing` chooses.
 
 use super::client::{EngineClient, EngineError, parse_url};
-use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
+use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams, Truncation};
+use super::ids::PromptIds;
 use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
@@ -39,6 +40,8 @@ pub enum GenerateError {
     Deadline { last: String },
     #[error("the engines failed {attempts} times; last: {last}")]
     Exhausted { attempts: u32, last: String },
+    #[error("the engine failed in the middle of an answer that was being shown: {last}")]
+    Interrupted { last: String },
     #[error("the engine refused the request: {0}")]
     Refused(EngineError),
     #[error("cannot encode the request: {0}")]
@@ -50,14 +53,57 @@ pub enum GenerateError {
 pub struct SampleRequest<'a> {
     /// Unique among requests; appears in the engine's log.
     pub request_id: &'a str,
-    pub prompt: &'a [u32],
+    pub prompt: PromptIds<'a>,
     pub temperature: f64,
+    pub truncation: Truncation,
     pub max_tokens: u32,
+    /// Most likely tokens to be returned at each position.
+    pub top_logprobs: u32,
+    pub structured_outputs: Option<&'a serde_json::Value>,
     /// Where this conversation's prefix is.
     pub resident: Option<Resident>,
     /// The rollout whose first turn this is: the core is told when and by which version it begins.
     pub first_of: Option<RolloutId>,
     pub deadline: Instant,
+}
+
+impl SampleRequest<'_> {
+    pub(crate) fn body(
+        &self,
+        config: &EnginesConfig,
+        version: PolicyVersion,
+        stream: bool,
+    ) -> Result<bytes::Bytes, serde_json::Error> {
+        let body = GenerateBody {
+            request_id: self.request_id,
+            model: &config.model,
+            token_ids: self.prompt,
+            sampling_params: SamplingParams {
+                temperature: self.temperature,
+                truncation: self.truncation,
+                max_tokens: self.max_tokens,
+                // Of k, vLLM counts the sampled token as one.
+                logprobs: match self.top_logprobs {
+                    0 => 0,
+                    count => count + 1,
+                },
+                stop_token_ids: &config.stop_token_ids,
+                detokenize: false,
+                structured_outputs: self.structured_outputs,
+            },
+            cache_salt: version.to_string(),
+            stream,
+        };
+        body.encode()
+    }
+
+    pub(crate) fn bounds(&self, config: &EnginesConfig) -> Bounds {
+        Bounds {
+            max_tokens: self.max_tokens,
+            top_logprobs: self.top_logprobs,
+            vocabulary_size: config.vocabulary_size,
+        }
+    }
 }
 
 /// An answer and who gave it.
@@ -170,6 +216,11 @@ impl Engines {
         Ok(engine)
     }
 
+    /// Run what asks engines, whoever waits for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
     /// Carry out [`primerl_core::Effect::UpdateEngine`].
     pub(crate) fn update(
         &self,
@@ -231,8 +282,13 @@ impl Engines {
         self.engines.read().iter().map(describe).collect()
     }
 
-    /// Sample from one engine; if it fails, from another, until the deadline.
-    pub async fn generate(&self, request: &SampleRequest<'_>) -> Result<Sampled, GenerateError> {
+    /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for a
+    /// stream.
+    pub async fn generate(
+        &self,
+        request: &SampleRequest<'_>,
+        mut progress: Option<&mut dyn Progress>,
+    ) -> Result<Sampled, GenerateError> {
         let mut last = String::from("no engine has proved its weights");
         let mut failed = Vec::new();
         let mut attempts = 0;
@@ -245,7 +301,8 @@ impl Engines {
                 self.driver
                     .send(Event::SamplingStarted { rollout, version });
             }
-            let error = match self.generate_on(&slot, request).await? {
+            let sampled = self.generate_on(&slot, request, reborrow(&mut progress));
+            let error = match sampled.await? {
                 Ok(generated) => {
                     return Ok(Sampled {
                         generated,
@@ -260,6 +317,13 @@ impl Engines {
             };
             tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
             last = format!("{}: {error}", slot.engine.client.url());
+            if progress
+                .as_mut()
+                .is_some_and(|progress| !progress.begin_again())
+            {
+                slot.engine.suspect.notify_one();
+                return Err(GenerateError::Interrupted { last });
+            }
             self.failovers.fetch_add(1, Ordering::Relaxed);
             if matches!(error, EngineError::Unproved { .. }) {
                 slot.engine.rejoined.notify_one();
@@ -283,28 +347,26 @@ impl Engines {
         &self,
         slot: &Slot,
         request: &SampleRequest<'_>,
+        progress: Option<&mut dyn Progress>,
     ) -> Result<Result<Generated, EngineError>, GenerateError> {
-        let body = GenerateBody {
-            request_id: request.request_id,
-            model: &self.config.model,
-            token_ids: request.prompt,
-            sampling_params: SamplingParams {
-                temperature: request.temperature,
-                max_tokens: request.max_tokens,
-                logprobs: 0,
-                stop_token_ids: &self.config.stop_token_ids,
-                detokenize: false,
-            },
-            cache_salt: slot.version.to_string(),
-        };
-        let body = serde_json::to_vec(&body)?.into();
-        let bounds = Bounds {
-            max_tokens: request.max_tokens,
-            vocabulary_size: self.config.vocabulary_size,
-        };
+        let body = request.body(&self.config, slot.version, progress.is_some())?;
+        let bounds = request.bounds(&self.config);
         let left = request.deadline.saturating_duration_since(Instant::now());
+        let timeout = left.min(self.config.request_timeout);
+        let client = &slot.engine.client;
+        let answer = async {
+            match progress {
+                None => client.generate(body, bounds, timeout).await,
+                Some(progress) => {
+                    let id = request.request_id;
+                    client
+                        .generate_streamed(body, id, bounds, timeout, progress)
+                        .await
+                }
+            }
+        };
         let answer = tokio::select! {
-            answer = slot.engine.client.generate(body, bounds, left.min(self.config.request_timeout)) => answer,
+            answer = answer => answer,
             () = slot.lost.cancelled() => Err(EngineError::Malformed {
                 call: "generate",
                 problem: "the engine was lost while it worked on the request".into(),
@@ -356,6 +418,14 @@ impl Engines {
             version,
             lost: state.lost.clone(),
         })
+    }
+}
+
+/// For one call among several.
+fn reborrow<'a>(progress: &'a mut Option<&mut dyn Progress>) -> Option<&'a mut dyn Progress> {
+    match progress {
+        Some(progress) => Some(&mut **progress),
+        None => None,
     }
 }
 

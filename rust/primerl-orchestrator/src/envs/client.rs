@@ -22,6 +22,7 @@ pub use calls::{Answer, Call, CallError};
 pub use mailbox::Mailbox;
 
 use super::wire::{Lease, RegisterAnswer, RegisterRequest};
+use crate::secret::Secret;
 use calls::Calls;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
@@ -38,6 +39,8 @@ use tokio_util::sync::CancellationToken;
 pub struct Options {
     /// `http://host:port`
     pub orchestrator_url: String,
+    /// The run's key, where it has one.
+    pub api_key: Option<Secret>,
     pub registration: RegisterRequest,
     /// Most rollouts held at once.
     pub max_concurrent: u32,

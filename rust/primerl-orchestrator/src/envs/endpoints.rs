@@ -185,6 +185,7 @@ fn to_wire(app: &App, root: &str, leased: &LeasedRollout) -> Lease {
         group: leased.group,
         example: leased.example,
         base_url: format!("{root}/rollouts/{}/v1", leased.rollout),
+        api_key: app.gateway.access.rollout_key(leased.rollout),
         sampling: app.samplings[leased.environment.0 as usize].to_wire(),
         deadline_s: leased.deadline.as_secs_f64(),
     }

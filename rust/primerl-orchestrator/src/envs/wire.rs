@@ -3,6 +3,7 @@
 //! Every body is a msgpack map with named fields. Fields that a newer peer adds are ignored by an older one,
 //! so workers and orchestrators of neighbouring versions understand each other.
 
+use crate::secret::Secret;
 use primerl_core::event::Outcome;
 use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
 use serde::de::DeserializeOwned;
@@ -76,6 +77,8 @@ pub struct Lease {
     pub example: ExampleIndex,
     /// Base URL of the rollout's OpenAI-compatible endpoint, ending in `/v1`.
     pub base_url: String,
+    /// What its SDK sends as API key; good for this rollout alone.
+    pub api_key: Secret,
     /// Sampling parameters as in a chat request: `temperature`, `max_tokens`, ...
     pub sampling: serde_json::Map<String, serde_json::Value>,
     /// Seconds from now after which the orchestrator gives the rollout up.
@@ -146,6 +149,7 @@ mod tests {
             group: GroupId(2),
             example: ExampleIndex(5),
             base_url: "http://127.0.0.1:1/rollouts/7/v1".into(),
+            api_key: Secret::new("0a"),
             sampling: serde_json::from_str(r#"{"temperature": 1.0, "max_tokens": 28}"#)
                 .expect("valid JSON"),
             deadline_s: 120.0,
@@ -156,6 +160,7 @@ mod tests {
             reason: String::new(),
         });
         assert_eq!(map["rollouts"][0]["rollout"], 7);
+        assert_eq!(map["rollouts"][0]["api_key"], "0a");
         assert_eq!(map["rollouts"][0]["sampling"]["max_tokens"], 28);
         let map = round_trip(RegisterRequest {
             environment: "reverse-text".into(),

@@ -1,7 +1,6 @@
 //! Bodies that know whether their client took them.
 
-use super::answer::Answer;
-use super::rollouts::Rollout;
+use super::rollouts::{DeliveryState, Rollout};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::convert::Infallible;
@@ -9,24 +8,36 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Remembers an answer for a retry until its bytes were handed to the connection. Dropped before that (the client hung
-/// up between the engine's answer and ours), it stays remembered.
+/// An answer on its way. Dropped before its last byte was handed to the connection, it counts as not delivered, and the
+/// same request gets it again.
+#[derive(Debug)]
 pub(super) struct Delivery {
     rollout: Arc<Rollout>,
-    answer: Arc<Answer>,
+    request: u128,
+    done: bool,
 }
 
 impl Delivery {
-    pub fn begin(rollout: &Arc<Rollout>, answer: &Arc<Answer>) -> Delivery {
-        rollout.state.lock().undelivered.push(Arc::clone(answer));
+    pub fn begin(rollout: &Arc<Rollout>, request: u128) -> Delivery {
         Delivery {
             rollout: Arc::clone(rollout),
-            answer: Arc::clone(answer),
+            request,
+            done: false,
         }
     }
 
-    pub fn done(self) {
-        self.rollout.state.lock().delivered(&self.answer);
+    pub fn done(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        let delivery = match self.done {
+            true => DeliveryState::Done,
+            false => DeliveryState::Failed,
+        };
+        self.rollout.state.lock().delivered(self.request, delivery);
     }
 }
 
@@ -37,9 +48,9 @@ pub(super) struct DeliveredBody {
 }
 
 impl DeliveredBody {
-    pub fn new(bytes: Bytes, delivery: Delivery) -> DeliveredBody {
+    pub fn new(bytes: Vec<u8>, delivery: Delivery) -> DeliveredBody {
         DeliveredBody {
-            bytes: Some(bytes),
+            bytes: Some(bytes.into()),
             delivery: Some(delivery),
         }
     }
@@ -72,11 +83,11 @@ impl Body for DeliveredBody {
 mod tests {
     use super::*;
     use crate::config::Sampling;
-    use crate::gateway::rollouts::Rollouts;
+    use crate::gateway::rollouts::{Answered, Rollouts};
     use primerl_core::effect::LeasedRollout;
-    use primerl_core::turn::FinishReason;
     use primerl_core::{Duration, EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
-    use primerl_render::Message;
+
+    const REQUEST: u128 = 5;
 
     fn rollout() -> Arc<Rollout> {
         let rollouts = Rollouts::default();
@@ -88,54 +99,28 @@ mod tests {
             evaluation: false,
             deadline: Duration::from_secs(60),
         };
-        rollouts.open(
-            &lease,
-            WorkerId(0),
-            Sampling {
-                temperature: 1.0,
-                max_tokens: 8,
-            },
-        );
-        rollouts.get(RolloutId(3)).expect("is open")
-    }
-
-    fn answer() -> Arc<Answer> {
-        Arc::new(Answer {
-            id: "a".into(),
-            created: 0,
-            model: "m".into(),
-            session: "".into(),
-            context_digest: 5,
-            message: Message::assistant("hi"),
-            finish: FinishReason::Stop,
-            prompt: vec![1],
-            sampled: vec![2].into(),
-            logprobs: vec![-1.0].into(),
-        })
+        let sampling = Sampling {
+            temperature: 1.0,
+            max_tokens: 8,
+        };
+        rollouts.open(&lease, WorkerId(0), sampling);
+        let rollout = rollouts.get(RolloutId(3)).expect("is open");
+        let answered = Answered::default();
+        rollout.state.lock().answered.insert(REQUEST, answered);
+        rollout
     }
 
     #[tokio::test]
-    async fn only_an_answer_that_nobody_took_is_kept_for_a_retry() {
-        let (rollout, answer) = (rollout(), answer());
-        let body = DeliveredBody::new(
-            Bytes::from_static(b"taken"),
-            Delivery::begin(&rollout, &answer),
-        );
-        let taken = axum::body::to_bytes(axum::body::Body::new(body), 100)
-            .await
-            .expect("is whole");
+    async fn only_an_answer_that_was_taken_is_delivered() {
+        let rollout = rollout();
+        let state = || rollout.state.lock().answered[&REQUEST].delivery;
+        let body =
+            |bytes: &[u8]| DeliveredBody::new(bytes.to_vec(), Delivery::begin(&rollout, REQUEST));
+        drop(body(b"lost"));
+        assert_eq!(state(), DeliveryState::Failed);
+        let body = axum::body::Body::new(body(b"taken"));
+        let taken = axum::body::to_bytes(body, 100).await.expect("is whole");
         assert_eq!(taken, "taken");
-        assert!(rollout.state.lock().undelivered.is_empty());
-
-        drop(DeliveredBody::new(
-            Bytes::from_static(b"lost"),
-            Delivery::begin(&rollout, &answer),
-        ));
-        let kept = super::super::endpoints::take_undelivered(&rollout, "", 5).expect("is kept");
-        assert!(Arc::ptr_eq(&kept, &answer));
-        assert!(
-            super::super::endpoints::take_undelivered(&rollout, "", 5).is_none(),
-            "once"
-        );
+        assert_eq!(state(), DeliveryState::Done);
     }
 }

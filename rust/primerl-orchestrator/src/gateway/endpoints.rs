@@ -1,116 +1,230 @@
-//! Chat completions and model cards.
+//! How a request is served, in any dialect; model cards.
 
-use super::answer::{Answer, error_events, unix_time};
+use super::answer::{Answer, Head, Reply, unix_time};
 use super::body::{DeliveredBody, Delivery};
-use super::dialect::{AnswerForm, ChatRequest};
-use super::rollouts::Rollout;
-use super::turn::{self, Digests};
+use super::dialect::Dialect;
+use super::events::{Streaming, all_at_once, stream_body};
+use super::live::{Following, Live};
+use super::prompt::{self, Prompt};
+use super::request::{Input, TurnRequest};
+use super::rollouts::{DeliveryState, Rollout};
+use super::text::Reading;
+use super::turn::{self, Task};
 use crate::app::App;
 use crate::http::{ApiError, JSON, RawBody, encoded};
 use crate::telemetry::Outcome;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use futures_util::stream;
-use std::convert::Infallible;
+use primerl_core::TurnIndex;
+use primerl_core::conversation::{digest_next, message_hash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A stream's headers wait this long for the answer, so that quick failures keep their status; after that a comment is
-/// sent as often.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// A stream's headers wait this long for the first token, so that quick failures keep their status; after that a comment
+/// is sent as often.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Rendering a body larger than this would hold up other requests of its thread.
 const LARGE_BODY: usize = 64 << 10;
 const LONGEST_SESSION: usize = 256;
+const LONGEST_IDEMPOTENCY_KEY: usize = 512;
 
-type Turn = BoxFuture<'static, Result<Arc<Answer>, ApiError>>;
-
-pub async fn chat_completions(
-    State(app): State<Arc<App>>,
-    Path(rollout): Path<String>,
-    headers: HeaderMap,
-    RawBody(body): RawBody,
-) -> Result<Response, ApiError> {
-    let result = chat(&app, &rollout, &headers, body).await;
+/// One request, in the dialect of its route.
+pub(super) async fn serve(
+    app: Arc<App>,
+    dialect: Dialect,
+    rollout: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Response {
+    let result = respond(&app, dialect, rollout, headers, body).await;
     app.telemetry.request(match &result {
         Ok((_, outcome)) => *outcome,
         Err(error) if error.status == StatusCode::GONE => Outcome::Gone,
         Err(error) if error.status.is_client_error() => Outcome::Refused,
         Err(_) => Outcome::Failed,
     });
-    result.map(|(response, _)| response)
+    match result {
+        Ok((response, _)) => response,
+        Err(error) => dialect.refusal(&error),
+    }
 }
 
-async fn chat(
+pub async fn chat_completions(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Chat, &rollout, &headers, body).await
+}
+
+/// An error of the body is told in the dialect's shape, too.
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    body: Result<RawBody, ApiError>,
+) -> Response {
+    match body {
+        Ok(RawBody(body)) => serve(app, Dialect::Messages, &rollout, &headers, body).await,
+        Err(error) => Dialect::Messages.refusal(&error),
+    }
+}
+
+pub async fn responses(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Responses, &rollout, &headers, body).await
+}
+
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(app, Dialect::Completions, &rollout, &headers, body).await
+}
+
+async fn respond(
     app: &Arc<App>,
+    dialect: Dialect,
     rollout: &str,
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<(Response, Outcome), ApiError> {
     let arrived = Instant::now();
     let rollout = app.gateway.rollouts.find(rollout)?;
-    let session = session_of(headers)?;
-    let is_retry =
-        header_text(headers, "x-stainless-retry-count").is_some_and(|count| count != "0");
-    let prepared = prepare(app, &rollout, session, is_retry, body).await?;
-    let (request, prompt) = match prepared {
-        Prepared::Replay(answer, form) => {
-            return Ok((respond(&rollout, &answer, form), Outcome::Replayed));
-        }
-        Prepared::Turn(turn) => *turn,
+    let call = Call {
+        session: session_of(headers)?,
+        repeat: Repeat::of(headers)?,
     };
-    let max_tokens = turn::room(app, &rollout, &request, &prompt)?;
+    let prepared = prepare(app, &rollout, call, dialect, body).await?;
     app.telemetry
         .prepare_time
         .observe(arrived.elapsed().as_secs_f64());
-    if !request.form.stream {
-        let answer = turn::take(app, &rollout, &request, prompt, max_tokens).await?;
-        return Ok((respond(&rollout, &answer, request.form), Outcome::Answered));
+    match prepared {
+        Prepared::Recorded {
+            answer,
+            reply,
+            reading,
+        } => {
+            let delivery = Delivery::begin(&rollout, reading.request_digest);
+            let response = whole_or_events(app, &answer, reply.as_ref(), &reading, delivery);
+            Ok((response, Outcome::Replayed))
+        }
+        Prepared::Running { live, reply } => {
+            let response = follow(app, &rollout, Following::new(&live), reply).await?;
+            Ok((response, Outcome::Replayed))
+        }
+        Prepared::New { task, reply } => {
+            let following = Following::new(&task.live);
+            let run = turn::run(Arc::clone(app), Arc::clone(&rollout), *task);
+            app.engines.spawn(run);
+            let response = follow(app, &rollout, following, reply).await?;
+            Ok((response, Outcome::Answered))
+        }
     }
-    let form = request.form;
-    let work: Turn = {
-        let (app, rollout) = (Arc::clone(app), Arc::clone(&rollout));
-        Box::pin(async move { turn::take(&app, &rollout, &request, prompt, max_tokens).await })
-    };
-    stream_answer(rollout, work, form)
-        .await
-        .map(|response| (response, Outcome::Answered))
+}
+
+/// What the headers say.
+struct Call {
+    session: Arc<str>,
+    repeat: Repeat,
+}
+
+/// Whether a request may be one that came before.
+enum Repeat {
+    /// The client says nothing: only an answer that it never got is given again.
+    Unmarked,
+    /// SDKs count their attempts.
+    Retry,
+    /// The same key is the same request, whatever its body.
+    Key(u128),
+}
+
+impl Repeat {
+    fn of(headers: &HeaderMap) -> Result<Repeat, ApiError> {
+        if let Some(key) = headers.get("idempotency-key") {
+            if key.len() > LONGEST_IDEMPOTENCY_KEY {
+                let message =
+                    format!("Idempotency-Key is longer than {LONGEST_IDEMPOTENCY_KEY} bytes");
+                return Err(ApiError::invalid(message).param("Idempotency-Key"));
+            }
+            return Ok(Repeat::Key(message_hash(key.as_bytes())));
+        }
+        let count = headers.get("x-stainless-retry-count");
+        Ok(match count {
+            Some(count) if count.as_bytes() != b"0" => Repeat::Retry,
+            _ => Repeat::Unmarked,
+        })
+    }
+
+    fn digest(&self, dialect: Dialect, session: &str, body: &[u8]) -> u128 {
+        let route = message_hash(format!("{dialect:?} {session}").as_bytes());
+        match self {
+            Repeat::Key(key) => digest_next(digest_next(route, *key), 1),
+            Repeat::Unmarked | Repeat::Retry => digest_next(route, message_hash(body)),
+        }
+    }
+
+    fn may_join(&self) -> bool {
+        !matches!(self, Repeat::Unmarked)
+    }
+
+    fn may_repeat(&self, delivery: DeliveryState) -> bool {
+        match self {
+            Repeat::Key(_) | Repeat::Retry => true,
+            Repeat::Unmarked => delivery == DeliveryState::Failed,
+        }
+    }
 }
 
 enum Prepared {
-    Turn(Box<(ChatRequest, turn::Prompt)>),
-    /// A marked retry of a request whose answer was never taken.
-    Replay(Arc<Answer>, AnswerForm),
+    New {
+        task: Box<Task>,
+        reply: Box<dyn Reply>,
+    },
+    /// The same request is being answered.
+    Running {
+        live: Arc<Live>,
+        reply: Box<dyn Reply>,
+    },
+    /// The same request was answered.
+    Recorded {
+        answer: Arc<Answer>,
+        reply: Box<dyn Reply>,
+        reading: Arc<Reading>,
+    },
 }
 
 async fn prepare(
     app: &Arc<App>,
     rollout: &Arc<Rollout>,
-    session: Arc<str>,
-    is_retry: bool,
+    call: Call,
+    dialect: Dialect,
     body: Bytes,
 ) -> Result<Prepared, ApiError> {
-    let large = body.len() > LARGE_BODY;
     let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
-    let work = move || {
-        let request = ChatRequest::parse(&body, &rollout.sampling)?;
-        let digests = Digests::of(&request);
-        if is_retry && let Some(answer) = take_undelivered(&rollout, &session, digests.context) {
-            return Ok(Prepared::Replay(answer, request.form));
-        }
-        let prompt = turn::prepare(
-            &app.gateway.renderer,
-            &rollout,
-            &session,
-            &request,
-            &digests,
-        )?;
-        Ok(Prepared::Turn(Box::new((request, prompt))))
-    };
-    if !large {
+    let size = body.len();
+    compute(size, move || {
+        prepare_now(&app, &rollout, &call, dialect, &body)
+    })
+    .await
+}
+
+/// Work on a body of this size, on another thread where it may take long.
+pub(super) async fn compute<T: Send + 'static>(
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size <= LARGE_BODY {
         return work();
     }
     tokio::task::spawn_blocking(work)
@@ -118,81 +232,167 @@ async fn prepare(
         .map_err(|error| ApiError::internal(error.to_string()))?
 }
 
-pub(super) fn take_undelivered(
+fn prepare_now(
+    app: &App,
     rollout: &Rollout,
-    session: &str,
-    context: u128,
-) -> Option<Arc<Answer>> {
-    let mut state = rollout.state.lock();
-    let matches =
-        |answer: &Arc<Answer>| *answer.session == *session && answer.context_digest == context;
-    let position = state.undelivered.iter().position(matches)?;
-    Some(state.undelivered.swap_remove(position))
-}
-
-fn respond(rollout: &Arc<Rollout>, answer: &Arc<Answer>, form: AnswerForm) -> Response {
-    let (kind, bytes) = match form.stream {
-        true => ("text/event-stream", answer.events(form)),
-        false => (JSON, answer.whole(form)),
+    call: &Call,
+    dialect: Dialect,
+    body: &Bytes,
+) -> Result<Prepared, ApiError> {
+    let digest = call.repeat.digest(dialect, &call.session, body);
+    let (mut request, reply) = dialect.read(body, rollout, digest)?;
+    let before = {
+        let state = rollout.state.lock();
+        let running = state
+            .running
+            .get(&digest)
+            .and_then(std::sync::Weak::upgrade);
+        let running =
+            running.filter(|live| call.repeat.may_join() && !live.abandoned().is_cancelled());
+        let answered = state.answered.get(&digest).cloned();
+        let answered = answered.filter(|answered| call.repeat.may_repeat(answered.delivery));
+        (running, answered)
     };
-    encoded(
-        kind,
-        Body::new(DeliveredBody::new(bytes, Delivery::begin(rollout, answer))),
-    )
-}
-
-/// Wait a little for the answer; if it takes longer, begin the stream and keep it alive.
-async fn stream_answer(
-    rollout: Arc<Rollout>,
-    mut work: Turn,
-    form: AnswerForm,
-) -> Result<Response, ApiError> {
-    if let Ok(answer) = tokio::time::timeout(KEEP_ALIVE, &mut work).await {
-        return answer.map(|answer| respond(&rollout, &answer, form));
-    }
-    let state = StreamState::Waiting(rollout, work);
-    let events = stream::unfold(state, move |state| async move {
-        match state {
-            StreamState::Waiting(rollout, mut work) => {
-                match tokio::time::timeout(KEEP_ALIVE, &mut work).await {
-                    Err(_) => Some((
-                        Bytes::from_static(b": keep-alive\n\n"),
-                        StreamState::Waiting(rollout, work),
-                    )),
-                    Ok(Ok(answer)) => {
-                        let delivery = Delivery::begin(&rollout, &answer);
-                        Some((answer.events(form), StreamState::Ending(Some(delivery))))
-                    }
-                    Ok(Err(error)) => Some((error_events(&error), StreamState::Ending(None))),
-                }
-            }
-            StreamState::Ending(delivery) => {
-                if let Some(delivery) = delivery {
-                    delivery.done();
-                }
-                None
-            }
+    match before {
+        (Some(live), _) => Ok(Prepared::Running { live, reply }),
+        (None, Some(answered)) => {
+            let gateway = &app.gateway;
+            let (choices, reading) = turn::recorded(gateway, rollout, &request, &answered.turns)?;
+            let head = head_again(gateway, rollout, &request, &answered.turns, reply.as_ref());
+            Ok(Prepared::Recorded {
+                answer: Arc::new(Answer { head, choices }),
+                reply,
+                reading,
+            })
         }
-    });
-    let events = futures_util::StreamExt::map(events, Ok::<Bytes, Infallible>);
-    Ok((
-        [(header::CONTENT_TYPE, "text/event-stream")],
-        Body::from_stream(events),
-    )
-        .into_response())
+        (None, None) => {
+            let prompt = prompt::prepare(
+                &app.gateway.renderer,
+                rollout,
+                &call.session,
+                &request.input,
+            )?;
+            // A history is not held for as long as an engine takes.
+            request.input = Input::Ids(Vec::new());
+            let task = new_task(app, rollout, request, prompt, reply.as_ref())?;
+            Ok(Prepared::New {
+                task: Box::new(task),
+                reply,
+            })
+        }
+    }
 }
 
-enum StreamState {
-    Waiting(Arc<Rollout>, Turn),
-    /// Polled once more, the connection has taken everything.
-    Ending(Option<Delivery>),
+fn head_again(
+    gateway: &super::Gateway,
+    rollout: &Rollout,
+    request: &TurnRequest,
+    turns: &[TurnIndex],
+    reply: &dyn Reply,
+) -> Head {
+    let state = rollout.state.lock();
+    let turn = turns.first().copied().unwrap_or(TurnIndex(0));
+    let session = state.turns.get(turn.0 as usize).map(|turn| &turn.session);
+    let prompt = session
+        .and_then(|session| state.sessions.get(session))
+        .map(|session| session.conversation.prompt_of(turn))
+        .unwrap_or_default();
+    Head {
+        id: answer_id(rollout, request.digest, &format!("t{turn}")),
+        created: unix_time(),
+        model: gateway.model.as_str().into(),
+        prompt_tokens: prompt.len(),
+        choices: turns.len() as u32,
+        prompt: reply.shows_prompt().then(|| prompt.into()),
+    }
 }
 
-fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok()
+fn answer_id(rollout: &Rollout, digest: u128, number: &str) -> Arc<str> {
+    format!("{}-{:016x}-{number}", rollout.id, digest as u64).into()
 }
 
-fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
+fn new_task(
+    app: &App,
+    rollout: &Rollout,
+    request: TurnRequest,
+    prompt: Prompt,
+    reply: &dyn Reply,
+) -> Result<Task, ApiError> {
+    let max_tokens = turn::room(app, rollout, &request, &prompt)?;
+    let renderer = &app.gateway.renderer;
+    let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
+    let shown = reply.shows_prompt();
+    let mut state = rollout.state.lock();
+    state.requests += 1;
+    let number = state.requests;
+    let head = Head {
+        id: answer_id(rollout, request.digest, &number.to_string()),
+        created: unix_time(),
+        model: app.gateway.model.as_str().into(),
+        prompt_tokens: prompt.ids().len(),
+        choices: request.choices,
+        prompt: shown.then(|| prompt.history.prompt_with(&prompt.suffix).into()),
+    };
+    let live = Live::new(head, Arc::new(reading));
+    state.running.insert(request.digest, Arc::downgrade(&live));
+    Ok(Task {
+        request_id: format!("rollout-{}-{number}", rollout.id),
+        first_of: state.turns.is_empty().then_some(rollout.id),
+        request,
+        prompt,
+        max_tokens,
+        live,
+        shown: reply.streams(),
+    })
+}
+
+async fn follow(
+    app: &Arc<App>,
+    rollout: &Arc<Rollout>,
+    mut following: Following,
+    reply: Box<dyn Reply>,
+) -> Result<Response, ApiError> {
+    let reading = Arc::clone(&following.live.reading);
+    let delivery = Delivery::begin(rollout, reading.request_digest);
+    if !reply.streams() {
+        let answer = following.outcome().await?;
+        return Ok(whole_or_events(
+            app,
+            &answer,
+            reply.as_ref(),
+            &reading,
+            delivery,
+        ));
+    }
+    following.begun(KEEP_ALIVE).await?;
+    let streaming = Streaming {
+        renderer: Arc::clone(&app.gateway.renderer),
+        following,
+        events: reply.events(),
+        delivery,
+    };
+    Ok(encoded("text/event-stream", stream_body(streaming)))
+}
+
+fn whole_or_events(
+    app: &App,
+    answer: &Answer,
+    reply: &dyn Reply,
+    reading: &Arc<Reading>,
+    delivery: Delivery,
+) -> Response {
+    let renderer = &app.gateway.renderer;
+    let (kind, bytes) = match reply.streams() {
+        true => (
+            "text/event-stream",
+            all_at_once(answer, reading, reply.events(), renderer),
+        ),
+        false => (JSON, reply.whole(answer, renderer.tokenizer())),
+    };
+    encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
+}
+
+pub(super) fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
     let Some(session) = headers.get("x-session-id") else {
         return Ok("".into());
     };
@@ -220,16 +420,9 @@ pub async fn rollout_models(
 }
 
 fn card(app: &App) -> Response {
-    let context = app
-        .engines
-        .max_model_len()
-        .or(app.gateway.renderer.max_positions());
-    let limit = context.map_or(app.gateway.seq_len, |context| {
-        context.min(app.gateway.seq_len)
-    });
     let card = serde_json::json!({"object": "list", "data": [{
         "id": app.gateway.model, "object": "model", "created": unix_time(), "owned_by": "primerl",
-        "max_model_len": limit,
+        "max_model_len": app.gateway.context_limit(app, false),
     }]});
     encoded(JSON, card.to_string())
 }

@@ -1,20 +1,46 @@
-//! The gateway: to environments and agents an OpenAI server, to engines a client of token ids.
+//! The gateway: to environments and agents a server of OpenAI's and Anthropic's protocols, to engines a client of token ids.
 //!
 //! ```text
-//! chat request ─ dialect ─> messages ─ plan ─> extend: recorded ids + suffix ┐
-//!                                        └──> fork: full render              ├─> engine ─> turn recorded ─> answer
+//! request ─ dialect ─> messages ─ prompt ─> extend: recorded ids + suffix ┐
+//!                                   └─────> fork: full render             ├─> engine ─> turn recorded ─> reply
 //! ```
 //! A turn's ids are recorded as the engine took and gave them; text is only ever made from ids, never the reverse.
+//!
+//! | module | what |
+//! |---|---|
+//! | `access` | keys |
+//! | `count` | tokens without an answer: counts, tokens of a text and back |
+//! | `endpoints` | one request from its headers to its response; retries and repeats |
+//! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
+//! | `prompt` | messages to the prompt's ids |
+//! | `turn`, `live` | the engine's request, the record, and who waits for it |
+//! | `events`, `text`, `body` | the answer on its way to the client |
+//! | `rollouts` | what is open, and what was recorded |
 
+pub(crate) mod access;
 mod answer;
 mod body;
+mod count;
 mod dialect;
 mod endpoints;
+mod events;
+mod fields;
+mod live;
+#[doc(hidden)]
+pub mod measure;
+mod prompt;
+mod request;
 pub(crate) mod rollouts;
+mod sampling;
+mod text;
 mod turn;
 
-pub use endpoints::{chat_completions, models, rollout_models};
+pub use count::{count_tokens, detokenize, tokenize};
+pub use dialect::{delete_response, response_input_items, retrieve_response};
+pub use endpoints::{chat_completions, completions, messages, models, responses, rollout_models};
 
+use self::access::Access;
+use crate::app::App;
 use crate::config::Sampling;
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
@@ -23,16 +49,23 @@ use std::sync::Arc;
 
 /// What a request needs besides the engines and the driver. All immutable.
 pub struct Gateway {
+    pub(crate) access: Access,
     pub(crate) renderer: Arc<Renderer>,
     pub(crate) rollouts: Arc<Rollouts>,
     pub(crate) model: String,
     /// Longest prompt and answer of a training rollout's turn, tokens.
-    pub(crate) seq_len: u32,
+    seq_len: u32,
 }
 
 impl Gateway {
-    pub fn new(renderer: Arc<Renderer>, model: String, seq_len: u32) -> Gateway {
+    pub(crate) fn new(
+        renderer: Arc<Renderer>,
+        access: Access,
+        model: String,
+        seq_len: u32,
+    ) -> Gateway {
         Gateway {
+            access,
             renderer,
             rollouts: Arc::default(),
             model,
@@ -44,7 +77,21 @@ impl Gateway {
     pub fn restore(&self, open: &OpenRollout<'_>, sampling: Sampling) {
         self.rollouts.open(&open.lease, open.worker, sampling);
         if let Some(rollout) = self.rollouts.get(open.lease.rollout) {
-            turn::restore(self, &rollout, open.turns);
+            turn::restore(&rollout, open.turns);
+        }
+    }
+
+    /// Longest prompt and answer together, tokens.
+    fn context_limit(&self, app: &App, evaluation: bool) -> u32 {
+        let context = app
+            .engines
+            .max_model_len()
+            .or(self.renderer.max_positions())
+            .unwrap_or(u32::MAX);
+        // A training sample longer than seq_len could not be trained.
+        match evaluation {
+            true => context,
+            false => context.min(self.seq_len),
         }
     }
 }

@@ -1,15 +1,20 @@
 //! The rollouts that run now, each with its conversations.
 
-use super::answer::Answer;
+use super::dialect::ResponseStore;
+use super::live::Live;
+use super::request::Options;
+use super::sampling::Rules;
 use crate::config::Sampling;
 use crate::engines::Resident;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
+use primerl_core::conversation::MessageKey;
 use primerl_core::effect::{CancelReason, LeasedRollout};
 use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -34,17 +39,21 @@ pub struct Rollout {
     cancelled: OnceLock<CancelReason>,
     /// Held for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
+    /// Shared with replies: they keep an answer once it is whole.
+    pub(super) responses: Arc<ResponseStore>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct RolloutState {
-    /// Turns recorded so far, over all sessions: the number of the next one.
-    pub turns: u32,
-    /// Engine requests begun so far.
+    /// Recorded over all sessions, in order.
+    pub turns: Vec<Turn>,
+    /// Requests begun so far.
     pub requests: u32,
     pub sessions: HashMap<Arc<str>, Session>,
-    /// Answers that their client never took; a marked retry gets them.
-    pub undelivered: Vec<Arc<Answer>>,
+    /// By their digest: requests that are being answered.
+    pub running: HashMap<u128, Weak<Live>>,
+    /// By their digest: requests that were answered. A retry gets the answer again.
+    pub answered: HashMap<u128, Answered>,
 }
 
 /// One conversation.
@@ -53,20 +62,52 @@ pub(super) struct Session {
     pub conversation: Conversation,
     /// Where its prefix is cached.
     pub resident: Option<Resident>,
+    /// Keys of messages by the hash of their bytes: a history that comes again is not read again.
+    pub keys: HashMap<u128, MessageKey>,
+    /// The options last used, by the hash of their bytes.
+    pub options: Option<(u128, Arc<Options>)>,
+}
+
+/// The last time a request was answered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answered {
+    /// One for each choice.
+    pub turns: SmallVec<[TurnIndex; 1]>,
+    pub delivery: DeliveryState,
+}
+
+/// Whether an answer reached its client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum DeliveryState {
+    /// It is on its way.
+    #[default]
+    Pending,
+    /// Its last byte was handed to the connection.
+    Done,
+    /// The client hung up before.
+    Failed,
+    /// It was given before a restart, if at all.
+    Unknown,
 }
 
 impl RolloutState {
     /// Takes in a finished turn; the result is its number.
-    pub fn record(&mut self, turn: &Turn) -> u32 {
-        let index = self.turns;
-        self.turns += 1;
+    pub fn record(&mut self, turn: &Turn) -> TurnIndex {
+        let index = TurnIndex(self.turns.len() as u32);
+        self.turns.push(turn.clone());
         let session = self.sessions.entry(Arc::clone(&turn.session)).or_default();
-        session.conversation.record(TurnIndex(index), turn);
+        session.conversation.record(index, turn);
         index
     }
 
-    pub fn delivered(&mut self, answer: &Arc<Answer>) {
-        self.undelivered.retain(|other| !Arc::ptr_eq(other, answer));
+    pub fn session(&mut self, name: &Arc<str>) -> &mut Session {
+        self.sessions.entry(Arc::clone(name)).or_default()
+    }
+
+    pub fn delivered(&mut self, request: u128, delivery: DeliveryState) {
+        if let Some(answered) = self.answered.get_mut(&request) {
+            answered.delivery = delivery;
+        }
     }
 }
 
@@ -86,6 +127,7 @@ impl Rollouts {
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),
             state: Mutex::default(),
+            responses: Arc::default(),
         };
         self.next.fetch_max(lease.rollout.0 + 1, Ordering::Relaxed);
         self.open.write().insert(lease.rollout, Arc::new(rollout));
@@ -125,6 +167,13 @@ impl Rollouts {
 }
 
 impl Rollout {
+    pub(super) fn rules(&self) -> Rules<'_> {
+        Rules {
+            sampling: &self.sampling,
+            evaluation: self.evaluation,
+        }
+    }
+
     /// What requests to it get once it is over.
     pub fn gone(&self) -> ApiError {
         is_over(self.id, self.cancelled.get().copied())

@@ -1,232 +1,205 @@
-//! One turn: from messages to a prompt, from the engine's tokens to a recorded turn and an answer.
+//! One turn: from a prompt to an answer that is recorded.
 
 use super::Gateway;
-use super::answer::{Answer, answer_id, unix_time};
-use super::dialect::ChatRequest;
-use super::rollouts::{Rollout, Session};
+use super::answer::{Answer, Choice};
+use super::live::Live;
+use super::prompt::Prompt;
+use super::request::{Input, TurnRequest, answer_key};
+use super::rollouts::{Answered, DeliveryState, Rollout};
+use super::text::{Reading, StopFinder};
 use crate::app::App;
-use crate::engines::{GenerateError, Resident, SampleRequest, Sampled};
+use crate::engines::{GenerateError, Generated, Progress, SampleRequest, Sampled, TokenLogprob};
 use crate::http::ApiError;
-use primerl_core::conversation::{
-    History, Plan, digest_messages, digest_next, digest_start, message_hash,
-};
-use primerl_core::turn::ForkReason;
-use primerl_core::{Event, Turn, TurnIndex};
-use primerl_render::{ExtensionContext, RenderError, Renderer, canonical, canonical_json};
+use futures_util::future::try_join_all;
+use primerl_core::{Event, RolloutId, Turn, TurnIndex};
+use primerl_render::{RenderError, Renderer};
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The prompt of one request, and where it hangs in the conversation.
-pub(super) struct Prompt {
-    pub session: Arc<str>,
-    /// Digest of tools and template arguments.
-    start: u128,
-    pub context_digest: u128,
-    parent: Option<TurnIndex>,
-    fork: Option<ForkReason>,
-    /// The whole prompt; its last `suffix` ids are this turn's own.
-    pub ids: Vec<u32>,
-    suffix: usize,
-    resident: Option<Resident>,
-}
-
-/// What the conversation says about a request's messages; taken under the lock.
-struct Planned {
-    plan: Plan,
-    history: History,
-    resident: Option<Resident>,
-}
-
-/// Digests of a request: the start, one hash a message, the whole.
-pub(super) struct Digests {
-    start: u128,
-    messages: Vec<u128>,
-    pub context: u128,
-}
-
-impl Digests {
-    pub fn of(request: &ChatRequest) -> Digests {
-        let options = &request.options;
-        let tools = serde_json::json!([options.tools, options.template_kwargs]);
-        let start = digest_start(canonical_json(&tools).as_bytes());
-        let messages: Vec<u128> = request
-            .messages
-            .iter()
-            .map(|message| message_hash(&canonical(message)))
-            .collect();
-        let context = digest_messages(start, &messages);
-        Digests {
-            start,
-            messages,
-            context,
-        }
-    }
-}
-
-/// Make the prompt: recorded ids and the new messages' suffix, or everything rendered. Computes only; no lock is held
-/// while it renders.
-pub(super) fn prepare(
-    renderer: &Renderer,
-    rollout: &Rollout,
-    session: &Arc<str>,
-    request: &ChatRequest,
-    digests: &Digests,
-) -> Result<Prompt, ApiError> {
-    let is_assistant: Vec<bool> = request
-        .messages
-        .iter()
-        .map(|message| message.is_assistant())
-        .collect();
-    let planned = plan(rollout, session, digests, &is_assistant);
-    let mut prompt = Prompt {
-        session: Arc::clone(session),
-        start: digests.start,
-        context_digest: digests.context,
-        parent: None,
-        fork: None,
-        ids: Vec::new(),
-        suffix: 0,
-        resident: planned.resident,
-    };
-    let fork = match planned.plan {
-        Plan::Fork { reason } => reason,
-        Plan::Extend {
-            parent,
-            first_new_message,
-        } => {
-            let ids = planned.history.to_vec();
-            let context = ExtensionContext {
-                answer: &request.messages[first_new_message - 1],
-                sampled: &ids[ids.len().saturating_sub(1)..],
-                options: &request.options,
-            };
-            match renderer.extend(&context, &request.messages[first_new_message..]) {
-                Ok(suffix) => {
-                    prompt.parent = Some(parent);
-                    prompt.suffix = suffix.len();
-                    prompt.ids = ids;
-                    prompt.ids.extend(suffix);
-                    return Ok(prompt);
-                }
-                Err(reason) => {
-                    tracing::debug!(rollout = %rollout.id, %reason, "fork: the template does not extend");
-                    ForkReason::TemplateNotExtendable
-                }
-            }
-        }
-    };
-    prompt.ids = renderer
-        .render(&request.messages, &request.options)
-        .map_err(refuse)?;
-    prompt.suffix = prompt.ids.len();
-    prompt.fork = Some(fork);
-    Ok(prompt)
-}
-
-fn refuse(error: RenderError) -> ApiError {
-    ApiError::invalid(error.to_string()).param("messages")
-}
-
-fn plan(
-    rollout: &Rollout,
-    session: &Arc<str>,
-    digests: &Digests,
-    is_assistant: &[bool],
-) -> Planned {
-    let state = rollout.state.lock();
-    let Some(Session {
-        conversation,
-        resident,
-    }) = state.sessions.get(session)
-    else {
-        let plan = Plan::Fork {
-            reason: ForkReason::FirstTurn,
-        };
-        return Planned {
-            plan,
-            history: History::default(),
-            resident: None,
-        };
-    };
-    let plan = conversation.plan(digests.start, &digests.messages, is_assistant);
-    let history = match plan {
-        Plan::Extend { parent, .. } => conversation.history(parent),
-        Plan::Fork { .. } => History::default(),
-    };
-    Planned {
-        plan,
-        history,
-        resident: *resident,
-    }
+/// Everything about a request that its task needs.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub request: TurnRequest,
+    pub prompt: Prompt,
+    /// Tokens left for the answer.
+    pub max_tokens: u32,
+    pub live: Arc<Live>,
+    /// Whether clients want to see the answer while it is sampled.
+    pub shown: bool,
+    pub request_id: String,
+    /// The rollout whose first turn this is.
+    pub first_of: Option<RolloutId>,
 }
 
 /// Tokens left for the answer, or the error that environments know as an overflow.
 pub(super) fn room(
     app: &App,
     rollout: &Rollout,
-    request: &ChatRequest,
+    request: &TurnRequest,
     prompt: &Prompt,
 ) -> Result<u32, ApiError> {
-    let gateway = &app.gateway;
-    let context = app
-        .engines
-        .max_model_len()
-        .or(gateway.renderer.max_positions())
-        .unwrap_or(u32::MAX);
-    // A training sample longer than seq_len could not be trained.
-    let limit = if rollout.evaluation {
-        context
-    } else {
-        context.min(gateway.seq_len)
-    };
-    let length = prompt.ids.len() as u32;
+    let limit = app.gateway.context_limit(app, rollout.evaluation);
+    let length = prompt.ids().len() as u32;
+    if length == 0 {
+        return Err(ApiError::invalid("the prompt is empty").param("prompt"));
+    }
     if length >= limit {
+        // OpenAI's words and Anthropic's: agents know an overflow by either.
         let message = format!(
-            "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens; \
-             shorten the messages."
+            "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
+             (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
         );
         return Err(ApiError::invalid(message)
             .param("messages")
             .code("context_length_exceeded"));
     }
-    Ok(request.max_tokens.min(limit - length))
+    Ok(request.sampling.max_tokens.min(limit - length))
 }
 
-/// Sample, record, answer. Dropping the future aborts the engine request and records nothing.
-pub(super) async fn take(
+/// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
+pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
+    let live = Arc::clone(&task.live);
+    let outcome = tokio::select! {
+        outcome = answer(&app, &rollout, &task) => outcome,
+        () = rollout.over.cancelled() => Err(rollout.gone()),
+        // Nobody is there to be told.
+        () = live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
+    };
+    let mut state = rollout.state.lock();
+    let digest = task.request.digest;
+    if state
+        .running
+        .get(&digest)
+        .is_some_and(|running| running.as_ptr() == Arc::as_ptr(&live))
+    {
+        state.running.remove(&digest);
+    }
+    drop(state);
+    live.finish(outcome);
+}
+
+async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
+    let choices = (0..task.request.choices).map(|index| choice(app, rollout, task, index));
+    let choices = try_join_all(choices).await?;
+    let (choices, turns): (Vec<Choice>, SmallVec<[TurnIndex; 1]>) = choices.into_iter().unzip();
+    let answered = Answered {
+        turns,
+        delivery: DeliveryState::Pending,
+    };
+    rollout
+        .state
+        .lock()
+        .answered
+        .insert(task.request.digest, answered);
+    Ok(Arc::new(Answer {
+        head: task.live.head.clone(),
+        choices,
+    }))
+}
+
+async fn choice(
     app: &App,
     rollout: &Rollout,
-    request: &ChatRequest,
-    prompt: Prompt,
-    max_tokens: u32,
-) -> Result<Arc<Answer>, ApiError> {
-    let (number, is_first) = {
-        let mut state = rollout.state.lock();
-        state.requests += 1;
-        (state.requests, state.turns == 0)
-    };
-    let request_id = format!("rollout-{}-{number}", rollout.id);
-    let sample = SampleRequest {
+    task: &Task,
+    index: u32,
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let sampled = sample(app, rollout, task, index).await?;
+    record(app, rollout, task, index as usize, sampled).await
+}
+
+async fn sample(
+    app: &App,
+    rollout: &Rollout,
+    task: &Task,
+    index: u32,
+) -> Result<Sampled, ApiError> {
+    let sampling = &task.request.sampling;
+    let request_id = format!("{}-{index}", task.request_id);
+    let request = SampleRequest {
         request_id: &request_id,
-        prompt: &prompt.ids,
-        temperature: request.temperature,
-        max_tokens,
-        resident: prompt.resident,
-        first_of: is_first.then_some(rollout.id),
+        prompt: task.prompt.ids(),
+        temperature: sampling.temperature,
+        truncation: sampling.truncation,
+        max_tokens: task.max_tokens,
+        top_logprobs: sampling.logprobs.unwrap_or(0),
+        structured_outputs: sampling.structured_outputs.as_ref(),
+        resident: task.prompt.resident,
+        first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,
     };
-    app.telemetry.prompt_tokens.inc_by(prompt.ids.len() as u64);
+    app.telemetry
+        .prompt_tokens
+        .inc_by(task.prompt.ids().len() as u64);
     let started = Instant::now();
-    let sampled = tokio::select! {
-        sampled = app.engines.generate(&sample) => sampled,
-        () = rollout.over.cancelled() => return Err(rollout.gone()),
-    };
+    let mut watch = Watch::new(&app.gateway.renderer, task, index as usize);
+    let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
+    let sampled = app.engines.generate(&request, progress).await;
     app.telemetry
         .engine_time
         .observe(started.elapsed().as_secs_f64());
-    match sampled {
-        Ok(sampled) => record(app, rollout, request, prompt, sampled).await,
-        Err(error) => Err(failed(app, rollout, &error)),
+    sampled.map_err(|error| failed(app, rollout, &error))
+}
+
+/// Follows one choice: shows its tokens, and ends it at a stop sequence.
+struct Watch<'a> {
+    task: &'a Task,
+    renderer: &'a Renderer,
+    choice: usize,
+    stop: StopFinder<'a>,
+    /// Tokens so far.
+    seen: usize,
+}
+
+impl<'a> Watch<'a> {
+    /// `None` where nobody needs to see a token before the last.
+    fn new(renderer: &'a Renderer, task: &'a Task, choice: usize) -> Option<Watch<'a>> {
+        let stop = &task.request.sampling.stop;
+        (task.shown || !stop.is_empty()).then(|| Watch {
+            task,
+            renderer,
+            choice,
+            stop: StopFinder::new(renderer, stop),
+            seen: 0,
+        })
+    }
+}
+
+impl Progress for Watch<'_> {
+    fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize> {
+        let sampling = &self.task.request.sampling;
+        let before = self.seen;
+        self.seen += ids.len();
+        // What cannot be decoded now cannot be decoded at the end: the error comes then.
+        let end = match sampling.stop.is_empty() {
+            true => None,
+            false => self.stop.push(ids).ok().flatten(),
+        };
+        if self.task.shown {
+            let kept = end.map_or(ids.len(), |end| end - before);
+            self.task.live.change(|state| {
+                let partial = &mut state.choices[self.choice];
+                partial.ids.extend(&ids[..kept]);
+                let logprobs = &logprobs[..kept];
+                partial
+                    .logprobs
+                    .extend(logprobs.iter().map(|token| token.logprob));
+                if let Some(count @ 1..) = sampling.logprobs {
+                    partial
+                        .top
+                        .extend(logprobs.iter().map(|token| token.top(count)));
+                }
+            });
+        }
+        end
+    }
+
+    fn begin_again(&mut self) -> bool {
+        self.stop = StopFinder::new(self.renderer, &self.task.request.sampling.stop);
+        self.seen = 0;
+        self.task
+            .live
+            .look(|state| state.choices[self.choice].ids.is_empty())
     }
 }
 
@@ -245,106 +218,116 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
     }
 }
 
-async fn record(
-    app: &App,
-    rollout: &Rollout,
-    request: &ChatRequest,
-    prompt: Prompt,
-    Sampled {
-        generated,
-        resident,
-    }: Sampled,
-) -> Result<Arc<Answer>, ApiError> {
-    let message = app
-        .gateway
-        .renderer
-        .parse(&generated.token_ids)
-        .map_err(|error| ApiError::internal(format!("cannot decode the answer: {error}")))?;
+/// What is recorded of an answer, and what its client is told.
+pub(super) fn take_in(
+    gateway: &Gateway,
+    request: &TurnRequest,
+    prompt: &Prompt,
+    reading: &Reading,
+    index: usize,
+    generated: Generated,
+) -> Result<(Turn, Choice), ApiError> {
+    let read = reading.read(&gateway.renderer, &generated.token_ids, index);
+    let read = read.map_err(undecodable)?;
     let turn = Turn {
         session: Arc::clone(&prompt.session),
         parent: prompt.parent,
         fork: prompt.fork,
-        prompt_suffix: prompt.ids[prompt.ids.len() - prompt.suffix..].into(),
+        prompt_suffix: Arc::clone(&prompt.suffix),
         sampled: generated.token_ids.into(),
         logprobs: generated.logprobs.into(),
         versions: generated.versions,
-        temperature: request.temperature as f32,
+        temperature: request.sampling.temperature as f32,
         finish: generated.finish,
-        start_digest: prompt.start,
+        start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,
-        answer_digest: digest_next(prompt.context_digest, message_hash(&canonical(&message))),
+        answer: answer_key(&read.message),
+        request_digest: request.digest,
     };
+    let choice = Choice::new(&turn, read, generated.top);
+    Ok((turn, choice))
+}
+
+async fn record(
+    app: &App,
+    rollout: &Rollout,
+    task: &Task,
+    index: usize,
+    Sampled {
+        generated,
+        resident,
+    }: Sampled,
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let prompt = &task.prompt;
+    let reading = &task.live.reading;
+    let taken_in = take_in(
+        &app.gateway,
+        &task.request,
+        prompt,
+        reading,
+        index,
+        generated,
+    );
+    let (turn, choice) = taken_in?;
     app.telemetry.turn(turn.fork);
     app.telemetry
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
-    let mut answer = Answer {
-        id: String::new(),
-        created: unix_time(),
-        model: app.gateway.model.clone(),
-        session: Arc::clone(&prompt.session),
-        context_digest: prompt.context_digest,
-        message,
-        finish: turn.finish,
-        prompt: prompt.ids,
-        sampled: Arc::clone(&turn.sampled),
-        logprobs: Arc::clone(&turn.logprobs),
-    };
-    let (answer, written) = {
+    let (index, written) = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
             return Err(rollout.gone());
         }
         let index = state.record(&turn);
-        if let Some(session) = state.sessions.get_mut(&prompt.session) {
-            session.resident = Some(resident);
-        }
-        answer.id = answer_id(rollout.id, index);
-        let answer = Arc::new(answer);
-        // For a client that hangs up before it gets it.
-        state.undelivered.push(Arc::clone(&answer));
+        state.session(&prompt.session).resident = Some(resident);
         // Under the lock: the core numbers a rollout's turns by the order of these events.
-        (answer, app.driver.turn_finished(rollout.id, turn))
+        (index, app.driver.turn_finished(rollout.id, turn))
     };
     // An agent that has seen the answer goes on from it: the turn must be there after a crash.
     written.await.map_err(|_| app.over())?;
-    rollout.state.lock().delivered(&answer);
-    Ok(answer)
+    Ok((choice, index))
 }
 
-/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived, so they
-/// are kept for a client that asks again.
-pub(super) fn restore(gateway: &Gateway, rollout: &Rollout, turns: &[Turn]) {
+fn undecodable(error: RenderError) -> ApiError {
+    ApiError::internal(format!("cannot decode the answer: {error}"))
+}
+
+/// The choices that were recorded for this request, and how they are read.
+pub(super) fn recorded(
+    gateway: &Gateway,
+    rollout: &Rollout,
+    request: &TurnRequest,
+    turns: &[TurnIndex],
+) -> Result<(Vec<Choice>, Arc<Reading>), ApiError> {
+    let state = rollout.state.lock();
+    let recorded = turns
+        .iter()
+        .filter_map(|turn| state.turns.get(turn.0 as usize));
+    let turns: Vec<Turn> = recorded.cloned().collect();
+    drop(state);
+    let options = match &request.input {
+        Input::Messages { options, .. } => Some(options.read()?),
+        Input::Text(_) | Input::Ids(_) => None,
+    };
+    let suffix = turns.first().map(|turn| &*turn.prompt_suffix);
+    let suffix = suffix.unwrap_or_default();
+    let reading = Reading::new(&gateway.renderer, request, options, suffix);
+    let choice = |(index, turn): (usize, &Turn)| {
+        let read = reading.read(&gateway.renderer, &turn.sampled, index);
+        Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
+    };
+    let choices: Result<_, ApiError> = turns.iter().enumerate().map(choice).collect();
+    Ok((choices?, Arc::new(reading)))
+}
+
+/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived: a marked
+/// retry gets them again.
+pub(super) fn restore(rollout: &Rollout, turns: &[Turn]) {
     let mut state = rollout.state.lock();
     for turn in turns {
-        state.record(turn);
-    }
-    let is_extended = |index: usize| {
-        let index = Some(TurnIndex(index as u32));
-        turns.iter().any(|turn| turn.parent == index)
-    };
-    for (index, turn) in turns
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| !is_extended(*index))
-    {
-        // What could be decoded once can be again.
-        let Ok(message) = gateway.renderer.parse(&turn.sampled) else {
-            continue;
-        };
-        let session = &state.sessions[&turn.session];
-        let answer = Answer {
-            id: answer_id(rollout.id, index as u32),
-            created: unix_time(),
-            model: gateway.model.clone(),
-            session: Arc::clone(&turn.session),
-            context_digest: turn.context_digest,
-            message,
-            finish: turn.finish,
-            prompt: session.conversation.prompt_of(TurnIndex(index as u32)),
-            sampled: Arc::clone(&turn.sampled),
-            logprobs: Arc::clone(&turn.logprobs),
-        };
-        state.undelivered.push(Arc::new(answer));
+        let index = state.record(turn);
+        let answered = state.answered.entry(turn.request_digest).or_default();
+        answered.delivery = DeliveryState::Unknown;
+        answered.turns.push(index);
     }
 }

@@ -27,7 +27,7 @@ pub use writer::{Journal, JournalError, Progress};
 use std::path::{Path, PathBuf};
 
 /// What a segment begins with; the last byte is the format's version.
-const MAGIC: [u8; 8] = *b"PRIMERL\x04";
+const MAGIC: [u8; 8] = *b"PRIMERL\x05";
 /// Bytes before a record's body: its length and the two checksums.
 const HEADER: usize = 12;
 const SEGMENT: &str = "log";

@@ -25,12 +25,31 @@ impl Engine {
     async fn start_at(port: u16, mock: MockConfig) -> Engine {
         let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let port = listener.local_addr().unwrap().port();
         let config = Config {
             served_model_name: "m".into(),
             max_num_seqs: Config::default().max_num_seqs.min(mock.slots),
             ..Config::default()
         };
+        Engine::run(config, listener, mock).await
+    }
+
+    /// As large as the mock.
+    pub async fn start_whole(mock: MockConfig) -> Engine {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let config = Config {
+            served_model_name: "m".into(),
+            max_num_seqs: mock.slots,
+            max_model_len: mock.max_model_len,
+            kv_cache_tokens: u64::from(mock.slots) * u64::from(mock.max_model_len),
+            max_num_batched_tokens: mock.max_model_len,
+            ..Config::default()
+        };
+        Engine::run(config, listener, mock).await
+    }
+
+    async fn run(config: Config, listener: std::net::TcpListener, mock: MockConfig) -> Engine {
+        let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
         let (backend, shutdown) = (MockBackend::new(mock.clone()), stop.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread()

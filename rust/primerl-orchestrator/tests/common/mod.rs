@@ -7,6 +7,7 @@ pub mod engine;
 pub mod trainer;
 pub mod worker;
 
+use primerl_orchestrator::envs::wire::Lease;
 use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
 use reqwest::RequestBuilder;
 use serde_json::{Value, json};
@@ -88,12 +89,12 @@ pub struct Orchestrator {
 
 impl Orchestrator {
     pub async fn start(config: Config) -> Orchestrator {
+        Orchestrator::start_prepared(Prepared::new(config, None).unwrap()).await
+    }
+
+    pub async fn start_prepared(prepared: Prepared) -> Orchestrator {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let running: Running = Prepared::new(config, None)
-            .unwrap()
-            .start(listener)
-            .await
-            .unwrap();
+        let running: Running = prepared.start(listener).await.unwrap();
         let url = running.url().to_owned();
         let shutdown = CancellationToken::new();
         let end = tokio::spawn(running.wait(shutdown.clone()));
@@ -163,20 +164,21 @@ pub async fn get(url: &str) -> Value {
         .unwrap()
 }
 
-/// A chat request to a rollout's base URL.
-pub async fn chat(base_url: &str, session: &str, body: &Value) -> (u16, Value) {
-    chat_with(&client(), base_url, session, body).await
+/// A chat request to a rollout.
+pub async fn chat(lease: &Lease, session: &str, body: &Value) -> (u16, Value) {
+    chat_with(&client(), lease, session, body).await
 }
 
 /// The same over connections that are kept.
 pub async fn chat_with(
     http: &reqwest::Client,
-    base_url: &str,
+    lease: &Lease,
     session: &str,
     body: &Value,
 ) -> (u16, Value) {
     let request = http
-        .post(format!("{base_url}/chat/completions"))
+        .post(format!("{}/chat/completions", lease.base_url))
+        .bearer_auth(lease.api_key.reveal())
         .header("x-session-id", session)
         .json(body);
     let answer = persistently(request).await;

@@ -131,7 +131,7 @@ async fn run_rollout(worker: Worker, lease: Lease, turns: usize) {
     for turn in 0..turns {
         messages.push(user(&format!("example {} turn {turn}", lease.example)));
         let body = json!({"model": "m", "messages": messages, "temperature": lease.sampling["temperature"]});
-        let (status, answer) = chat_with(&worker.http, &lease.base_url, &session, &body).await;
+        let (status, answer) = chat_with(&worker.http, &lease, &session, &body).await;
         if status != 200 {
             assert_eq!(status, RUN_OVER, "{answer}");
             return;

@@ -1,41 +1,29 @@
 //! The model's own chat template: messages to text, as `transformers` renders them.
 
+mod arguments;
+mod clock;
 mod environment;
-mod generation;
+mod filters;
+mod prepared;
 mod python_json;
+mod python_text;
+mod python_value;
+mod source;
 
 pub(crate) use environment::{SPAN_END, SPAN_START};
+pub use prepared::RenderOptions;
+pub(crate) use prepared::{PreparedCache, PreparedOptions};
 
 use crate::error::{LoadError, RenderError};
-use crate::message::{Content, Message};
-use minijinja::value::Value;
-use minijinja::{Environment, context};
+use crate::message::{Content, Message, ToolCall};
+use minijinja::Environment;
+use minijinja::value::{Value, merge_maps};
+use python_value::{dict, from_json, list};
 use serde_json::{Map, Value as Json};
-use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
 
 const NAME: &str = "chat_template";
-
-/// What the template is given besides the messages.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RenderOptions {
-    /// Tool schemas in OpenAI's shape; `None` and an empty list differ to some templates.
-    pub tools: Option<Vec<Json>>,
-    /// Ends the text where the assistant's next answer begins.
-    pub add_generation_prompt: bool,
-    /// Further variables (`chat_template_kwargs`), such as `enable_thinking`.
-    pub template_kwargs: Map<String, Json>,
-}
-
-impl Default for RenderOptions {
-    fn default() -> Self {
-        Self {
-            tools: None,
-            add_generation_prompt: true,
-            template_kwargs: Map::new(),
-        }
-    }
-}
 
 /// How the template wants the arguments of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +38,7 @@ enum ToolArguments {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token`, `eos_token`, ...: text of the special tokens, as `tokenizer_config.json` names them.
-    special_tokens: Map<String, Json>,
+    special_tokens: Value,
     tool_arguments: ToolArguments,
     has_generation_blocks: bool,
 }
@@ -62,7 +50,7 @@ impl ChatTemplate {
         special_tokens: Map<String, Json>,
         path: &Path,
     ) -> Result<Self, LoadError> {
-        let (source, has_generation_blocks) = generation::rewrite(source);
+        let (source, has_generation_blocks) = source::rewrite(source);
         let mut environment = environment::environment();
         environment
             .add_template_owned(NAME, source)
@@ -74,7 +62,7 @@ impl ChatTemplate {
         let tool_arguments = ToolArguments::Text;
         let mut template = Self {
             environment,
-            special_tokens,
+            special_tokens: from_json(&Json::Object(special_tokens)),
             tool_arguments,
             has_generation_blocks,
         };
@@ -88,7 +76,7 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<String, RenderError> {
-        self.render_marked(messages, options, false)
+        self.render_prepared(messages, &PreparedOptions::new(options.clone()), false)
     }
 
     pub(crate) fn has_generation_blocks(&self) -> bool {
@@ -96,32 +84,30 @@ impl ChatTemplate {
     }
 
     /// As [`ChatTemplate::render`]; with `mark`, generation blocks stand between [`SPAN_START`] and [`SPAN_END`].
-    pub(crate) fn render_marked(
+    pub(crate) fn render_prepared(
         &self,
         messages: &[Message],
-        options: &RenderOptions,
+        options: &PreparedOptions,
         mark: bool,
     ) -> Result<String, RenderError> {
+        // As transformers refuses it; templates look at the first message without asking.
+        if messages.is_empty() {
+            return Err(RenderError::NoMessages);
+        }
         let messages = messages
             .iter()
             .enumerate()
             .map(|(index, message)| self.template_message(index, message))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut variables = self.special_tokens.clone();
-        variables.extend(
-            options
-                .template_kwargs
-                .iter()
-                .map(|(key, value)| (key.clone(), value.clone())),
-        );
-        let context = context! {
-            messages => messages,
-            tools => options.tools,
-            documents => (),
-            add_generation_prompt => options.add_generation_prompt,
-            __primerl_mark_generation => mark,
-            ..Value::from_serialize(variables)
-        };
+        // The last one that has a name counts.
+        let context = merge_maps([
+            self.special_tokens.clone(),
+            options.variables.clone(),
+            dict(vec![
+                ("messages".into(), list(messages)),
+                (environment::MARK_GENERATION.into(), Value::from(mark)),
+            ]),
+        ]);
         let template = self
             .environment
             .get_template(NAME)
@@ -129,31 +115,68 @@ impl ChatTemplate {
         template.render(context).map_err(template_error)
     }
 
+    /// The message as a dictionary, its fields in OpenAI's order, absent ones left out.
     fn template_message(&self, index: usize, message: &Message) -> Result<Value, RenderError> {
-        let mut message = Cow::Borrowed(message);
-        if let Content::Parts(_) = message.content {
-            let text = message.content.joined();
-            let text = text
-                .map_err(|kind| RenderError::UnsupportedContent {
-                    message: index,
-                    kind,
-                })?
-                .into_owned();
-            message.to_mut().content = Content::Text(text);
-        }
-        let wants_mapping = self.tool_arguments == ToolArguments::Mapping;
-        if message.has_tool_calls() {
-            for call in message.to_mut().tool_calls.iter_mut().flatten() {
-                call.function.arguments = match std::mem::take(&mut call.function.arguments) {
-                    Json::String(text) if wants_mapping => match serde_json::from_str(&text) {
-                        Ok(mapping @ Json::Object(_)) => mapping,
-                        _ => Json::String(text),
-                    },
-                    arguments => arguments,
-                };
+        let mut fields: Vec<(Arc<str>, Value)> =
+            vec![("role".into(), Value::from(message.role.as_str()))];
+        match &message.content {
+            Content::Absent => {}
+            Content::Null => fields.push(("content".into(), Value::from(()))),
+            Content::Text(text) => fields.push(("content".into(), Value::from(text.as_str()))),
+            parts @ Content::Parts(_) => {
+                let text = parts
+                    .joined()
+                    .map_err(|kind| RenderError::UnsupportedContent {
+                        message: index,
+                        kind,
+                    })?;
+                fields.push(("content".into(), Value::from(text)));
             }
         }
-        Ok(Value::from_serialize(message.as_ref()))
+        let mut text = |name: &str, value: &Option<String>| {
+            fields.extend(
+                value
+                    .as_deref()
+                    .map(|value| (name.into(), Value::from(value))),
+            );
+        };
+        text("reasoning_content", &message.reasoning_content);
+        text("tool_call_id", &message.tool_call_id);
+        text("name", &message.name);
+        if let Some(calls) = &message.tool_calls {
+            let calls = calls.iter().map(|call| self.template_call(call)).collect();
+            fields.push(("tool_calls".into(), list(calls)));
+        }
+        let extra = message.extra.iter();
+        fields.extend(extra.map(|(name, value)| (name.as_str().into(), from_json(value))));
+        Ok(dict(fields))
+    }
+
+    fn template_call(&self, call: &ToolCall) -> Value {
+        let arguments = match &call.function.arguments {
+            Json::String(text) if self.tool_arguments == ToolArguments::Mapping => {
+                match serde_json::from_str(text) {
+                    Ok(mapping @ Json::Object(_)) => from_json(&mapping),
+                    _ => Value::from(text.as_str()),
+                }
+            }
+            arguments => from_json(arguments),
+        };
+        let mut fields: Vec<(Arc<str>, Value)> = Vec::with_capacity(4);
+        let texts = [("id", &call.id), ("type", &call.kind)];
+        fields.extend(
+            texts
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.into(), Value::from(value.as_deref()?)))),
+        );
+        let function = vec![
+            ("name".into(), Value::from(call.function.name.as_str())),
+            ("arguments".into(), arguments),
+        ];
+        fields.push(("function".into(), dict(function)));
+        let extra = call.extra.iter();
+        fields.extend(extra.map(|(name, value)| (name.as_str().into(), from_json(value))));
+        dict(fields)
     }
 
     // Decided by trying: a template that concatenates arguments fails on a mapping, and only on a mapping.

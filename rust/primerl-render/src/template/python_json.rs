@@ -1,6 +1,9 @@
 //! `json.dumps`, byte for byte: chat templates were written and trained against Python's output.
 
-use serde_json::Value;
+use super::python_value::{as_float, is_container};
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Error, ErrorKind};
+use std::fmt::Write as _;
 
 /// The arguments of `json.dumps` that templates may pass to `tojson`.
 #[derive(Clone, Debug)]
@@ -20,8 +23,9 @@ struct Writer<'a> {
     out: String,
 }
 
-/// `json.dumps(value, ensure_ascii=.., indent=.., separators=.., sort_keys=..)`.
-pub fn dumps(value: &Value, options: &DumpOptions) -> String {
+/// `json.dumps(value, ensure_ascii=.., indent=.., separators=.., sort_keys=..)`. Fails on what is no JSON: undefined
+/// values, functions, namespaces.
+pub fn dumps(value: &Value, options: &DumpOptions) -> Result<String, Error> {
     let (item_separator, key_separator) = match &options.separators {
         Some((item, key)) => (item.as_str(), key.as_str()),
         None if options.indent.is_some() => (",", ": "),
@@ -33,44 +37,66 @@ pub fn dumps(value: &Value, options: &DumpOptions) -> String {
         key_separator,
         out: String::new(),
     };
-    writer.value(value, 0);
-    writer.out
+    writer.value(value, 0)?;
+    Ok(writer.out)
 }
 
 impl Writer<'_> {
-    fn value(&mut self, value: &Value, depth: usize) {
-        match value {
-            Value::Null => self.out.push_str("null"),
-            Value::Bool(flag) => self.out.push_str(if *flag { "true" } else { "false" }),
-            Value::Number(number) => self.number(number),
-            Value::String(text) => self.string(text),
-            Value::Array(items) if items.is_empty() => self.out.push_str("[]"),
-            Value::Array(items) => {
-                self.out.push('[');
-                for (index, item) in items.iter().enumerate() {
-                    self.separate(index, depth + 1);
-                    self.value(item, depth + 1);
-                }
-                self.new_line(depth);
-                self.out.push(']');
-            }
-            Value::Object(map) if map.is_empty() => self.out.push_str("{}"),
-            Value::Object(map) => {
-                let mut entries: Vec<_> = map.iter().collect();
-                if self.options.sort_keys {
-                    entries.sort_by_key(|(key, _)| *key);
-                }
-                self.out.push('{');
-                for (index, (key, item)) in entries.into_iter().enumerate() {
-                    self.separate(index, depth + 1);
-                    self.string(key);
-                    self.out.push_str(self.key_separator);
-                    self.value(item, depth + 1);
-                }
-                self.new_line(depth);
-                self.out.push('}');
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self
+                .out
+                .push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.number(value),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Plain if as_float(value).is_some() => self.number(value),
+            ValueKind::Map => self.map(value, depth)?,
+            _ if is_container(value) => self.list(value, depth)?,
+            kind => {
+                return Err(Error::new(
+                    ErrorKind::InvalidOperation,
+                    format!("a value of type {kind} is not JSON serializable"),
+                ));
             }
         }
+        Ok(())
+    }
+
+    fn list(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.out.push('[');
+        let mut count = 0;
+        for item in value.try_iter()? {
+            self.separate(count, depth + 1);
+            self.value(&item, depth + 1)?;
+            count += 1;
+        }
+        self.close(']', count, depth);
+        Ok(())
+    }
+
+    fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        let mut keys: Vec<Value> = value.try_iter()?.collect();
+        if self.options.sort_keys {
+            keys.sort();
+        }
+        self.out.push('{');
+        for (index, key) in keys.iter().enumerate() {
+            self.separate(index, depth + 1);
+            match key.as_str() {
+                Some(text) => self.string(text),
+                // Python writes the keys 1, None and True as the texts "1", "null" and "true".
+                None => {
+                    self.out.push('"');
+                    self.value(key, depth)?;
+                    self.out.push('"');
+                }
+            }
+            self.out.push_str(self.key_separator);
+            self.value(&value.get_item(key)?, depth + 1)?;
+        }
+        self.close('}', keys.len(), depth);
+        Ok(())
     }
 
     fn separate(&mut self, index: usize, depth: usize) {
@@ -80,6 +106,13 @@ impl Writer<'_> {
         self.new_line(depth);
     }
 
+    fn close(&mut self, bracket: char, items: usize, depth: usize) {
+        if items > 0 {
+            self.new_line(depth);
+        }
+        self.out.push(bracket);
+    }
+
     fn new_line(&mut self, depth: usize) {
         if let Some(indent) = &self.options.indent {
             self.out.push('\n');
@@ -87,35 +120,47 @@ impl Writer<'_> {
         }
     }
 
-    fn number(&mut self, number: &serde_json::Number) {
-        match number.as_f64() {
-            Some(float) if number.is_f64() => self.out.push_str(&python_float(float)),
-            _ => self.out.push_str(&number.to_string()),
+    fn number(&mut self, value: &Value) {
+        match as_float(value) {
+            Some(float) => self.out.push_str(&python_float(float)),
+            // Writing to a string cannot fail.
+            None => _ = write!(self.out, "{value}"),
         }
     }
 
     fn string(&mut self, text: &str) {
         self.out.push('"');
-        for char in text.chars() {
-            match char {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
-                '\u{8}' => self.out.push_str("\\b"),
-                '\u{c}' => self.out.push_str("\\f"),
-                '\0'..'\u{20}' => self.escape(char),
-                '\u{7f}'.. if self.options.ensure_ascii => self.escape(char),
-                char => self.out.push(char),
+        // Runs of plain characters are copied whole.
+        let mut plain = 0;
+        for (at, char) in text.char_indices() {
+            let escaped = match char {
+                '"' => "\\\"",
+                '\\' => "\\\\",
+                '\n' => "\\n",
+                '\r' => "\\r",
+                '\t' => "\\t",
+                '\u{8}' => "\\b",
+                '\u{c}' => "\\f",
+                '\0'..'\u{20}' => "",
+                '\u{7f}'.. if self.options.ensure_ascii => "",
+                _ => continue,
+            };
+            self.out.push_str(&text[plain..at]);
+            plain = at + char.len_utf8();
+            if escaped.is_empty() {
+                self.escape(char);
+            } else {
+                self.out.push_str(escaped);
             }
         }
+        self.out.push_str(&text[plain..]);
         self.out.push('"');
     }
 
     fn escape(&mut self, char: char) {
         for unit in char.encode_utf16(&mut [0; 2]) {
-            self.out.push_str(&format!("\\u{unit:04x}"));
+            // Writing to a string cannot fail.
+            _ = write!(self.out, "\\u{unit:04x}");
         }
     }
 }
@@ -135,7 +180,8 @@ pub(super) fn python_float(float: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::template::python_value::from_json;
+    use serde_json::{Value as Json, json};
 
     const PLAIN: DumpOptions = DumpOptions {
         ensure_ascii: false,
@@ -144,12 +190,16 @@ mod tests {
         sort_keys: false,
     };
 
+    fn text(value: &Json, options: &DumpOptions) -> String {
+        dumps(&from_json(value), options).expect("is JSON")
+    }
+
     // Expected strings were printed by Python's json.dumps.
     #[test]
     fn writes_what_python_writes() {
         let value = json!({"b": [1, 2.5, 1e-7, 1e16, 1.5e300, -0.0, 100000.0], "a": "é\u{7f}\u{1}\u{1f600}\"\\/\n", "c": {}, "d": []});
         assert_eq!(
-            dumps(&value, &PLAIN),
+            text(&value, &PLAIN),
             "{\"b\": [1, 2.5, 1e-07, 1e+16, 1.5e+300, -0.0, 100000.0], \"a\": \"é\u{7f}\\u0001\u{1f600}\\\"\\\\/\\n\", \"c\": {}, \"d\": []}"
         );
         let ascii = DumpOptions {
@@ -158,7 +208,7 @@ mod tests {
             ..PLAIN
         };
         assert_eq!(
-            dumps(&json!({"b": "é\u{7f}\u{1f600}", "a": 1}), &ascii),
+            text(&json!({"b": "é\u{7f}\u{1f600}", "a": 1}), &ascii),
             r#"{"a": 1, "b": "\u00e9\u007f\ud83d\ude00"}"#
         );
     }
@@ -171,7 +221,7 @@ mod tests {
             ..PLAIN
         };
         assert_eq!(
-            dumps(&value, &indented),
+            text(&value, &indented),
             "{\n  \"a\": [\n    1,\n    {\n      \"b\": null\n    }\n  ],\n  \"c\": [],\n  \"d\": {}\n}"
         );
         let tight = DumpOptions {
@@ -179,7 +229,7 @@ mod tests {
             ..PLAIN
         };
         assert_eq!(
-            dumps(&value, &tight),
+            text(&value, &tight),
             r#"{"a":[1,{"b":null}],"c":[],"d":{}}"#
         );
     }

@@ -9,6 +9,7 @@ mod fast;
 mod stable;
 mod stream;
 
+pub(crate) use stream::DecodeState;
 pub use stream::StreamDecoder;
 
 use crate::error::{LoadError, RenderError};
@@ -169,6 +170,14 @@ impl Tokenizer {
 
     pub fn is_special(&self, id: u32) -> bool {
         self.special.binary_search(&id).is_ok()
+    }
+
+    /// The bytes one token stands for by itself, for display.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.bytes_of(id) {
+            Some(bytes) => bytes.to_vec(),
+            None => self.decode(&[id], false).unwrap_or_default().into_bytes(),
+        }
     }
 
     /// The bytes one token stands for; `None` when this tokenizer's decoding is not a concatenation.

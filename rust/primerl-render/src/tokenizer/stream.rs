@@ -7,6 +7,38 @@ use crate::error::RenderError;
 /// [`Tokenizer::decode`] gives for all of them at once.
 pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
+    state: DecodeState,
+}
+
+impl<'a> StreamDecoder<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
+        Self {
+            tokenizer,
+            state: DecodeState {
+                skip_special,
+                ..DecodeState::default()
+            },
+        }
+    }
+
+    /// The text that is certain now, possibly empty.
+    pub fn push(&mut self, id: u32) -> Result<String, RenderError> {
+        let mut text = String::new();
+        self.state.push(self.tokenizer, id, &mut text)?;
+        Ok(text)
+    }
+
+    /// The rest: a character cut off by the end becomes U+FFFD.
+    pub fn finish(self) -> Result<String, RenderError> {
+        let mut text = String::new();
+        self.state.finish(self.tokenizer, &mut text)?;
+        Ok(text)
+    }
+}
+
+/// [`StreamDecoder`] without its tokenizer, for owners that outlive a borrow.
+#[derive(Default)]
+pub(crate) struct DecodeState {
     skip_special: bool,
     /// Byte-level: the tail that is not yet a whole character (at most 3 bytes).
     pending: Vec<u8>,
@@ -17,46 +49,52 @@ pub struct StreamDecoder<'a> {
     shown: usize,
 }
 
-impl<'a> StreamDecoder<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        Self {
-            tokenizer,
-            skip_special,
-            pending: Vec::new(),
-            window: Vec::new(),
-            context: 0,
-            shown: 0,
+impl DecodeState {
+    /// Appends to `out` the text that is certain now.
+    pub(crate) fn push(
+        &mut self,
+        tokenizer: &Tokenizer,
+        id: u32,
+        out: &mut String,
+    ) -> Result<(), RenderError> {
+        if self.skip_special && tokenizer.is_special(id) {
+            return Ok(());
         }
-    }
-
-    /// The text that is certain now, possibly empty.
-    pub fn push(&mut self, id: u32) -> Result<String, RenderError> {
-        if self.skip_special && self.tokenizer.is_special(id) {
-            return Ok(String::new());
-        }
-        match self.tokenizer.bytes_of(id) {
+        match tokenizer.bytes_of(id) {
             Some(bytes) => {
-                self.pending.extend_from_slice(bytes);
-                Ok(self.take_complete())
+                match std::str::from_utf8(bytes) {
+                    Ok(text) if self.pending.is_empty() => out.push_str(text),
+                    _ => {
+                        self.pending.extend_from_slice(bytes);
+                        self.take_complete(out);
+                    }
+                }
+                Ok(())
             }
-            None => self.push_window(id),
+            None => self.push_window(tokenizer, id, out),
         }
     }
 
-    /// The rest: a character cut off by the end becomes U+FFFD.
-    pub fn finish(self) -> Result<String, RenderError> {
+    /// Appends the rest: a character cut off by the end becomes U+FFFD.
+    pub(crate) fn finish(self, tokenizer: &Tokenizer, out: &mut String) -> Result<(), RenderError> {
         if !self.pending.is_empty() {
-            return Ok(String::from_utf8_lossy(&self.pending).into_owned());
+            out.push_str(&String::from_utf8_lossy(&self.pending));
+            return Ok(());
         }
-        let text = self.tokenizer.decode(&self.window, self.skip_special)?;
-        Ok(text.get(self.shown..).unwrap_or_default().to_owned())
+        let text = tokenizer.decode(&self.window, self.skip_special)?;
+        out.push_str(text.get(self.shown..).unwrap_or_default());
+        Ok(())
     }
 
-    fn take_complete(&mut self) -> String {
-        let mut text = String::new();
+    /// Whether a token's text is not out in full.
+    pub(crate) fn holds_back(&self) -> bool {
+        !self.pending.is_empty() || self.window.len() > self.context
+    }
+
+    fn take_complete(&mut self, out: &mut String) {
         let mut consumed = 0;
         for chunk in self.pending.utf8_chunks() {
-            text.push_str(chunk.valid());
+            out.push_str(chunk.valid());
             consumed += chunk.valid().len();
             if chunk.invalid().is_empty() {
                 continue;
@@ -68,28 +106,29 @@ impl<'a> StreamDecoder<'a> {
             {
                 break;
             }
-            text.push(char::REPLACEMENT_CHARACTER);
+            out.push(char::REPLACEMENT_CHARACTER);
             consumed += chunk.invalid().len();
         }
         self.pending.drain(..consumed);
-        text
     }
 
     // Decoders that look at neighbours (Metaspace, WordPiece, byte fallback) see the last piece's ids again, so that
     // a token is never decoded as if it began the text.
-    fn push_window(&mut self, id: u32) -> Result<String, RenderError> {
+    fn push_window(
+        &mut self,
+        tokenizer: &Tokenizer,
+        id: u32,
+        out: &mut String,
+    ) -> Result<(), RenderError> {
         self.window.push(id);
-        let text = self.tokenizer.decode(&self.window, self.skip_special)?;
+        let text = tokenizer.decode(&self.window, self.skip_special)?;
         if text.len() <= self.shown || text.ends_with(char::REPLACEMENT_CHARACTER) {
-            return Ok(String::new());
+            return Ok(());
         }
-        let piece = text.get(self.shown..).unwrap_or_default().to_owned();
+        out.push_str(text.get(self.shown..).unwrap_or_default());
         self.window.drain(..self.context);
         self.context = self.window.len();
-        self.shown = self
-            .tokenizer
-            .decode(&self.window, self.skip_special)?
-            .len();
-        Ok(piece)
+        self.shown = tokenizer.decode(&self.window, self.skip_special)?.len();
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::stream::Stream;
 use crate::tracks::Doing;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
-use primerl_core::turn::{FinishReason, ForkReason};
+use primerl_core::turn::{AnswerKey, FinishReason, ForkReason};
 use primerl_core::*;
 use primerl_engine::numbered::NumberMap;
 use rand::Rng;
@@ -316,6 +316,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         },
         start_digest: 0,
         context_digest: 0,
-        answer_digest: 0,
+        answer: AnswerKey::default(),
+        request_digest: 0,
     }
 }

@@ -8,7 +8,7 @@ use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
 use crate::time::Duration;
-use crate::turn::{FinishReason, ForkReason, Turn, VersionRun, VersionRuns};
+use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn, VersionRun, VersionRuns};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -204,7 +204,8 @@ impl Simulator {
             finish: FinishReason::Stop,
             start_digest: 0,
             context_digest: 0,
-            answer_digest: 0,
+            answer: AnswerKey::default(),
+            request_digest: 0,
         };
         (turn, prompt)
     }

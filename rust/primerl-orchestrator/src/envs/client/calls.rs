@@ -1,6 +1,7 @@
 //! Model calls of the environments: one connection pool for all rollouts, whatever their base URLs.
 
 use super::{Notice, Shared};
+use crate::secret::Secret;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -15,6 +16,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Call {
     pub url: String,
+    /// Of the rollout.
+    pub api_key: Secret,
     /// `X-Session-ID`: which conversation of the rollout this is.
     pub session: String,
     /// JSON.
@@ -129,6 +132,7 @@ async fn attempt_once(
 ) -> Result<Answer, reqwest::Error> {
     let response = http
         .post(&call.url)
+        .bearer_auth(call.api_key.reveal())
         .header("content-type", "application/json")
         .header("x-session-id", &call.session)
         .header("x-stainless-retry-count", attempt)

@@ -79,9 +79,13 @@ impl Shared {
         timeout: Duration,
     ) -> Result<bytes::Bytes, RequestError> {
         let failed = |error: reqwest::Error| RequestError::Failed(chain(&error));
-        let response = self
+        let mut request = self
             .http
-            .post(format!("{}{path}", self.options.orchestrator_url))
+            .post(format!("{}{path}", self.options.orchestrator_url));
+        if let Some(key) = &self.options.api_key {
+            request = request.bearer_auth(key.reveal());
+        }
+        let response = request
             .header("content-type", wire::CONTENT_TYPE)
             .timeout(timeout)
             .body(body)

@@ -1,0 +1,111 @@
+//! Bodies and streams that chat and text completions write alike.
+
+use super::sse::append;
+use crate::gateway::answer::{Answer, Head};
+use crate::gateway::fields::Fields;
+use crate::http::ApiError;
+use primerl_core::turn::FinishReason;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Whether an answer is streamed, and with its usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamForm {
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+impl StreamForm {
+    pub fn read(fields: &mut Fields) -> Result<StreamForm, ApiError> {
+        let options = fields.map("stream_options")?.unwrap_or_default();
+        Ok(StreamForm {
+            stream: fields.flag("stream")?.unwrap_or(false),
+            include_usage: options.get("include_usage") == Some(&Value::Bool(true)),
+        })
+    }
+}
+
+#[derive(Serialize)]
+pub struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+impl Usage {
+    pub fn of(answer: &Answer) -> Usage {
+        let (prompt_tokens, completion_tokens) =
+            (answer.head.prompt_tokens, answer.completion_tokens());
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+        }
+    }
+}
+
+pub fn stop_or_length(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Stop | FinishReason::StopSequence => "stop",
+        FinishReason::Length | FinishReason::Abort => "length",
+    }
+}
+
+/// Writes the chunks of one stream.
+pub struct Chunks {
+    include_usage: bool,
+    /// What all chunks begin with, through `"choices":`.
+    begin: String,
+}
+
+impl Chunks {
+    pub fn new(form: StreamForm) -> Chunks {
+        Chunks {
+            include_usage: form.include_usage,
+            begin: String::new(),
+        }
+    }
+
+    /// Takes the head in; the result is what comes before `"choices":`.
+    pub fn begin(&mut self, id: &str, object: &str, head: &Head) -> String {
+        let common = format!(
+            "data: {{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},",
+            json!(id),
+            head.created,
+            json!(&*head.model),
+        );
+        self.begin = format!("{common}\"choices\":");
+        common
+    }
+
+    pub fn chunk(&self, out: &mut Vec<u8>, choices: &(impl Serialize + ?Sized)) {
+        self.open(out);
+        append(out, choices);
+        self.close(out);
+    }
+
+    pub fn open(&self, out: &mut Vec<u8>) {
+        out.extend(self.begin.as_bytes());
+    }
+
+    pub fn close(&self, out: &mut Vec<u8>) {
+        if self.include_usage {
+            out.extend(b",\"usage\":null");
+        }
+        out.extend(b"}\n\n");
+    }
+
+    pub fn end(&self, answer: &Answer, out: &mut Vec<u8>) {
+        if self.include_usage {
+            self.open(out);
+            out.extend(b"[],\"usage\":");
+            append(out, &Usage::of(answer));
+            out.extend(b"}\n\n");
+        }
+        out.extend(b"data: [DONE]\n\n");
+    }
+
+    pub fn error(&self, error: &ApiError, out: &mut Vec<u8>) {
+        out.extend(format!("data: {}\n\ndata: [DONE]\n\n", error.to_json()).as_bytes());
+    }
+}

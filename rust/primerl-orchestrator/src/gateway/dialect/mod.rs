@@ -1,0 +1,72 @@
+//! The protocols that clients speak. A dialect reads a request into no dialect's words ([`TurnRequest`]) and writes the
+//! answer back ([`Reply`]); everything between is the same for all.
+
+mod chat;
+mod chunks;
+mod completions;
+mod logprobs;
+pub(super) mod messages;
+mod responses;
+mod shared;
+mod sse;
+
+pub use responses::{
+    Store as ResponseStore, delete as delete_response, input_items as response_input_items,
+    retrieve as retrieve_response,
+};
+
+use super::answer::Reply;
+use super::request::TurnRequest;
+use super::rollouts::Rollout;
+use crate::http::ApiError;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// OpenAI's chat completions.
+    Chat,
+    /// Anthropic's messages.
+    Messages,
+    /// OpenAI's responses.
+    Responses,
+    /// OpenAI's text completions.
+    Completions,
+}
+
+impl Dialect {
+    /// `digest` is the hash by which the request is known when it comes again.
+    pub fn read(
+        self,
+        body: &Bytes,
+        rollout: &Rollout,
+        digest: u128,
+    ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+        match self {
+            Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+            Dialect::Messages => messages::read(body, &rollout.rules(), digest),
+            Dialect::Completions => completions::read(body, &rollout.rules(), digest),
+            Dialect::Responses => {
+                responses::read(body, &rollout.rules(), &rollout.responses, digest)
+            }
+        }
+    }
+
+    /// An error in the shape that the dialect's SDKs expect.
+    pub fn refusal(self, error: &ApiError) -> Response {
+        match self {
+            Dialect::Chat => error.clone().into_response(),
+            Dialect::Messages => messages::refusal(error),
+            Dialect::Responses => with_messages_named(error, "input").into_response(),
+            Dialect::Completions => with_messages_named(error, "prompt").into_response(),
+        }
+    }
+}
+
+/// An error about the messages, where the dialect has another name for them.
+fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
+    match error.param.as_deref() {
+        Some("messages") => error.clone().param(name),
+        _ => error.clone(),
+    }
+}

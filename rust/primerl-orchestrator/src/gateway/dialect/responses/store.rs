@@ -1,0 +1,146 @@
+//! The responses of one rollout, for requests that go on from them or ask for them again. They are gone once the
+//! orchestrator restarts: the journal keeps tokens, not messages.
+
+use super::items::{OutputItem, input_items, items_of};
+use super::response::{Form, Response};
+use super::tools::Tools;
+use crate::gateway::request::KeyedMessage;
+use crate::http::ApiError;
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[derive(Debug, Default)]
+pub struct Store {
+    /// Held for look-ups and inserts, never across an await.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    responses: HashMap<String, Arc<Stored>>,
+    /// The last request's; stored responses share them.
+    tools: Option<Arc<Tools>>,
+    instructions: Option<Arc<str>>,
+}
+
+/// A response that may be referred to.
+#[derive(Debug)]
+pub struct Stored {
+    pub response: Response,
+    pub form: Arc<Form>,
+    pub link: Arc<Link>,
+}
+
+/// What one request added to a conversation. Requests that go on from it share it.
+#[derive(Debug)]
+pub struct Link {
+    /// Of the answer, without prefix.
+    pub id: Arc<str>,
+    pub previous: Option<Arc<Link>>,
+    pub messages: Vec<Arc<KeyedMessage>>,
+    pub answer: Arc<KeyedMessage>,
+}
+
+impl Drop for Link {
+    /// By hand: a long conversation would overflow the stack, link within link.
+    fn drop(&mut self) {
+        let mut previous = self.previous.take();
+        while let Some(mut link) = previous.and_then(Arc::into_inner) {
+            previous = link.previous.take();
+        }
+    }
+}
+
+impl Link {
+    /// All messages from the first request through this answer.
+    pub fn history(&self) -> Vec<Arc<KeyedMessage>> {
+        let mut newest_first = Vec::new();
+        let mut at = Some(self);
+        while let Some(link) = at {
+            newest_first.push(Arc::clone(&link.answer));
+            newest_first.extend(link.messages.iter().rev().cloned());
+            at = link.previous.as_deref();
+        }
+        newest_first.reverse();
+        newest_first
+    }
+
+    /// What the response was made from, the last first.
+    pub fn input_newest_first(&self) -> Vec<Value> {
+        let mut items = Vec::new();
+        let mut at = Some(self);
+        while let Some(link) = at {
+            if !std::ptr::eq(link, self) {
+                let answer = items_of(&link.answer.message, &link.id, None);
+                items.extend(answer.iter().rev().map(OutputItem::json));
+            }
+            for (index, message) in link.messages.iter().enumerate().rev() {
+                let origin = format!("{}-{index}", link.id);
+                items.extend(input_items(&message.message, &origin).into_iter().rev());
+            }
+            at = link.previous.as_deref();
+        }
+        items
+    }
+}
+
+impl Store {
+    pub fn keep(&self, stored: Stored) {
+        let id = stored.response.id();
+        self.state.lock().responses.insert(id, Arc::new(stored));
+    }
+
+    pub fn find(&self, id: &str) -> Result<Arc<Stored>, ApiError> {
+        let found = self.state.lock().responses.get(id).cloned();
+        found.ok_or_else(|| unknown(id))
+    }
+
+    pub fn delete(&self, id: &str) -> Result<(), ApiError> {
+        let removed = self.state.lock().responses.remove(id);
+        removed.map(drop).ok_or_else(|| unknown(id))
+    }
+
+    /// The response that a request goes on from.
+    pub fn previous(&self, id: &str) -> Result<Arc<Link>, ApiError> {
+        match self.state.lock().responses.get(id) {
+            Some(stored) => Ok(Arc::clone(&stored.link)),
+            None => {
+                let message = format!(
+                    "Previous response with id '{id}' not found: it is not of this rollout, was not stored, was \
+                     deleted, or came before a restart; send the conversation's items in input instead"
+                );
+                Err(ApiError::invalid(message)
+                    .param("previous_response_id")
+                    .code("previous_response_not_found"))
+            }
+        }
+    }
+
+    /// Those of the last request: as a rule the next has the same.
+    pub fn last_tools(&self) -> Option<Arc<Tools>> {
+        self.state.lock().tools.clone()
+    }
+
+    pub fn share_tools(&self, tools: Tools) -> Arc<Tools> {
+        let tools = Arc::new(tools);
+        self.state.lock().tools = Some(Arc::clone(&tools));
+        tools
+    }
+
+    pub fn shared_instructions(&self, instructions: String) -> Arc<str> {
+        let last = &mut self.state.lock().instructions;
+        match last {
+            Some(last) if **last == *instructions => Arc::clone(last),
+            _ => Arc::clone(last.insert(instructions.into())),
+        }
+    }
+}
+
+fn unknown(id: &str) -> ApiError {
+    ApiError::not_found(
+        "response_not_found",
+        format!("Response with id '{id}' not found."),
+    )
+}

@@ -1,0 +1,180 @@
+//! A request's fields, taken one by one: what a dialect knows it takes, and what is left is looked at by name, so that no
+//! field is ignored in silence and each refusal names its field.
+
+use crate::http::ApiError;
+use serde_json::{Map, Value};
+
+/// Fields not yet taken. An absent field and `null` are the same.
+#[derive(Debug, Default)]
+pub struct Fields(pub Map<String, Value>);
+
+impl Fields {
+    pub fn of(value: Value) -> Result<Fields, ApiError> {
+        match value {
+            Value::Object(fields) => Ok(Fields(fields)),
+            other => Err(ApiError::invalid(format!(
+                "must be an object, not {}",
+                shown(&other)
+            ))),
+        }
+    }
+
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    fn typed<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        let read = read(&value).map(Some);
+        read.ok_or_else(|| wrong_type(name, expected, &value))
+    }
+
+    pub fn flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.typed(name, "true or false", Value::as_bool)
+    }
+
+    pub fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+        self.typed(name, "a number", Value::as_f64)
+    }
+
+    pub fn count(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
+        let whole = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        self.typed(name, "a whole number of at least 0", whole)
+    }
+
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        self.typed(name, "a text", text)
+    }
+
+    pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
+        self.text(name)?.ok_or_else(|| missing(name))
+    }
+
+    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(wrong_type(name, "a list", &other)),
+        }
+    }
+
+    pub fn map(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(other) => Err(wrong_type(name, "an object", &other)),
+        }
+    }
+
+    /// One text or a list of texts.
+    pub fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
+        let texts = |value: &Value| match value {
+            Value::String(text) => Some(vec![text.clone()]),
+            Value::Array(items) => items
+                .iter()
+                .map(|item| item.as_str().map(str::to_owned))
+                .collect(),
+            _ => None,
+        };
+        let texts = self.typed(name, "a text or a list of texts", texts)?;
+        Ok(texts.unwrap_or_default())
+    }
+
+    /// All that is left must be without influence on the answer, by `is_neutral(name, value)`.
+    pub fn end(self, is_neutral: impl Fn(&str, &Value) -> bool) -> Result<(), ApiError> {
+        let mut left = self.0.iter();
+        match left.find(|(name, value)| !value.is_null() && !is_neutral(name, value)) {
+            None => Ok(()),
+            Some((name, value)) => Err(unsupported(name, value)),
+        }
+    }
+}
+
+fn wrong_type(name: &str, expected: &str, value: &Value) -> ApiError {
+    ApiError::invalid(format!("{name} must be {expected}, not {}", shown(value))).param(name)
+}
+
+pub fn missing(name: &str) -> ApiError {
+    ApiError::invalid(format!("{name} is missing")).param(name)
+}
+
+/// The error of a part of the request that lies at `path`.
+pub fn within(path: &str, error: ApiError) -> ApiError {
+    let separator = match error.param {
+        Some(_) => '.',
+        None => ' ',
+    };
+    let param = match &error.param {
+        Some(param) => format!("{path}.{param}"),
+        None => path.to_owned(),
+    };
+    ApiError {
+        message: format!("{path}{separator}{}", error.message),
+        ..error
+    }
+    .param(param)
+}
+
+/// The result of reading a part of the request that lies at `path`.
+pub fn at<T>(path: &str, result: Result<T, ApiError>) -> Result<T, ApiError> {
+    result.map_err(|error| within(path, error))
+}
+
+/// The refusal of a field that cannot be honoured.
+pub fn unsupported(name: &str, value: &Value) -> ApiError {
+    let message = format!(
+        "{name} = {} is not supported here; leave it out",
+        shown(value)
+    );
+    ApiError::invalid(message)
+        .param(name)
+        .code("unsupported_parameter")
+}
+
+/// The beginning of a value: what a client sent may be long.
+pub fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(80) {
+        None => text,
+        Some((end, _)) => format!("{}...", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn fields(value: Value) -> Fields {
+        Fields(value.as_object().cloned().unwrap_or_default())
+    }
+
+    #[test]
+    fn a_wrong_type_names_field_and_value() {
+        let error = fields(json!({"stream": "yes"}))
+            .flag("stream")
+            .expect_err("is refused");
+        assert_eq!(error.param.as_deref(), Some("stream"));
+        assert!(error.message.contains("\"yes\""), "{}", error.message);
+        assert!(fields(json!({"n": -1})).count("n").is_err());
+        assert!(fields(json!({"n": 1.5})).count("n").is_err());
+        assert!(fields(json!({"stop": [1]})).texts("stop").is_err());
+    }
+
+    #[test]
+    fn what_is_left_is_refused_by_name() {
+        let mut some = fields(json!({"user": "u", "n": null, "mystery": "é".repeat(200)}));
+        assert_eq!(some.count("n").expect("null is absent"), None);
+        let error = some.end(|name, _| name == "user").expect_err("is refused");
+        assert_eq!(error.param.as_deref(), Some("mystery"));
+        assert!(error.message.len() < 400);
+    }
+}

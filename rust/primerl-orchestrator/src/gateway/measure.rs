@@ -1,0 +1,147 @@
+//! What the gateway does for a turn, without sockets, engine and journal: for benchmarks.
+
+use super::access::Access;
+use super::answer::{Answer, Head, Reply};
+use super::dialect::Dialect;
+use super::prompt::{self, Prompt};
+use super::request::TurnRequest;
+use super::rollouts::Rollout;
+use super::text::Reading;
+use super::{Gateway, turn};
+use crate::config::Sampling;
+use crate::engines::{EnginesConfig, GenerateAnswer, SampleRequest};
+use crate::http::ApiError;
+use bytes::Bytes;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::{
+    Duration, EnvironmentId, ExampleIndex, GroupId, PolicyVersion, RolloutId, WorkerId,
+};
+use primerl_render::Renderer;
+use std::sync::Arc;
+use std::time::Instant;
+
+const ROLLOUT: RolloutId = RolloutId(1);
+const LONGEST_ANSWER: u32 = 1 << 20;
+
+/// One rollout of a gateway of its own.
+pub struct Turns {
+    gateway: Gateway,
+    engines: EnginesConfig,
+    rollout: Arc<Rollout>,
+}
+
+/// A request on its way to the engine.
+pub struct Asked {
+    request: TurnRequest,
+    reply: Box<dyn Reply>,
+    prompt: Prompt,
+    /// What the engine is sent.
+    pub engine_body: Bytes,
+}
+
+impl Turns {
+    pub fn new(renderer: Arc<Renderer>) -> Turns {
+        let engines = EnginesConfig {
+            model: "m".into(),
+            request_timeout: std::time::Duration::from_secs(60),
+            update_timeout: std::time::Duration::from_secs(60),
+            stop_token_ids: renderer.stop_token_ids().to_vec(),
+            vocabulary_size: renderer.vocabulary_size(),
+        };
+        let access = Access::new(&[0; 32], None)
+            .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
+        let gateway = Gateway::new(renderer, access, "m".into(), u32::MAX);
+        let lease = LeasedRollout {
+            rollout: ROLLOUT,
+            group: GroupId(0),
+            environment: EnvironmentId(0),
+            example: ExampleIndex(0),
+            evaluation: false,
+            deadline: Duration::from_secs(3600),
+        };
+        let sampling = Sampling {
+            temperature: 1.0,
+            max_tokens: LONGEST_ANSWER,
+        };
+        gateway.rollouts.open(&lease, WorkerId(0), sampling);
+        let rollout = gateway
+            .rollouts
+            .find("1")
+            .unwrap_or_else(|error| unreachable!("the rollout was just opened: {}", error.message));
+        Turns {
+            gateway,
+            engines,
+            rollout,
+        }
+    }
+
+    /// From a chat request's body to the engine's.
+    pub fn ask(&self, body: &Bytes) -> Result<Asked, ApiError> {
+        let digest = primerl_core::conversation::message_hash(body);
+        let (request, reply) = Dialect::Chat.read(body, &self.rollout, digest)?;
+        let renderer = &self.gateway.renderer;
+        let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
+        let sample = self.sample(&request, &prompt);
+        let engine_body = sample
+            .body(&self.engines, PolicyVersion(0), false)
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        Ok(Asked {
+            request,
+            reply,
+            prompt,
+            engine_body,
+        })
+    }
+
+    fn sample<'a>(&self, request: &'a TurnRequest, prompt: &'a Prompt) -> SampleRequest<'a> {
+        SampleRequest {
+            request_id: "rollout-1-1",
+            prompt: prompt.ids(),
+            temperature: request.sampling.temperature,
+            truncation: request.sampling.truncation,
+            max_tokens: LONGEST_ANSWER,
+            top_logprobs: 0,
+            structured_outputs: None,
+            resident: None,
+            first_of: None,
+            deadline: Instant::now(),
+        }
+    }
+
+    /// From the engine's answer to the client's. The turn is recorded.
+    pub fn answer(&self, asked: Asked, engine_answer: &[u8]) -> Result<Vec<u8>, ApiError> {
+        let Asked {
+            request,
+            reply,
+            prompt,
+            ..
+        } = asked;
+        let bounds = self.sample(&request, &prompt).bounds(&self.engines);
+        let generated = GenerateAnswer::parse(engine_answer)
+            .and_then(|answer| answer.check(&bounds))
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        let renderer = &self.gateway.renderer;
+        let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
+        let taken_in = turn::take_in(&self.gateway, &request, &prompt, &reading, 0, generated);
+        let (turn, choice) = taken_in?;
+        self.rollout.state.lock().record(&turn);
+        let head = Head {
+            id: "1".into(),
+            created: 0,
+            model: "m".into(),
+            prompt_tokens: prompt.ids().len(),
+            choices: 1,
+            prompt: None,
+        };
+        let answer = Answer {
+            head,
+            choices: vec![choice],
+        };
+        Ok(reply.whole(&answer, self.gateway.renderer.tokenizer()))
+    }
+
+    /// Turns recorded so far.
+    pub fn recorded(&self) -> Vec<primerl_core::Turn> {
+        self.rollout.state.lock().turns.clone()
+    }
+}

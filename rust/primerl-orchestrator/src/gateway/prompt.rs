@@ -1,0 +1,303 @@
+//! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
+
+use super::request::{Incoming, IncomingOptions, Input, Options, message_key};
+use super::rollouts::{Rollout, RolloutState};
+use crate::engines::{PromptIds, Resident};
+use crate::http::ApiError;
+use primerl_core::TurnIndex;
+use primerl_core::conversation::{
+    History, MessageKey, Plan, digest_next, digest_start, message_hash,
+};
+use primerl_core::turn::ForkReason;
+use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
+use std::sync::Arc;
+
+/// The prompt of one request, and where it hangs in the conversation.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    pub session: Arc<str>,
+    /// Digest of tools and template arguments.
+    pub start_digest: u128,
+    pub context_digest: u128,
+    pub parent: Option<TurnIndex>,
+    pub fork: Option<ForkReason>,
+    /// Recorded before this turn.
+    pub history: History,
+    /// This turn's own ids, which follow.
+    pub suffix: Arc<[u32]>,
+    pub resident: Option<Resident>,
+    /// Those of a request with messages.
+    pub options: Option<Arc<Options>>,
+}
+
+impl Prompt {
+    /// What the engine is given.
+    pub fn ids(&self) -> PromptIds<'_> {
+        PromptIds {
+            history: &self.history,
+            suffix: &self.suffix,
+        }
+    }
+}
+
+/// Computes only; no lock is held while it renders.
+pub(super) fn prepare(
+    renderer: &Renderer,
+    rollout: &Rollout,
+    session: &Arc<str>,
+    input: &Input,
+) -> Result<Prompt, ApiError> {
+    match input {
+        Input::Messages { messages, options } => {
+            of_messages(renderer, rollout, session, messages, options)
+        }
+        Input::Text(text) => {
+            let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
+            Ok(of_ids(rollout, session, &ids))
+        }
+        Input::Ids(ids) => {
+            within_vocabulary(renderer, ids)?;
+            Ok(of_ids(rollout, session, ids))
+        }
+    }
+}
+
+/// An engine would fail at an id that its model has no row for.
+fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
+    let size = renderer.vocabulary_size().unwrap_or(u32::MAX);
+    match ids.iter().position(|id| *id >= size) {
+        None => Ok(()),
+        Some(index) => {
+            let message = format!(
+                "prompt[{index}] is {}; the vocabulary ends at {}",
+                ids[index],
+                size.saturating_sub(1)
+            );
+            Err(ApiError::invalid(message).param("prompt"))
+        }
+    }
+}
+
+/// The ids of a request outside of any conversation.
+pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiError> {
+    match input {
+        Input::Messages { messages, options } => render(renderer, messages, &*options.read()?),
+        Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
+        Input::Ids(ids) => Ok(ids.clone()),
+    }
+}
+
+fn refuse(error: RenderError) -> ApiError {
+    ApiError::invalid(error.to_string()).param("messages")
+}
+
+fn of_messages(
+    renderer: &Renderer,
+    rollout: &Rollout,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    options: &IncomingOptions,
+) -> Result<Prompt, ApiError> {
+    let options = resolve_options(rollout, session, options)?;
+    let keys = resolve_keys(rollout, session, messages)?;
+    let (planned, history, resident) = {
+        let mut state = rollout.state.lock();
+        let session = state.session(session);
+        let planned = session.conversation.plan(options.start_digest, &keys);
+        let history = match planned.plan {
+            Plan::Extend { parent, .. } => session.conversation.history(parent),
+            Plan::Fork { .. } => History::default(),
+        };
+        (planned, history, session.resident)
+    };
+    let mut prompt = Prompt {
+        session: Arc::clone(session),
+        start_digest: options.start_digest,
+        context_digest: planned.context_digest,
+        parent: None,
+        fork: None,
+        history: History::default(),
+        suffix: Arc::default(),
+        resident,
+        options: Some(Arc::clone(&options)),
+    };
+    let fork = match planned.plan {
+        Plan::Fork { reason } => reason,
+        Plan::Extend {
+            parent,
+            first_new_message,
+        } => match extend(renderer, messages, first_new_message, &options, &history)? {
+            Some(suffix) => {
+                prompt.parent = Some(parent);
+                prompt.history = history;
+                prompt.suffix = suffix.into();
+                return Ok(prompt);
+            }
+            None => ForkReason::TemplateNotExtendable,
+        },
+    };
+    prompt.fork = Some(fork);
+    prompt.suffix = render(renderer, messages, &options)?.into();
+    Ok(prompt)
+}
+
+fn resolve_options(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    incoming: &IncomingOptions,
+) -> Result<Arc<Options>, ApiError> {
+    let Some(digest) = incoming.raw_digest() else {
+        return incoming.read();
+    };
+    if let Some((known, options)) = &rollout.state.lock().session(session).options
+        && *known == digest
+    {
+        return Ok(Arc::clone(options));
+    }
+    let options = incoming.read()?;
+    rollout.state.lock().session(session).options = Some((digest, Arc::clone(&options)));
+    Ok(options)
+}
+
+/// The key of each message; only those that never came before are read.
+fn resolve_keys(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    messages: &[Incoming],
+) -> Result<Vec<MessageKey>, ApiError> {
+    let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
+    let known: Vec<Option<MessageKey>> = {
+        let mut state = rollout.state.lock();
+        let keys = &state.session(session).keys;
+        let look_up = |digest: &Option<u128>| keys.get(digest.as_ref()?).copied();
+        digests.iter().map(look_up).collect()
+    };
+    let mut new = Vec::new();
+    let mut keys = Vec::with_capacity(messages.len());
+    for (index, known) in known.into_iter().enumerate() {
+        keys.push(match known.or_else(|| messages[index].key()) {
+            Some(key) => key,
+            None => {
+                let message = messages[index].read(index)?;
+                let key = message_key(&message);
+                new.extend(digests[index].map(|digest| (digest, key)));
+                key
+            }
+        });
+    }
+    if !new.is_empty() {
+        rollout.state.lock().session(session).keys.extend(new);
+    }
+    Ok(keys)
+}
+
+fn read_all(
+    renderer: &Renderer,
+    messages: &[Incoming],
+    from: usize,
+) -> Result<Vec<Message>, ApiError> {
+    let read = |(index, message): (usize, &Incoming)| {
+        let message = message.read(index)?.into_owned();
+        Ok(renderer.with_renderable_content(message))
+    };
+    messages.iter().enumerate().skip(from).map(read).collect()
+}
+
+fn render(
+    renderer: &Renderer,
+    messages: &[Incoming],
+    options: &Options,
+) -> Result<Vec<u32>, ApiError> {
+    let messages = read_all(renderer, messages, 0)?;
+    renderer.render(&messages, &options.render).map_err(refuse)
+}
+
+/// The ids to append to the recorded ones; `None` where the template does not allow it.
+fn extend(
+    renderer: &Renderer,
+    messages: &[Incoming],
+    first_new_message: usize,
+    options: &Options,
+    recorded: &History,
+) -> Result<Option<Vec<u32>>, ApiError> {
+    let messages = read_all(renderer, messages, first_new_message - 1)?;
+    let last = recorded.last();
+    let context = ExtensionContext {
+        answer: &messages[0],
+        sampled: last.as_slice(),
+        options: &options.render,
+    };
+    match renderer.extend(&context, &messages[1..]) {
+        Ok(suffix) => Ok(Some(suffix)),
+        Err(reason) => {
+            tracing::debug!(%reason, "fork: the template does not extend");
+            Ok(None)
+        }
+    }
+}
+
+/// A prompt that is given as it is extends the longest recorded turn whose ids it begins with.
+fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
+    let start_digest = digest_start(b"ids");
+    let mut state = rollout.state.lock();
+    let parent = longest_begun(&mut state, session, start_digest, ids);
+    let session_state = state.session(session);
+    let fork = match (&parent, session_state.conversation.is_empty()) {
+        (Some(_), _) => None,
+        (None, true) => Some(ForkReason::FirstTurn),
+        (None, false) => Some(ForkReason::NewConversation),
+    };
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let (parent, history) = parent.unzip();
+    let history = history.unwrap_or_default();
+    Prompt {
+        session: Arc::clone(session),
+        start_digest,
+        context_digest: digest_next(start_digest, message_hash(&bytes)),
+        parent,
+        fork,
+        suffix: ids[history.len()..].into(),
+        history,
+        resident: session_state.resident,
+        options: None,
+    }
+}
+
+/// The turn and its ids.
+fn longest_begun(
+    state: &mut RolloutState,
+    session: &Arc<str>,
+    start_digest: u128,
+    ids: &[u32],
+) -> Option<(TurnIndex, History)> {
+    let turns = state.turns.iter().enumerate();
+    let candidates: Vec<TurnIndex> = turns
+        .filter(|(_, turn)| turn.session == *session && turn.start_digest == start_digest)
+        .map(|(index, _)| TurnIndex(index as u32))
+        .collect();
+    let conversation = &state.session(session).conversation;
+    let begun = candidates.into_iter().filter_map(|turn| {
+        let history = conversation.history(turn);
+        (history.len() < ids.len() && history.begins(ids)).then_some((turn, history))
+    });
+    begun.max_by_key(|(_, history)| history.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_out_of_the_vocabulary_is_named() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
+        let renderer = Renderer::load(folder.path()).expect("loads");
+        let size = renderer
+            .vocabulary_size()
+            .expect("is in the model's config");
+        assert!(within_vocabulary(&renderer, &[0, size - 1]).is_ok());
+        let error = within_vocabulary(&renderer, &[0, size, 1]).expect_err("is refused");
+        assert!(error.message.contains("prompt[1]"), "{}", error.message);
+        assert_eq!(error.param.as_deref(), Some("prompt"));
+    }
+}

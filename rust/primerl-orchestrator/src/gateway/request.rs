@@ -1,0 +1,219 @@
+//! A request in no dialect's words: messages, options of the template, how to sample.
+
+use super::sampling::TurnSampling;
+use crate::http::ApiError;
+use bytes::Bytes;
+use primerl_core::conversation::{MessageKey, digest_next, digest_start, message_hash};
+use primerl_core::turn::AnswerKey;
+use primerl_render::{
+    Message, RenderOptions, answer_words, canonical, canonical_json, reasoning_words,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// One message of a request.
+#[derive(Clone, Debug)]
+pub enum Incoming {
+    /// OpenAI's chat message as it came. Most of a history was seen before, so it is read only where it is new.
+    Raw(Bytes),
+    /// Made from another dialect's items.
+    Read(Box<Message>),
+    /// The same, kept from request to request.
+    Keyed(Arc<KeyedMessage>),
+}
+
+/// A message and its key, which takes longer to make than to look at.
+#[derive(Debug)]
+pub struct KeyedMessage {
+    pub message: Message,
+    pub key: MessageKey,
+}
+
+impl KeyedMessage {
+    pub fn new(message: Message) -> Arc<KeyedMessage> {
+        let key = message_key(&message);
+        Arc::new(KeyedMessage { message, key })
+    }
+}
+
+impl Incoming {
+    /// Hash of the bytes, by which a message that came before is known; `None` where there are none.
+    pub fn raw_digest(&self) -> Option<u128> {
+        match self {
+            Incoming::Raw(raw) => Some(message_hash(raw)),
+            Incoming::Read(_) | Incoming::Keyed(_) => None,
+        }
+    }
+
+    /// The message's key, where it need not be made.
+    pub fn key(&self) -> Option<MessageKey> {
+        match self {
+            Incoming::Keyed(keyed) => Some(keyed.key),
+            Incoming::Raw(_) | Incoming::Read(_) => None,
+        }
+    }
+
+    /// The message; `index` is its place in the request.
+    pub fn read(&self, index: usize) -> Result<Cow<'_, Message>, ApiError> {
+        match self {
+            Incoming::Read(message) => Ok(Cow::Borrowed(message)),
+            Incoming::Keyed(keyed) => Ok(Cow::Borrowed(&keyed.message)),
+            Incoming::Raw(raw) => {
+                let mut message: Message = serde_json::from_slice(raw).map_err(|error| {
+                    ApiError::invalid(format!("messages[{index}]: {error}")).param("messages")
+                })?;
+                adopt_reasoning(&mut message);
+                Ok(Cow::Owned(message))
+            }
+        }
+    }
+}
+
+/// Other servers call it `reasoning`; templates know `reasoning_content`.
+fn adopt_reasoning(message: &mut Message) {
+    if message.reasoning_content.is_none()
+        && let Some(Value::String(reasoning)) = message.extra.get("reasoning")
+    {
+        message.reasoning_content = Some(reasoning.clone());
+    }
+}
+
+/// How the conversation recognises a message.
+pub fn message_key(message: &Message) -> MessageKey {
+    MessageKey {
+        exact: message_hash(&canonical(message)),
+        answer: message.is_assistant().then(|| answer_key(message)),
+    }
+}
+
+pub fn answer_key(message: &Message) -> AnswerKey {
+    AnswerKey {
+        said: message_hash(&answer_words(message)),
+        reasoning: reasoning_words(message).map(|words| message_hash(words.as_bytes())),
+    }
+}
+
+/// What the template is given besides the messages. The same for all turns of a conversation, as a rule.
+#[derive(Debug)]
+pub struct Options {
+    pub render: RenderOptions,
+    /// Digest of an empty message list under these options.
+    pub start_digest: u128,
+}
+
+impl Options {
+    pub fn new(tools: Option<Vec<Value>>, template_kwargs: Map<String, Value>) -> Options {
+        Options::with_documents(tools, template_kwargs, None)
+    }
+
+    pub fn with_documents(
+        tools: Option<Vec<Value>>,
+        template_kwargs: Map<String, Value>,
+        documents: Option<Vec<Value>>,
+    ) -> Options {
+        let tools = tools.filter(|tools| !tools.is_empty());
+        let canonical = canonical_json(&serde_json::json!([tools, template_kwargs, documents]));
+        Options {
+            render: RenderOptions {
+                tools,
+                add_generation_prompt: true,
+                template_kwargs,
+                documents,
+                ..RenderOptions::default()
+            },
+            start_digest: digest_start(canonical.as_bytes()),
+        }
+    }
+}
+
+/// Options as they came.
+#[derive(Clone, Debug)]
+pub enum IncomingOptions {
+    /// JSON texts, read only where they are new.
+    Raw {
+        tools: Option<Bytes>,
+        template_kwargs: Option<Bytes>,
+        documents: Option<Bytes>,
+    },
+    Read(Arc<Options>),
+}
+
+impl IncomingOptions {
+    /// Hash of the bytes, by which options that came before are known; `None` where there are none.
+    pub fn raw_digest(&self) -> Option<u128> {
+        match self {
+            IncomingOptions::Read(_) => None,
+            IncomingOptions::Raw {
+                tools,
+                template_kwargs,
+                documents,
+            } => {
+                let hash = |part: &Option<Bytes>| part.as_ref().map_or(0, |raw| message_hash(raw));
+                let known = digest_next(hash(tools), hash(template_kwargs));
+                Some(digest_next(known, hash(documents)))
+            }
+        }
+    }
+
+    pub fn read(&self) -> Result<Arc<Options>, ApiError> {
+        match self {
+            IncomingOptions::Read(options) => Ok(Arc::clone(options)),
+            IncomingOptions::Raw {
+                tools,
+                template_kwargs,
+                documents,
+            } => {
+                let kwargs = part("chat_template_kwargs", template_kwargs)?;
+                Ok(Arc::new(Options::with_documents(
+                    part("tools", tools)?,
+                    kwargs.unwrap_or_default(),
+                    part("documents", documents)?,
+                )))
+            }
+        }
+    }
+}
+
+fn part<T: DeserializeOwned>(name: &str, raw: &Option<Bytes>) -> Result<Option<T>, ApiError> {
+    let Some(raw) = raw else {
+        return Ok(None);
+    };
+    serde_json::from_slice(raw)
+        .map_err(|error| ApiError::invalid(format!("{name}: {error}")).param(name))
+}
+
+/// What the model is to go on from.
+#[derive(Debug)]
+pub enum Input {
+    Messages {
+        messages: Vec<Incoming>,
+        options: IncomingOptions,
+    },
+    /// A text without a template; the engine gets its tokens.
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// A request that may be answered.
+#[derive(Debug)]
+pub struct TurnRequest {
+    pub input: Input,
+    pub sampling: TurnSampling,
+    /// Answers to sample.
+    pub choices: u32,
+    /// Whether tool calls and reasoning are looked for in the answer.
+    pub parse: Parse,
+    /// Hash by which the request is known when it comes again.
+    pub digest: u128,
+}
+
+/// What is looked for in an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parse {
+    /// Reasoning, and tool calls where the request has tools; of several calls only the first, with `one_call`.
+    Message { one_call: bool },
+    /// Nothing: it is text.
+    Text,
+}

@@ -1,0 +1,93 @@
+//! Entries for fuzzers: one function a tool parser, which takes any bytes and fails where a promise of this module does.
+//!
+//! The first byte says whether there are tools and open reasoning, the second one how the text is split; the rest is the
+//! text of an answer.
+
+use super::choice::ParserChoice;
+use super::cut::Cut;
+use super::newlines::Newlines;
+use super::stream::Engine;
+use super::{AnswerContext, Delta, SegmentKind};
+use serde_json::json;
+
+macro_rules! entries {
+    ($($name:ident: $reasoning:literal,)*) => {
+        $(
+            #[doc = concat!("Fuzzes the parser `", stringify!($name), "`.")]
+            pub fn $name(data: &[u8]) {
+                run(ParserChoice { tool: stringify!($name), reasoning: $reasoning }, data);
+            }
+        )*
+        /// All entries by the parser's name.
+        pub const ENTRIES: &[(&str, fn(&[u8]))] = &[$((stringify!($name), $name),)*];
+    };
+}
+
+entries! {
+    hermes: "think",
+    qwen3_coder: "think",
+    llama3_json: "none",
+    llama3_pythonic: "think",
+    glm: "think",
+    kimi: "think",
+    deepseek: "think",
+    harmony: "harmony",
+    minimax: "think",
+    mistral: "mistral",
+    none: "think",
+}
+
+fn run(choice: ParserChoice, data: &[u8]) {
+    let [flags, size, rest @ ..] = data else {
+        return;
+    };
+    let text = String::from_utf8_lossy(rest);
+    let tools = [
+        json!({"function": {"name": "f", "parameters": {"properties": {"a": {"type": ["integer", "null"]}}}}}),
+    ];
+    let context = AnswerContext {
+        tools: (flags & 1 == 1).then_some(&tools),
+        starts_in_reasoning: flags & 2 == 2,
+    };
+    let parse = |size: usize| {
+        let mut engine = Engine::new(choice, Newlines::USUAL, &context);
+        let mut cut = Cut::default();
+        let mut deltas = Vec::new();
+        for (count, letter) in text.chars().enumerate() {
+            cut.text.push(letter);
+            if count % size == 0 {
+                engine.run(&mut cut, false);
+                deltas.extend(cut.take_deltas());
+            }
+        }
+        engine.run(&mut cut, true);
+        deltas.extend(cut.take_deltas());
+        (cut, deltas)
+    };
+    let (whole, _) = parse(usize::MAX);
+    let (split, deltas) = parse(usize::from(*size).max(1));
+    assert_eq!(whole.segments, split.segments);
+    assert_eq!(whole.malformed, split.malformed);
+    assert_eq!(whole.calls, split.calls);
+    let mut end = 0;
+    let (mut content, mut reasoning) = (String::new(), String::new());
+    for (kind, range) in &whole.segments {
+        assert_eq!(range.start, end, "segments tile the text");
+        end = range.end;
+        match kind {
+            SegmentKind::Content => content.push_str(&text[range.clone()]),
+            SegmentKind::Reasoning => reasoning.push_str(&text[range.clone()]),
+            SegmentKind::ToolCall(_) | SegmentKind::Hidden => {}
+        }
+    }
+    assert_eq!(end, text.len());
+    let (mut shown, mut thought) = (String::new(), String::new());
+    for delta in deltas {
+        match delta {
+            Delta::Content(text) => shown.push_str(&text),
+            Delta::Reasoning(text) => thought.push_str(&text),
+            Delta::ToolCall { arguments, .. } => assert!(arguments.starts_with('{')),
+        }
+    }
+    assert_eq!((shown, thought), (content, reasoning));
+}

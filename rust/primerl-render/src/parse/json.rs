@@ -1,0 +1,154 @@
+//! JSON written by a model: where it ends, and the text of its members.
+
+use super::{Call, CallProblem};
+use serde::de::IgnoredAny;
+
+/// Finds the end of a JSON object or list in text that is still growing. It looks at brackets and strings only.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct JsonScan {
+    /// Bytes looked at so far.
+    at: usize,
+    depth: usize,
+    in_string: bool,
+    is_escaped: bool,
+}
+
+impl JsonScan {
+    /// Begins at `at`, the opening bracket.
+    pub fn from(at: usize) -> Self {
+        Self {
+            at,
+            ..Self::default()
+        }
+    }
+
+    /// The place after the closing bracket.
+    pub fn end(&mut self, text: &str) -> Option<usize> {
+        for byte in &text.as_bytes()[self.at..] {
+            self.at += 1;
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.in_string => self.is_escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return Some(self.at);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// Whether `text` is JSON.
+pub(super) fn check(text: &str) -> Result<(), CallProblem> {
+    match serde_json::from_str::<IgnoredAny>(text) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(CallProblem::InvalidJson(error.to_string())),
+    }
+}
+
+/// `text` without white space around it, if it is a JSON object.
+pub(super) fn object<'a>(text: &'a str, what: &'static str) -> Result<&'a str, CallProblem> {
+    let text = text.trim();
+    check(text)?;
+    if text.starts_with('{') {
+        Ok(text)
+    } else {
+        Err(CallProblem::NotAnObject(what))
+    }
+}
+
+/// `{"name": .., "arguments": {..}}` as [`named_object`]; a call may leave its arguments out.
+pub(super) fn call(text: &str) -> Result<Call, CallProblem> {
+    let (name, id, arguments) = named_object(text)?;
+    let arguments = arguments.unwrap_or("{}");
+    if !arguments.starts_with('{') {
+        return Err(CallProblem::NotAnObject("value of the arguments"));
+    }
+    let name = name.ok_or(CallProblem::NoName)?;
+    Ok(Call {
+        id,
+        ..Call::new(&name, arguments.to_owned())?
+    })
+}
+
+/// Whether a JSON object that no marker announces is meant as a call.
+pub(super) fn looks_like_call(text: &str) -> bool {
+    named_object(text).is_ok_and(|(name, _, arguments)| name.is_some() && arguments.is_some())
+}
+
+type NamedObject<'a> = (Option<String>, Option<String>, Option<&'a str>);
+
+/// Name, id and arguments (which some families call parameters), the arguments as they are written.
+fn named_object(text: &str) -> Result<NamedObject<'_>, CallProblem> {
+    let text = object(text, "call")?;
+    let (mut name, mut id, mut arguments) = (None, None, None);
+    for (key, value) in members(text) {
+        match key {
+            "\"name\"" => name = serde_json::from_str::<String>(value).ok(),
+            "\"id\"" => id = serde_json::from_str::<String>(value).ok(),
+            "\"arguments\"" | "\"parameters\"" => arguments = Some(value),
+            _ => {}
+        }
+    }
+    Ok((name, id, arguments))
+}
+
+/// Keys (in quotes) and values of a valid JSON object, as they are written.
+fn members(object: &str) -> impl Iterator<Item = (&str, &str)> {
+    elements(object).filter_map(|member| {
+        let key_end = string_end(member)?;
+        let value = member[key_end..].trim_start().strip_prefix(':')?;
+        Some((&member[..key_end], value.trim()))
+    })
+}
+
+/// The texts between the commas of a valid JSON object or list, without white space around them.
+pub(super) fn elements(container: &str) -> impl Iterator<Item = &str> {
+    let inner = container.get(1..container.len().saturating_sub(1));
+    let mut rest = inner.unwrap_or_default();
+    std::iter::from_fn(move || {
+        let end = comma(rest);
+        let element = rest[..end].trim();
+        rest = rest.get(end + 1..).unwrap_or_default();
+        (!element.is_empty()).then_some(element)
+    })
+}
+
+/// The first comma of `text` outside of brackets and strings, else its length.
+fn comma(text: &str) -> usize {
+    let (mut depth, mut in_string, mut is_escaped) = (0usize, false, false);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_string => is_escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            b',' if depth == 0 => return at,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// The place after the string that `text` begins with.
+fn string_end(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    for (at, byte) in text.bytes().enumerate().skip(1) {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'"' => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}

@@ -1,0 +1,191 @@
+//! Sampled tokens to the assistant message that environments see.
+//!
+//! The decoded text of an answer is cut into [`Segment`]s that tile it: what the client is shown (content, reasoning),
+//! tool calls, and what is hidden (markers, the newlines a template writes around them, headers, left-over special
+//! tokens). Each segment knows its range of text and of sampled tokens, so anything shown leads back to the ids.
+//!
+//! One implementation serves streaming and whole answers: [`AnswerStream`] takes ids in any split and holds back only
+//! what may be the beginning of a marker. Nothing a model writes is an error: a call that cannot be read stays text, with
+//! an entry in [`Parsed::malformed`].
+//!
+//! Without tools in the request no call is parsed: the text stays text, markers included, even where they are special
+//! tokens. Reasoning is parsed all the same. Other special tokens are always hidden.
+
+mod arguments;
+mod choice;
+mod cut;
+mod deepseek;
+#[cfg(feature = "testing")]
+pub mod fuzz;
+mod glm;
+mod harmony;
+mod hermes;
+mod json;
+mod kimi;
+mod llama;
+mod machine;
+mod markers;
+mod minimax;
+mod mistral;
+mod newlines;
+mod python_literal;
+mod pythonic;
+mod qwen3_coder;
+mod stream;
+mod tagged;
+
+pub use choice::{ParserChoice, REASONING_PARSERS, TOOL_PARSERS};
+pub(crate) use stream::AnswerParser;
+pub use stream::AnswerStream;
+
+use crate::message::{FunctionCall, Message, ToolCall};
+use serde_json::{Map, Value};
+use std::ops::Range;
+
+/// What a stretch of an answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SegmentKind {
+    /// Text of `message.content`.
+    Content,
+    /// Text of `message.reasoning_content`.
+    Reasoning,
+    /// `message.tool_calls[index]`, with the markers of that call alone.
+    ToolCall(usize),
+    /// Shown to nobody.
+    Hidden,
+}
+
+/// A stretch of the decoded answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub kind: SegmentKind,
+    /// Bytes of [`Parsed::text`].
+    pub text_range: Range<usize>,
+    /// Sampled tokens that touch it. A token that crosses a border belongs to both sides.
+    pub token_range: Range<usize>,
+}
+
+/// A stretch that looked like a tool call and is shown as content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MalformedCall {
+    pub reason: CallProblem,
+    /// Bytes of [`Parsed::text`].
+    pub text_range: Range<usize>,
+}
+
+/// Why a stretch is not a tool call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallProblem {
+    #[error("the answer ends within the call")]
+    CutOff,
+    #[error("the arguments are not JSON: {0}")]
+    InvalidJson(String),
+    #[error("the {0} is not a JSON object")]
+    NotAnObject(&'static str),
+    #[error("the call has no name")]
+    NoName,
+    #[error("{0}")]
+    Structure(&'static str),
+}
+
+/// A parsed answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parsed {
+    /// Role `assistant`. Content is null where there is nothing but tool calls.
+    pub message: Message,
+    /// The decoded text with special tokens, without the stop token that ended the answer.
+    pub text: String,
+    /// In order; their texts concatenate to `text`, and together they touch every token but the stop token.
+    pub segments: Vec<Segment>,
+    pub malformed: Vec<MalformedCall>,
+    /// The last sampled token, where it is a stop token.
+    pub stop_token: Option<u32>,
+}
+
+/// A piece of an answer for a client that reads along. Pieces of a kind add up to the message's field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delta {
+    Reasoning(String),
+    Content(String),
+    /// A whole call, as soon as it is complete.
+    ToolCall {
+        index: usize,
+        id: Option<String>,
+        name: String,
+        arguments: String,
+    },
+}
+
+/// What a request says about its answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AnswerContext<'a> {
+    /// OpenAI tool schemas. None or empty: calls are not parsed.
+    pub tools: Option<&'a [Value]>,
+    /// Whether the prompt ends within reasoning: [`crate::Renderer::starts_in_reasoning`].
+    pub starts_in_reasoning: bool,
+}
+
+/// A call as a family's reader finds it.
+#[derive(Debug)]
+struct Call {
+    id: Option<String>,
+    name: String,
+    /// Text of a JSON object.
+    arguments: String,
+}
+
+impl Call {
+    fn new(name: &str, arguments: String) -> Result<Self, CallProblem> {
+        if name.is_empty() {
+            return Err(CallProblem::NoName);
+        }
+        Ok(Self {
+            id: None,
+            name: name.to_owned(),
+            arguments,
+        })
+    }
+
+    fn into_tool_call(self) -> ToolCall {
+        ToolCall {
+            id: self.id,
+            kind: Some("function".to_owned()),
+            function: FunctionCall {
+                name: self.name,
+                arguments: Value::String(self.arguments),
+            },
+            extra: Map::new(),
+        }
+    }
+}
+
+/// Reads tool calls out of the text. One implementation a syntax; the state of one answer lives in it.
+trait CallGrammar: Send {
+    /// Texts that begin a call anywhere in the content.
+    fn openers(&self) -> &'static [&'static str];
+
+    /// Whether an answer may begin with a call that has no opener. `text` begins at its first letter.
+    fn begins_at_start(&self, _text: &str, _is_end: bool) -> Begins {
+        Begins::No
+    }
+
+    /// Cuts calls. At first `cut` is at an opener, or at the start of an answer that begins with a call.
+    fn advance(&mut self, cut: &mut cut::Cut, is_end: bool) -> Progress;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begins {
+    Yes,
+    No,
+    /// More text decides.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// Wants more text; never at the end.
+    More,
+    /// What follows is content again.
+    Done { after_call: bool },
+}
