@@ -143,8 +143,8 @@ impl History {
     }
 
     /// The ids, in pieces.
-    pub fn chunks(&self) -> impl Iterator<Item = &[u32]> {
-        self.chunks.iter().map(|chunk| &**chunk)
+    pub fn chunks(&self) -> &[Arc<[u32]>] {
+        &self.chunks
     }
 
     /// The last id.

@@ -374,6 +374,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
+        written_ids: Arc::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
 
 use super::client::EngineError;
-use super::ids::PromptIds;
+use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
 use primerl_core::{PolicyVersion, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
@@ -22,9 +22,9 @@ pub struct GenerateBody<'a> {
 }
 
 impl GenerateBody<'_> {
-    pub fn encode(&self) -> Result<bytes::Bytes, serde_json::Error> {
+    pub fn encode(&self, written: &WrittenIds) -> Result<bytes::Bytes, serde_json::Error> {
         let mut body = b"{\"token_ids\":".to_vec();
-        self.token_ids.write_json(&mut body);
+        self.token_ids.write_json(written, &mut body);
         let others = serde_json::to_vec(self)?;
         body.push(b',');
         // It has fields, so a comma takes the place of its brace.

@@ -21,6 +21,6 @@ mod supervisor;
 
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob, Truncation};
-pub use ids::PromptIds;
+pub use ids::{PromptIds, WrittenIds};
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

@@ -3,7 +3,7 @@
 
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams, Truncation};
-use super::ids::PromptIds;
+use super::ids::{PromptIds, WrittenIds};
 use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
@@ -31,6 +31,8 @@ pub struct EnginesConfig {
     pub stop_token_ids: Vec<u32>,
     /// Of the model; `None` where it does not say.
     pub vocabulary_size: Option<u32>,
+    /// What of the prompts was written before.
+    pub written_ids: Arc<WrittenIds>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +96,7 @@ impl SampleRequest<'_> {
             cache_salt: version.to_string(),
             stream,
         };
-        body.encode()
+        body.encode(&config.written_ids)
     }
 
     pub(crate) fn bounds(&self, config: &EnginesConfig) -> Bounds {

@@ -133,7 +133,7 @@ fn read_messages(messages: Vec<Value>) -> Result<Vec<Message>, ApiError> {
         return Err(ApiError::invalid("messages is empty").param("messages"));
     }
     let read = |(index, message): (usize, Value)| {
-        let message = Incoming::Raw(message.to_string().into());
+        let message = Incoming::raw(message.to_string().into());
         Ok(message.read(index)?.into_owned())
     };
     messages.into_iter().enumerate().map(read).collect()

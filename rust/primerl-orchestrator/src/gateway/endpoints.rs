@@ -240,7 +240,7 @@ fn prepare_now(
     body: &Bytes,
 ) -> Result<Prepared, ApiError> {
     let digest = call.repeat.digest(dialect, &call.session, body);
-    let (mut request, reply) = dialect.read(body, rollout, digest)?;
+    let (mut request, reply) = dialect.read(body, rollout, &call.session, digest)?;
     let before = {
         let state = rollout.state.lock();
         let running = state

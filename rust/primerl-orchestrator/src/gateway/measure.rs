@@ -47,6 +47,7 @@ impl Turns {
             update_timeout: std::time::Duration::from_secs(60),
             stop_token_ids: renderer.stop_token_ids().to_vec(),
             vocabulary_size: renderer.vocabulary_size(),
+            written_ids: Arc::default(),
         };
         let access = Access::new(&[0; 32], None)
             .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
@@ -78,7 +79,7 @@ impl Turns {
     /// From a chat request's body to the engine's.
     pub fn ask(&self, body: &Bytes) -> Result<Asked, ApiError> {
         let digest = primerl_core::conversation::message_hash(body);
-        let (request, reply) = Dialect::Chat.read(body, &self.rollout, digest)?;
+        let (request, reply) = Dialect::Chat.read(body, &self.rollout, &"".into(), digest)?;
         let renderer = &self.gateway.renderer;
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);

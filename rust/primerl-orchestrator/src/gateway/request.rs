@@ -17,7 +17,11 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub enum Incoming {
     /// OpenAI's chat message as it came. Most of a history was seen before, so it is read only where it is new.
-    Raw(Bytes),
+    Raw {
+        text: Bytes,
+        /// [`message_hash`] of it.
+        digest: u128,
+    },
     /// Made from another dialect's items.
     Read(Box<Message>),
     /// The same, kept from request to request.
@@ -39,10 +43,16 @@ impl KeyedMessage {
 }
 
 impl Incoming {
+    /// A chat message as JSON text.
+    pub fn raw(text: Bytes) -> Incoming {
+        let digest = message_hash(&text);
+        Incoming::Raw { text, digest }
+    }
+
     /// Hash of the bytes, by which a message that came before is known; `None` where there are none.
     pub fn raw_digest(&self) -> Option<u128> {
         match self {
-            Incoming::Raw(raw) => Some(message_hash(raw)),
+            Incoming::Raw { digest, .. } => Some(*digest),
             Incoming::Read(_) | Incoming::Keyed(_) => None,
         }
     }
@@ -51,7 +61,7 @@ impl Incoming {
     pub fn key(&self) -> Option<MessageKey> {
         match self {
             Incoming::Keyed(keyed) => Some(keyed.key),
-            Incoming::Raw(_) | Incoming::Read(_) => None,
+            Incoming::Raw { .. } | Incoming::Read(_) => None,
         }
     }
 
@@ -60,8 +70,8 @@ impl Incoming {
         match self {
             Incoming::Read(message) => Ok(Cow::Borrowed(message)),
             Incoming::Keyed(keyed) => Ok(Cow::Borrowed(&keyed.message)),
-            Incoming::Raw(raw) => {
-                let mut message: Message = serde_json::from_slice(raw).map_err(|error| {
+            Incoming::Raw { text, .. } => {
+                let mut message: Message = serde_json::from_slice(text).map_err(|error| {
                     ApiError::invalid(format!("messages[{index}]: {error}")).param("messages")
                 })?;
                 adopt_reasoning(&mut message);

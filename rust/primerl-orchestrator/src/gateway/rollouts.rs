@@ -1,6 +1,7 @@
 //! The rollouts that run now, each with its conversations.
 
 use super::dialect::ResponseStore;
+use super::dialect::chat::seen::Seen;
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
@@ -64,6 +65,8 @@ pub(super) struct Session {
     pub resident: Option<Resident>,
     /// Keys of messages by the hash of their bytes: a history that comes again is not read again.
     pub keys: HashMap<u128, MessageKey>,
+    /// How far the last chat request's body is known.
+    pub seen: Option<Arc<Seen>>,
     /// The options last used, by the hash of their bytes.
     pub options: Option<(u128, Arc<Options>)>,
 }

@@ -1,12 +1,15 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
+pub(in crate::gateway) mod seen;
+
+use self::seen::{Seen, Unseen};
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::{TokenLogprob, token_logprobs};
 use super::shared::{is_neutral, structured_fields, tools_wanted};
 use super::sse::append;
 use crate::gateway::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::gateway::fields::Fields;
-use crate::gateway::request::{Incoming, IncomingOptions, Input, Parse, TurnRequest};
+use crate::gateway::request::{IncomingOptions, Input, Parse, TurnRequest};
 use crate::gateway::sampling::{Rules, TurnSampling, choices, top_logprobs};
 use crate::gateway::text::Delta;
 use crate::http::ApiError;
@@ -18,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use std::fmt;
+use std::sync::Arc;
 
 /// The body; what makes up most of it is left as text.
 struct Body<'a> {
@@ -53,6 +57,10 @@ impl<'de> Visitor<'de> for BodyVisitor {
         };
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
+                // Of two lists, only one could be what the conversation goes on from.
+                "messages" if body.messages.is_some() => {
+                    return Err(serde::de::Error::duplicate_field("messages"));
+                }
                 "messages" => body.messages = map.next_value()?,
                 "tools" => body.tools = map.next_value()?,
                 "chat_template_kwargs" => body.template_kwargs = map.next_value()?,
@@ -67,15 +75,18 @@ impl<'de> Visitor<'de> for BodyVisitor {
     }
 }
 
+/// Also says how far the body is known from now on. `seen`: how far the one before was.
 pub(super) fn read(
     bytes: &Bytes,
     rules: &Rules<'_>,
     digest: u128,
-) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
-    let body: Body<'_> = serde_json::from_slice(bytes)
+    seen: Option<Arc<Seen>>,
+) -> Result<(TurnRequest, Box<dyn Reply>, Option<Arc<Seen>>), ApiError> {
+    let unseen = Unseen::of(bytes, seen);
+    let body: Body<'_> = serde_json::from_slice(&unseen.text)
         .map_err(|error| ApiError::invalid(format!("the body is no chat request: {error}")))?;
-    let piece = |raw: &RawValue| bytes.slice_ref(raw.get().as_bytes());
-    let messages = body.messages.unwrap_or_default();
+    let piece = |raw: &RawValue| unseen.text.slice_ref(raw.get().as_bytes());
+    let (messages, seen) = unseen.messages(bytes, &body.messages.unwrap_or_default());
     if messages.is_empty() {
         return Err(ApiError::invalid("messages is missing or empty").param("messages"));
     }
@@ -87,10 +98,7 @@ pub(super) fn read(
     fields.end(is_neutral)?;
     let request = TurnRequest {
         input: Input::Messages {
-            messages: messages
-                .into_iter()
-                .map(|raw| Incoming::Raw(piece(raw)))
-                .collect(),
+            messages,
             options: IncomingOptions::Raw {
                 tools: body.tools.filter(|_| has_tools).map(piece),
                 template_kwargs: body.template_kwargs.map(piece),
@@ -102,7 +110,7 @@ pub(super) fn read(
         parse: Parse::Message { one_call },
         digest,
     };
-    Ok((request, Box::new(form)))
+    Ok((request, Box::new(form), seen))
 }
 
 fn read_fields(fields: &mut Fields, rules: &Rules<'_>) -> Result<(Form, TurnSampling), ApiError> {

@@ -1,7 +1,7 @@
 //! The protocols that clients speak. A dialect reads a request into no dialect's words ([`TurnRequest`]) and writes the
 //! answer back ([`Reply`]); everything between is the same for all.
 
-mod chat;
+pub(super) mod chat;
 mod chunks;
 mod completions;
 mod logprobs;
@@ -21,6 +21,7 @@ use super::rollouts::Rollout;
 use crate::http::ApiError;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -40,10 +41,16 @@ impl Dialect {
         self,
         body: &Bytes,
         rollout: &Rollout,
+        session: &Arc<str>,
         digest: u128,
     ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
         match self {
-            Dialect::Chat => chat::read(body, &rollout.rules(), digest),
+            Dialect::Chat => {
+                let seen = rollout.state.lock().session(session).seen.clone();
+                let (request, reply, seen) = chat::read(body, &rollout.rules(), digest, seen)?;
+                rollout.state.lock().session(session).seen = seen;
+                Ok((request, reply))
+            }
             Dialect::Messages => messages::read(body, &rollout.rules(), digest),
             Dialect::Completions => completions::read(body, &rollout.rules(), digest),
             Dialect::Responses => {
