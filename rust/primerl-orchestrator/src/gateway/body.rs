@@ -14,14 +14,17 @@ use std::task::{Context, Poll};
 pub(super) struct Delivery {
     rollout: Arc<Rollout>,
     request: u128,
+    answer: Arc<str>,
     done: bool,
 }
 
 impl Delivery {
-    pub fn begin(rollout: &Arc<Rollout>, request: u128) -> Delivery {
+    /// Of the answer with this id to the request with this digest.
+    pub fn begin(rollout: &Arc<Rollout>, request: u128, answer: &Arc<str>) -> Delivery {
         Delivery {
             rollout: Arc::clone(rollout),
             request,
+            answer: Arc::clone(answer),
             done: false,
         }
     }
@@ -37,7 +40,8 @@ impl Drop for Delivery {
             true => DeliveryState::Done,
             false => DeliveryState::Failed,
         };
-        self.rollout.state.lock().delivered(self.request, delivery);
+        let mut state = self.rollout.state.lock();
+        state.delivered(self.request, &self.answer, delivery);
     }
 }
 
@@ -88,6 +92,7 @@ mod tests {
     use primerl_core::{Duration, EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
 
     const REQUEST: u128 = 5;
+    const ANSWER: &str = "7";
 
     fn rollout() -> Arc<Rollout> {
         let rollouts = Rollouts::default();
@@ -105,7 +110,10 @@ mod tests {
         };
         rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = rollouts.get(RolloutId(3)).expect("is open");
-        let answered = Answered::default();
+        let answered = Answered {
+            id: ANSWER.into(),
+            ..Answered::default()
+        };
         rollout.state.lock().answered.insert(REQUEST, answered);
         rollout
     }
@@ -114,11 +122,15 @@ mod tests {
     async fn only_an_answer_that_was_taken_is_delivered() {
         let rollout = rollout();
         let state = || rollout.state.lock().answered[&REQUEST].delivery;
-        let body =
-            |bytes: &[u8]| DeliveredBody::new(bytes.to_vec(), Delivery::begin(&rollout, REQUEST));
-        drop(body(b"lost"));
+        let body = |answer: &str, bytes: &[u8]| {
+            let delivery = Delivery::begin(&rollout, REQUEST, &answer.into());
+            DeliveredBody::new(bytes.to_vec(), delivery)
+        };
+        drop(body("another", b"lost"));
+        assert_eq!(state(), DeliveryState::Pending);
+        drop(body(ANSWER, b"lost"));
         assert_eq!(state(), DeliveryState::Failed);
-        let body = axum::body::Body::new(body(b"taken"));
+        let body = axum::body::Body::new(body(ANSWER, b"taken"));
         let taken = axum::body::to_bytes(body, 100).await.expect("is whole");
         assert_eq!(taken, "taken");
         assert_eq!(state(), DeliveryState::Done);

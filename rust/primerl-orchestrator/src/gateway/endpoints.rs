@@ -115,7 +115,7 @@ async fn respond(
             reply,
             reading,
         } => {
-            let delivery = Delivery::begin(&rollout, reading.request_digest);
+            let delivery = Delivery::begin(&rollout, reading.request_digest, &answer.head.id);
             let response = whole_or_events(app, &answer, reply.as_ref(), &reading, delivery);
             Ok((response, Outcome::Replayed))
         }
@@ -241,6 +241,7 @@ fn prepare_now(
 ) -> Result<Prepared, ApiError> {
     let digest = call.repeat.digest(dialect, &call.session, body);
     let (mut request, reply) = dialect.read(body, rollout, &call.session, digest)?;
+    let choices = request.choices as usize;
     let before = {
         let state = rollout.state.lock();
         let running = state
@@ -250,15 +251,18 @@ fn prepare_now(
         let running =
             running.filter(|live| call.repeat.may_join() && !live.abandoned().is_cancelled());
         let answered = state.answered.get(&digest).cloned();
-        let answered = answered.filter(|answered| call.repeat.may_repeat(answered.delivery));
+        let answered = answered.filter(|answered| {
+            call.repeat.may_repeat(answered.delivery) && answered.turns.len() >= choices
+        });
         (running, answered)
     };
     match before {
         (Some(live), _) => Ok(Prepared::Running { live, reply }),
         (None, Some(answered)) => {
             let gateway = &app.gateway;
-            let (choices, reading) = turn::recorded(gateway, rollout, &request, &answered.turns)?;
-            let head = head_again(gateway, rollout, &request, &answered.turns, reply.as_ref());
+            let turns = &answered.turns[answered.turns.len() - choices..];
+            let (choices, reading) = turn::recorded(gateway, rollout, &request, turns)?;
+            let head = head_again(gateway, rollout, answered.id, turns, reply.as_ref());
             Ok(Prepared::Recorded {
                 answer: Arc::new(Answer { head, choices }),
                 reply,
@@ -286,7 +290,7 @@ fn prepare_now(
 fn head_again(
     gateway: &super::Gateway,
     rollout: &Rollout,
-    request: &TurnRequest,
+    id: Arc<str>,
     turns: &[TurnIndex],
     reply: &dyn Reply,
 ) -> Head {
@@ -298,17 +302,13 @@ fn head_again(
         .map(|session| session.conversation.prompt_of(turn))
         .unwrap_or_default();
     Head {
-        id: answer_id(rollout, request.digest, &format!("t{turn}")),
+        id,
         created: unix_time(),
         model: gateway.model.as_str().into(),
         prompt_tokens: prompt.len(),
         choices: turns.len() as u32,
         prompt: reply.shows_prompt().then(|| prompt.into()),
     }
-}
-
-fn answer_id(rollout: &Rollout, digest: u128, number: &str) -> Arc<str> {
-    format!("{}-{:016x}-{number}", rollout.id, digest as u64).into()
 }
 
 fn new_task(
@@ -326,7 +326,7 @@ fn new_task(
     state.requests += 1;
     let number = state.requests;
     let head = Head {
-        id: answer_id(rollout, request.digest, &number.to_string()),
+        id: turn::answer_id(rollout, request.digest, &number.to_string()),
         created: unix_time(),
         model: app.gateway.model.as_str().into(),
         prompt_tokens: prompt.ids().len(),
@@ -353,7 +353,8 @@ async fn follow(
     reply: Box<dyn Reply>,
 ) -> Result<Response, ApiError> {
     let reading = Arc::clone(&following.live.reading);
-    let delivery = Delivery::begin(rollout, reading.request_digest);
+    let id = &following.live.head.id;
+    let delivery = Delivery::begin(rollout, reading.request_digest, id);
     if !reply.streams() {
         let answer = following.outcome().await?;
         return Ok(whole_or_events(

@@ -74,7 +74,9 @@ pub(super) struct Session {
 /// The last time a request was answered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answered {
-    /// One for each choice.
+    /// Of the answer.
+    pub id: Arc<str>,
+    /// One for each choice. After a restart also those of equal requests before it.
     pub turns: SmallVec<[TurnIndex; 1]>,
     pub delivery: DeliveryState,
 }
@@ -107,8 +109,11 @@ impl RolloutState {
         self.sessions.entry(Arc::clone(name)).or_default()
     }
 
-    pub fn delivered(&mut self, request: u128, delivery: DeliveryState) {
-        if let Some(answered) = self.answered.get_mut(&request) {
+    /// `answer` is its id: an equal request may have been answered since.
+    pub fn delivered(&mut self, request: u128, answer: &str, delivery: DeliveryState) {
+        if let Some(answered) = self.answered.get_mut(&request)
+            && *answered.id == *answer
+        {
             answered.delivery = delivery;
         }
     }

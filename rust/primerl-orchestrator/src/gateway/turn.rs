@@ -84,6 +84,7 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
     let choices = try_join_all(choices).await?;
     let (choices, turns): (Vec<Choice>, SmallVec<[TurnIndex; 1]>) = choices.into_iter().unzip();
     let answered = Answered {
+        id: Arc::clone(&task.live.head.id),
         turns,
         delivery: DeliveryState::Pending,
     };
@@ -320,6 +321,11 @@ pub(super) fn recorded(
     Ok((choices?, Arc::new(reading)))
 }
 
+/// `number` tells it from other answers to equal requests.
+pub(super) fn answer_id(rollout: &Rollout, request: u128, number: &str) -> Arc<str> {
+    format!("{}-{:016x}-{number}", rollout.id, request as u64).into()
+}
+
 /// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived: a marked
 /// retry gets them again.
 pub(super) fn restore(rollout: &Rollout, turns: &[Turn]) {
@@ -327,6 +333,7 @@ pub(super) fn restore(rollout: &Rollout, turns: &[Turn]) {
     for turn in turns {
         let index = state.record(turn);
         let answered = state.answered.entry(turn.request_digest).or_default();
+        answered.id = answer_id(rollout, turn.request_digest, &format!("t{index}"));
         answered.delivery = DeliveryState::Unknown;
         answered.turns.push(index);
     }
