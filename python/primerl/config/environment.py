@@ -69,6 +69,8 @@ class EvaluationSampling(Section):
     """Sampling temperature; 0 is greedy."""
     max_tokens: PositiveInt | None = None
     """Longest completion of one turn, in tokens; as in training where it is left out."""
+    rollout_max_tokens: PositiveInt | None = None
+    """Tokens sampled in a whole rollout; as in training where it is left out."""
 
 
 class EvaluationSource(Environment):

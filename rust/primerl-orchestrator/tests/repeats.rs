@@ -8,6 +8,7 @@ use common::engine::Engine;
 use common::worker::Worker;
 use common::{Orchestrator, Place, client, trainer, user};
 use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use reqwest::RequestBuilder;
 use serde_json::{Value, json};
@@ -35,7 +36,12 @@ fn paced(step: Duration) -> MockConfig {
 impl Scene {
     async fn new(mock: MockConfig) -> Scene {
         let place = Place::new();
-        let orchestrator = Orchestrator::start(place.config("", "")).await;
+        let config = place.config("", "");
+        Scene::with(place, config, mock).await
+    }
+
+    async fn with(place: Place, config: Config, mock: MockConfig) -> Scene {
+        let orchestrator = Orchestrator::start(config).await;
         let engine = Engine::start(mock).await;
         let join = json!({"url": engine.url});
         assert_eq!(orchestrator.post("/engines/join", &join).await.0, 200);
@@ -243,5 +249,27 @@ async fn an_engine_that_dies_under_a_stream_ends_it_with_an_error_and_nothing_is
         .request(json!({}))
         .header("x-stainless-retry-count", "1");
     assert_eq!(content(again).await.len(), 12);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rollout_ends_in_order_when_its_tokens_are_used_up() {
+    let sampling = "[sampling]\nmax_tokens = 12\n";
+    let place = Place::new();
+    let toml = place.toml("", "");
+    let bounded = format!("{sampling}rollout_max_tokens = 20\n");
+    let toml = toml.replace(sampling, &bounded);
+    assert!(toml.contains("rollout_max_tokens"));
+    let config = Config::from_toml(&toml, "test").unwrap();
+    let scene = Scene::with(place, config, paced(Duration::ZERO)).await;
+    assert_eq!(content(scene.request(json!({}))).await.len(), 12);
+    assert_eq!(content(scene.request(json!({}))).await.len(), 8);
+    let refused = scene.request(json!({})).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    let refused: Value = refused.json().await.unwrap();
+    // What harnesses know as the end of a conversation.
+    assert_eq!(refused["error"]["code"], "context_length_exceeded");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("may sample 20 in all"), "{message}");
     scene.end().await;
 }

@@ -82,11 +82,16 @@ impl Config {
         let own = Sampling {
             temperature: self.sampling.temperature,
             max_tokens: self.sampling.max_tokens,
+            rollout_max_tokens: self.sampling.rollout_max_tokens,
         };
         let training = self.train.env.iter().map(|_| own.clone());
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
             temperature: environment.sampling.temperature.unwrap_or(own.temperature),
             max_tokens: environment.sampling.max_tokens.unwrap_or(own.max_tokens),
+            rollout_max_tokens: environment
+                .sampling
+                .rollout_max_tokens
+                .or(own.rollout_max_tokens),
         });
         training.chain(evaluation).collect()
     }

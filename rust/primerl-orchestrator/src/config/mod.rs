@@ -174,6 +174,8 @@ pub struct SamplingConfig {
     pub temperature: f64,
     /// Longest answer of one turn, tokens.
     pub max_tokens: u32,
+    /// Tokens sampled in a whole rollout; `None`: as many as its turns take.
+    pub rollout_max_tokens: Option<u32>,
     pub top_p: f64,
     pub top_k: i64,
     pub min_p: f64,
@@ -184,6 +186,7 @@ impl Default for SamplingConfig {
         SamplingConfig {
             temperature: 1.0,
             max_tokens: 512,
+            rollout_max_tokens: None,
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
@@ -205,6 +208,7 @@ pub struct EvalSamplingConfig {
     /// `None`: as in `[sampling]`.
     pub temperature: Option<f64>,
     pub max_tokens: Option<u32>,
+    pub rollout_max_tokens: Option<u32>,
 }
 
 /// The difficulty buffer. Names and defaults are those of Prime Intellect's hosted form.
@@ -382,6 +386,8 @@ impl EvalEnvironment {
 pub struct Sampling {
     pub temperature: f64,
     pub max_tokens: u32,
+    /// Over all turns of a rollout.
+    pub rollout_max_tokens: Option<u32>,
 }
 
 impl Sampling {

@@ -79,6 +79,10 @@ impl Config {
                 "give at least 1, or leave it out",
             ));
         }
+        if sampling.rollout_max_tokens == Some(0) {
+            let mend = "give at least 1, or leave it out";
+            return Err(field("sampling.rollout_max_tokens", "is 0", mend));
+        }
         if sampling.max_tokens >= self.seq_len {
             let problem = format!(
                 "leaves no room for a prompt within seq_len = {}",
@@ -97,6 +101,13 @@ impl Config {
         for environment in &self.eval.env {
             let name = |key: &str| format!("eval.env.{}.sampling.{key}", environment.name());
             let sampling = &environment.sampling;
+            if sampling.rollout_max_tokens == Some(0) {
+                return Err(field(
+                    &name("rollout_max_tokens"),
+                    "is 0",
+                    "give at least 1, or leave it out",
+                ));
+            }
             if sampling.max_tokens == Some(0) {
                 return Err(field(
                     &name("max_tokens"),

@@ -63,6 +63,7 @@ impl Turns {
         let sampling = Sampling {
             temperature: 1.0,
             max_tokens: LONGEST_ANSWER,
+            rollout_max_tokens: None,
         };
         gateway.rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = gateway

@@ -54,7 +54,25 @@ pub(super) fn room(
             .param("messages")
             .code("context_length_exceeded"));
     }
-    Ok(request.sampling.max_tokens.min(limit - length))
+    let budget = left_of_budget(rollout)?;
+    Ok(request.sampling.max_tokens.min(limit - length).min(budget))
+}
+
+/// Tokens that the whole rollout may still sample.
+fn left_of_budget(rollout: &Rollout) -> Result<u32, ApiError> {
+    let Some(budget) = rollout.sampling.rollout_max_tokens else {
+        return Ok(u32::MAX);
+    };
+    let state = rollout.state.lock();
+    let sampled: usize = state.turns.iter().map(|turn| turn.sampled.len()).sum();
+    match budget.saturating_sub(sampled as u32) {
+        // Agents end in order at a full context, and this is as final.
+        0 => Err(ApiError::invalid(format!(
+            "the rollout has sampled {sampled} tokens, and may sample {budget} in all              (sampling.rollout_max_tokens): it has to end, as at the maximum context length"
+        ))
+        .code("context_length_exceeded")),
+        left => Ok(left),
+    }
 }
 
 /// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.

@@ -5,6 +5,7 @@ use primerl_render::Message;
 const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
+    rollout_max_tokens: None,
 };
 
 fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {

@@ -6,6 +6,7 @@ use primerl_render::{Message, Renderer};
 const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
+    rollout_max_tokens: None,
 };
 
 fn read_as(changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {

@@ -8,6 +8,7 @@ mod replies;
 const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
+    rollout_max_tokens: None,
 };
 
 fn body(changes: &Value) -> Value {

@@ -9,6 +9,7 @@ use serde_json::json;
 const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
+    rollout_max_tokens: None,
 };
 
 type Parsed = (TurnRequest, Box<dyn Reply>);
