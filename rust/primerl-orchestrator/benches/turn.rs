@@ -9,6 +9,7 @@
 //!   sources and documents; 4 tools with 3 parameters each.
 //! * First turn: the whole conversation in one request, nothing known of it.
 //! * Bridged turn: the same conversation was answered; the request repeats it and adds 50 tokens; the answer has 200.
+//! * Rollout: 200 such turns, one after the other. What its last turns cost, by what the tenth costs.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -20,7 +21,12 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The orchestrator's own.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const ANSWER: usize = 200;
+const TURNS: usize = 200;
 const NEW: usize = 50;
 const MESSAGE: usize = 500;
 const CHATML: [&str; 8] = [
@@ -189,6 +195,34 @@ fn milliseconds<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (result, before.elapsed().as_secs_f64() * 1e3)
 }
 
+/// CPU milliseconds of each turn of a rollout; the smallest of some rollouts, for what disturbs one is not its cost.
+fn rollout(renderer: &Arc<Renderer>, text: &mut Text, tools: &Value) -> Vec<f64> {
+    let question = text.take(renderer, NEW - 15);
+    let answer = engine_answer(renderer, &text.take(renderer, ANSWER - 20));
+    let mut least = vec![f64::INFINITY; TURNS];
+    for _ in 0..7 {
+        let turns = Turns::new(Arc::clone(renderer));
+        let mut messages =
+            vec![json!({"role": "system", "content": "You are a careful engineer."})];
+        for (number, least) in least.iter_mut().enumerate() {
+            messages.push(json!({"role": "user", "content": format!("{number} {question}")}));
+            let body = body(&messages, tools);
+            let (reply, time) =
+                milliseconds(|| turns.answer(turns.ask(&body).unwrap(), &answer).unwrap());
+            *least = least.min(time);
+            let reply: Value = serde_json::from_slice(&reply).unwrap();
+            messages.push(reply["choices"][0]["message"].clone());
+        }
+        let forks = turns
+            .recorded()
+            .iter()
+            .filter(|turn| turn.fork.is_some())
+            .count();
+        assert_eq!(forks, 1, "all turns but the first extend");
+    }
+    least
+}
+
 fn main() {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path());
@@ -234,4 +268,16 @@ fn main() {
         let fork = turns.recorded()[1..].iter().find_map(|turn| turn.fork);
         assert_eq!(fork, None, "a bridged turn was rendered in full");
     }
+    let times = rollout(&renderer, &mut text, &tools);
+    // Around each turn the median of nine: single turns carry the resizing of some table.
+    let around = |turn: usize| {
+        let mut near = times[turn - 5..times.len().min(turn + 4)].to_vec();
+        near.sort_by(f64::total_cmp);
+        near[near.len() / 2]
+    };
+    let (tenth, last) = (around(10), around(TURNS - 4));
+    println!(
+        "rollout of {TURNS} turns: {tenth:.3} ms the tenth, {last:.3} ms the last, {:.2} times (goal 1.5)",
+        last / tenth
+    );
 }

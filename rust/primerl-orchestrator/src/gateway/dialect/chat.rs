@@ -3,6 +3,7 @@
 pub(in crate::gateway) mod seen;
 
 use self::seen::{Seen, Unseen};
+use super::ReadRequest;
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::{TokenLogprob, token_logprobs};
 use super::shared::{is_neutral, structured_fields, tools_wanted};
@@ -81,7 +82,7 @@ pub(super) fn read(
     rules: &Rules<'_>,
     digest: u128,
     seen: Option<Arc<Seen>>,
-) -> Result<(TurnRequest, Box<dyn Reply>, Option<Arc<Seen>>), ApiError> {
+) -> Result<(ReadRequest, Option<Arc<Seen>>), ApiError> {
     let unseen = Unseen::of(bytes, seen);
     let body: Body<'_> = serde_json::from_slice(&unseen.text)
         .map_err(|error| ApiError::invalid(format!("the body is no chat request: {error}")))?;
@@ -110,7 +111,7 @@ pub(super) fn read(
         parse: Parse::Message { one_call },
         digest,
     };
-    Ok((request, Box::new(form), seen))
+    Ok(((request, Box::new(form)), seen))
 }
 
 fn read_fields(fields: &mut Fields, rules: &Rules<'_>) -> Result<(Form, TurnSampling), ApiError> {

@@ -23,6 +23,9 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use std::sync::Arc;
 
+/// A request, and how its answer is to be written.
+pub(super) type ReadRequest = (TurnRequest, Box<dyn Reply>);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// OpenAI's chat completions.
@@ -43,13 +46,13 @@ impl Dialect {
         rollout: &Rollout,
         session: &Arc<str>,
         digest: u128,
-    ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+    ) -> Result<ReadRequest, ApiError> {
         match self {
             Dialect::Chat => {
                 let seen = rollout.state.lock().session(session).seen.clone();
-                let (request, reply, seen) = chat::read(body, &rollout.rules(), digest, seen)?;
+                let (request, seen) = chat::read(body, &rollout.rules(), digest, seen)?;
                 rollout.state.lock().session(session).seen = seen;
-                Ok((request, reply))
+                Ok(request)
             }
             Dialect::Messages => messages::read(body, &rollout.rules(), digest),
             Dialect::Completions => completions::read(body, &rollout.rules(), digest),

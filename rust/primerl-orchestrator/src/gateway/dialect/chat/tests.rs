@@ -17,8 +17,8 @@ fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Rep
         sampling: &SAMPLING,
         evaluation,
     };
-    let (request, reply, _) = read(&body.to_string().into(), &rules, 0, None)?;
-    Ok((request, reply))
+    let (request, _) = read(&body.to_string().into(), &rules, 0, None)?;
+    Ok(request)
 }
 
 fn parse(changes: Value) -> Result<TurnRequest, ApiError> {
