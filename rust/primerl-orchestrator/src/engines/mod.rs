@@ -17,6 +17,8 @@ mod routing;
 mod state;
 mod stream;
 mod supervisor;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use generate::{Progress, TokenLogprob, Truncation};
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
