@@ -197,6 +197,10 @@ pub struct EnvClient {
 #[pymethods]
 impl EnvClient {
     #[new]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "Python passes them by name, and one by one"
+    )]
     #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s))]
     fn new(
         orchestrator_url: String,

@@ -18,6 +18,8 @@ mod routing;
 mod state;
 mod stream;
 mod supervisor;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob, Truncation};

@@ -32,6 +32,8 @@ mod prompt;
 mod request;
 pub(crate) mod rollouts;
 mod sampling;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod text;
 mod turn;
 

@@ -1,0 +1,16 @@
+//! A rollout's chat requests, one a line, each from its bytes to the answer's.
+
+use crate::renderers::AGENT_MODEL;
+use primerl_orchestrator::gateway::testing::{Desk, chat};
+use std::sync::Arc;
+
+pub fn fuzz(data: &[u8]) {
+    let (evaluation, lines) = match data.split_first() {
+        Some((b'#', lines)) => (true, lines),
+        _ => (false, data),
+    };
+    let desk = Desk::new(Arc::clone(&AGENT_MODEL), evaluation);
+    for body in lines.split(|byte| *byte == b'\n').take(8) {
+        chat(&desk, body);
+    }
+}

@@ -1,0 +1,43 @@
+//! Fuzz targets: whatever reads bytes of a stranger (an agent, an engine, a model) must take any of them.
+//!
+//! A target is a function that panics when something is wrong: the code panicked, or a property that always holds does
+//! not. libFuzzer runs it for as long as one likes (`fuzz/README.md`), and `tests/short.rs` for a second or two with every
+//! test run, on the seeds in `fuzz/seeds/<target>` and on what becomes of them by [`mutate`].
+
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a target says by a panic what it found"
+)]
+
+mod chat_request;
+mod decode_stream;
+mod engine_stream;
+mod message_canonical;
+pub mod mutate;
+mod renderers;
+mod template_render;
+
+/// Panics when it finds something.
+pub type Fuzz = fn(&[u8]);
+
+/// Every target by the name of its seeds' folder. A new one is a line here and one in `fuzz/Cargo.toml`.
+pub const TARGETS: &[(&str, Fuzz)] = &[
+    ("chat_request", chat_request::fuzz),
+    ("decode_stream", decode_stream::fuzz),
+    ("engine_stream", engine_stream::fuzz),
+    ("message_canonical", message_canonical::fuzz),
+    ("template_render", template_render::fuzz),
+];
+
+/// One input for the target of this name.
+///
+/// # Panics
+/// There is no such target, or it found something.
+pub fn run(name: &str, data: &[u8]) {
+    let target = TARGETS.iter().find(|(known, _)| *known == name);
+    let (_, fuzz) = target.expect("the target is listed in TARGETS");
+    fuzz(data);
+}

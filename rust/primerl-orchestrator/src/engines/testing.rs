@@ -1,0 +1,43 @@
+//! Answers of an engine from their bytes to what is recorded, without the engine; for fuzzing.
+
+use super::client::EngineError;
+use super::generate::{Bounds, GenerateAnswer, Generated};
+use super::stream::Assembly;
+
+const BOUNDS: Bounds = Bounds {
+    max_tokens: 64,
+    top_logprobs: 2,
+    vocabulary_size: Some(300),
+};
+
+/// A streamed answer that comes in these pieces.
+pub fn assemble(pieces: &[&[u8]]) -> Result<Generated, EngineError> {
+    let mut assembly = Assembly::default();
+    for piece in pieces {
+        assembly.push(piece)?;
+    }
+    assembly.finish()?.check(&BOUNDS, None).inspect(is_whole)
+}
+
+/// An answer that comes as one body.
+pub fn whole(body: &[u8]) -> Result<Generated, EngineError> {
+    let answer: GenerateAnswer =
+        serde_json::from_slice(body).map_err(|error| EngineError::Malformed {
+            call: "generate",
+            problem: error.to_string(),
+        })?;
+    answer.check(&BOUNDS).inspect(is_whole)
+}
+
+/// What the core relies on.
+fn is_whole(generated: &Generated) {
+    let tokens = generated.token_ids.len();
+    assert_eq!(generated.logprobs.len(), tokens);
+    assert!(generated.logprobs.iter().all(|logprob| logprob.is_finite()));
+    let by_version: usize = generated
+        .versions
+        .iter()
+        .map(|run| run.n_tokens as usize)
+        .sum();
+    assert_eq!(by_version, tokens);
+}
