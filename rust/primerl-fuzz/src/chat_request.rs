@@ -5,12 +5,17 @@ use primerl_orchestrator::gateway::testing::{Desk, chat};
 use std::sync::Arc;
 
 pub fn fuzz(data: &[u8]) {
+    conversation(data, chat);
+}
+
+/// Up to eight requests of one rollout, an evaluation's where `#` comes first.
+pub fn conversation(data: &[u8], ask: fn(&Desk, &[u8])) {
     let (evaluation, lines) = match data.split_first() {
         Some((b'#', lines)) => (true, lines),
         _ => (false, data),
     };
     let desk = Desk::new(Arc::clone(&AGENT_MODEL), evaluation);
     for body in lines.split(|byte| *byte == b'\n').take(8) {
-        chat(&desk, body);
+        ask(&desk, body);
     }
 }

@@ -13,12 +13,16 @@
 )]
 
 mod chat_request;
+mod completions_request;
 mod decode_stream;
 mod engine_stream;
 mod message_canonical;
+mod messages_request;
 pub mod mutate;
 mod renderers;
+mod responses_request;
 mod template_render;
+mod tool_parsers;
 
 /// Panics when it finds something.
 pub type Fuzz = fn(&[u8]);
@@ -26,10 +30,14 @@ pub type Fuzz = fn(&[u8]);
 /// Every target by the name of its seeds' folder. A new one is a line here and one in `fuzz/Cargo.toml`.
 pub const TARGETS: &[(&str, Fuzz)] = &[
     ("chat_request", chat_request::fuzz),
+    ("completions_request", completions_request::fuzz),
     ("decode_stream", decode_stream::fuzz),
     ("engine_stream", engine_stream::fuzz),
     ("message_canonical", message_canonical::fuzz),
+    ("messages_request", messages_request::fuzz),
+    ("responses_request", responses_request::fuzz),
     ("template_render", template_render::fuzz),
+    ("tool_parsers", tool_parsers::fuzz),
 ];
 
 /// One input for the target of this name.

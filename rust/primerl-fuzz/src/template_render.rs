@@ -22,6 +22,7 @@ pub fn fuzz(data: &[u8]) {
         tools: input.tools,
         add_generation_prompt: true,
         template_kwargs: input.kwargs,
+        ..RenderOptions::default()
     };
     for renderer in [&*PLAIN_MODEL, &*AGENT_MODEL] {
         render(renderer, &input.messages, &options);

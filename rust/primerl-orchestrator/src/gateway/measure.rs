@@ -39,8 +39,20 @@ pub struct Asked {
     pub engine_body: Bytes,
 }
 
+/// An answer, and how it is written.
+pub(super) struct Answered {
+    pub answer: Answer,
+    pub reply: Box<dyn Reply>,
+    pub reading: Arc<Reading>,
+}
+
 impl Turns {
     pub fn new(renderer: Arc<Renderer>) -> Turns {
+        Turns::of(renderer, false)
+    }
+
+    /// Of an evaluation, or of a training rollout.
+    pub(super) fn of(renderer: Arc<Renderer>, evaluation: bool) -> Turns {
         let engines = EnginesConfig {
             model: "m".into(),
             request_timeout: std::time::Duration::from_secs(60),
@@ -57,7 +69,7 @@ impl Turns {
             group: GroupId(0),
             environment: EnvironmentId(0),
             example: ExampleIndex(0),
-            evaluation: false,
+            evaluation,
             deadline: Duration::from_secs(3600),
         };
         let sampling = Sampling {
@@ -79,8 +91,12 @@ impl Turns {
 
     /// From a chat request's body to the engine's.
     pub fn ask(&self, body: &Bytes) -> Result<Asked, ApiError> {
+        self.ask_in(Dialect::Chat, body)
+    }
+
+    pub(super) fn ask_in(&self, dialect: Dialect, body: &Bytes) -> Result<Asked, ApiError> {
         let digest = primerl_core::conversation::message_hash(body);
-        let (request, reply) = Dialect::Chat.read(body, &self.rollout, &"".into(), digest)?;
+        let (request, reply) = dialect.read(body, &self.rollout, &"".into(), digest)?;
         let renderer = &self.gateway.renderer;
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);
@@ -112,6 +128,16 @@ impl Turns {
 
     /// From the engine's answer to the client's. The turn is recorded.
     pub fn answer(&self, asked: Asked, engine_answer: &[u8]) -> Result<Vec<u8>, ApiError> {
+        let answered = self.answered(asked, engine_answer)?;
+        let tokenizer = self.gateway.renderer.tokenizer();
+        Ok(answered.reply.whole(&answered.answer, tokenizer))
+    }
+
+    pub(super) fn answered(
+        &self,
+        asked: Asked,
+        engine_answer: &[u8],
+    ) -> Result<Answered, ApiError> {
         let Asked {
             request,
             reply,
@@ -139,7 +165,11 @@ impl Turns {
             head,
             choices: vec![choice],
         };
-        Ok(reply.whole(&answer, self.gateway.renderer.tokenizer()))
+        Ok(Answered {
+            answer,
+            reply,
+            reading: Arc::new(reading),
+        })
     }
 
     /// Turns recorded so far.
