@@ -27,8 +27,8 @@ class Sampling(Section):
     max_tokens: PositiveInt = 512
     """Longest completion of one turn, in tokens."""
     rollout_max_tokens: PositiveInt | None = None
-    """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used them
-    up ends as at the model's longest context, and is scored."""
+    """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used
+    them up ends as at the model's longest context, and is scored."""
     top_p: float = 1.0
     """Must stay 1: the trainer assumes the model's own distribution."""
     top_k: int = 0
