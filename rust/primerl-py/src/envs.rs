@@ -190,10 +190,6 @@ pub struct EnvClient {
     client: Client,
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the keywords of the Python constructor"
-)]
 #[pymethods]
 impl EnvClient {
     #[new]
