@@ -1,10 +1,11 @@
 //! The command `primerl-orchestrate`, as a function: the native binary and the Python package are two shells of it.
 
+use crate::address::listen;
 use crate::config::{Config, ConfigError};
 use crate::custom::CustomAdvantages;
 use crate::failure::RunError;
 use crate::log;
-use crate::run::{Prepared, listen};
+use crate::run::Prepared;
 use crate::runtime;
 use clap::Parser;
 use std::ffi::OsString;

@@ -2,6 +2,7 @@
 //!
 //! The HTTP server runs as ever, for engines and environment workers; the trainer's side is called directly.
 
+use crate::address::listen;
 use crate::app::App;
 use crate::config::Config;
 use crate::custom::CustomAdvantages;
@@ -9,7 +10,7 @@ use crate::driver::BatchReply;
 use crate::failure::RunError;
 use crate::http::{ApiError, RUN_OVER};
 use crate::log;
-use crate::run::{ExitReason, Prepared, listen};
+use crate::run::{ExitReason, Prepared};
 use crate::runtime;
 use crate::telemetry::status;
 use crate::trainer::endpoints;

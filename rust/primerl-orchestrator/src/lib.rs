@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod app;
 mod command;
 pub mod config;

@@ -6,8 +6,9 @@
 //! Running::wait    until the run has finished, failed, or the shutdown token fired; then everything is stopped
 //! ```
 
+use crate::address::{ADDRESS_FILE, check_exposure};
 use crate::app::{App, Parts};
-use crate::config::{Config, ConfigError, field, flops_model};
+use crate::config::{Config, ConfigError, flops_model};
 use crate::connections::{self, Bodies, Limits};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
@@ -17,7 +18,7 @@ use crate::failure::RunError;
 use crate::files;
 use crate::gateway::Gateway;
 use crate::gateway::access::{self, Access};
-use crate::journal::{self, Identity};
+use crate::journal::Identity;
 use crate::monitor;
 use crate::recorder::{self, Recorder};
 use crate::secret::Secret;
@@ -27,7 +28,6 @@ use crate::telemetry::status;
 use primerl_core::{Core, Event};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -39,8 +39,6 @@ use tokio_util::task::TaskTracker;
 
 /// How long a disk may take for what is still to be written at the end.
 const LAST_WRITES: Duration = Duration::from_secs(10);
-/// Where the run's other processes find the orchestrator.
-const ADDRESS_FILE: &str = "run/orchestrator.json";
 /// How long workers have to notice that the run has finished.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// After a request to stop, everything that is still open is cut off after this.
@@ -376,53 +374,6 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         vocabulary_size: renderer.vocabulary_size(),
         written_ids: Arc::default(),
     }
-}
-
-/// Bind what the config says. Where it leaves the port to the operating system, a run that goes on takes the port it had
-/// before, if that is free: workers, engines and trainer still know it.
-///
-/// # Errors
-/// The address cannot be bound.
-pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
-    let host = config.host.as_str();
-    if config.port == 0
-        && let Some(port) = last_port(&config.output_dir)
-        && let Ok(listener) = TcpListener::bind((host, port)).await
-    {
-        return Ok(listener);
-    }
-    let bound = TcpListener::bind((host, config.port)).await;
-    bound.map_err(|source| RunError::Bind {
-        address: format!("{host}:{}", config.port),
-        source,
-    })
-}
-
-/// Who reaches the orchestrator can end the run and read what it trains on.
-fn check_exposure(address: SocketAddr, run_key: Option<&Secret>) -> Result<(), ConfigError> {
-    if run_key.is_some() || address.ip().to_canonical().is_loopback() {
-        return Ok(());
-    }
-    Err(field(
-        "host",
-        format!(
-            "{} can be reached from other machines, and no key is set",
-            address.ip()
-        ),
-        format!(
-            "set {} in the environment of the orchestrator and of everything that talks to it, or listen on 127.0.0.1",
-            access::RUN_KEY_VARIABLE
-        ),
-    ))
-}
-
-fn last_port(output_dir: &Path) -> Option<u16> {
-    if !journal::exists(&output_dir.join("journal")) {
-        return None;
-    }
-    let file = std::fs::read(output_dir.join(ADDRESS_FILE)).ok()?;
-    let address: serde_json::Value = serde_json::from_slice(&file).ok()?;
-    address["url"].as_str()?.rsplit(':').next()?.parse().ok()
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {

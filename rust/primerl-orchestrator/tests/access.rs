@@ -17,7 +17,7 @@ use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -164,6 +164,7 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_with_a_key_serves_nobody_without_it() {
+    LazyLock::force(&LOG);
     let place = Place::new();
     let prepared = Prepared::new(place.config("", ""), None).unwrap();
     let prepared = prepared.with_run_key(Some(Secret::new("the-runs-key")));
@@ -197,10 +198,17 @@ async fn a_run_with_a_key_serves_nobody_without_it() {
     })
     .await
     .unwrap();
-    assert!(without.unwrap_err().contains("PRIMERL_API_KEY"));
+    let refusal = without.unwrap_err();
+    assert!(refusal.contains("PRIMERL_API_KEY"));
     assert_eq!(with, Ok(()));
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
+    let said = refusal + &LOG.text();
+    assert!(!said.contains("the-runs-key"), "{said}");
+    for file in files_under(&place.output()) {
+        let bytes = std::fs::read(&file).unwrap();
+        assert!(!contains(&bytes, b"the-runs-key"), "{}", file.display());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -245,17 +253,18 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
-impl Log {
-    fn start() -> Log {
-        let log = Log::default();
-        let writer = log.clone();
-        tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_writer(move || writer.clone())
-            .init();
-        log
-    }
+/// Of all tests, from the first one that asks.
+static LOG: LazyLock<Log> = LazyLock::new(|| {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .init();
+    log
+});
 
+impl Log {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
@@ -274,7 +283,7 @@ impl Write for Log {
 /// Everything the run writes and says, but the file that is there to hold the secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_that_is_written_or_said_holds_a_key() {
-    let log = Log::start();
+    LazyLock::force(&LOG);
     let scene = Scene::new().await;
     let lease = scene.worker.one().await;
     let key = lease.api_key.reveal().to_owned();
@@ -301,7 +310,7 @@ async fn nothing_that_is_written_or_said_holds_a_key() {
     said += &inspect::answer(&output, Question::Rollout(lease.rollout))
         .unwrap()
         .to_string();
-    let logged = log.text();
+    let logged = LOG.text();
     assert!(logged.contains("worker joined"), "{logged}");
     said += &logged;
     for hidden in [key.as_str(), "wrong-key"] {

@@ -1,0 +1,63 @@
+//! Where the orchestrator listens, and who may reach it there.
+
+use crate::config::{Config, ConfigError, field};
+use crate::failure::RunError;
+use crate::gateway::access;
+use crate::journal;
+use crate::secret::Secret;
+use std::net::SocketAddr;
+use std::path::Path;
+use tokio::net::TcpListener;
+
+/// Where the run's other processes find the orchestrator.
+pub(crate) const ADDRESS_FILE: &str = "run/orchestrator.json";
+
+/// Bind what the config says. Where it leaves the port to the operating system, a run that goes on takes the port it had
+/// before, if that is free: workers, engines and trainer still know it.
+///
+/// # Errors
+/// The address cannot be bound.
+pub(crate) async fn listen(config: &Config) -> Result<TcpListener, RunError> {
+    let host = config.host.as_str();
+    if config.port == 0
+        && let Some(port) = last_port(&config.output_dir)
+        && let Ok(listener) = TcpListener::bind((host, port)).await
+    {
+        return Ok(listener);
+    }
+    let bound = TcpListener::bind((host, config.port)).await;
+    bound.map_err(|source| RunError::Bind {
+        address: format!("{host}:{}", config.port),
+        source,
+    })
+}
+
+/// Who reaches the orchestrator can end the run and read what it trains on.
+pub(crate) fn check_exposure(
+    address: SocketAddr,
+    run_key: Option<&Secret>,
+) -> Result<(), ConfigError> {
+    if run_key.is_some() || address.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    Err(field(
+        "host",
+        format!(
+            "{} can be reached from other machines, and no key is set",
+            address.ip()
+        ),
+        format!(
+            "set {} in the environment of the orchestrator and of everything that talks to it, or listen on 127.0.0.1",
+            access::RUN_KEY_VARIABLE
+        ),
+    ))
+}
+
+fn last_port(output_dir: &Path) -> Option<u16> {
+    if !journal::exists(&output_dir.join("journal")) {
+        return None;
+    }
+    let file = std::fs::read(output_dir.join(ADDRESS_FILE)).ok()?;
+    let address: serde_json::Value = serde_json::from_slice(&file).ok()?;
+    address["url"].as_str()?.rsplit(':').next()?.parse().ok()
+}
