@@ -78,9 +78,13 @@ def encode_batch(
     ranks: int = 1,
     loss_tokens: int | None = None,
     metrics: dict[str, float] | None = None,
+    truncations: dict[int, list[dict[str, Any]]] | None = None,
 ) -> bytes:
+    """`truncations`: runs of truncated tokens by the micro-batch's number."""
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
     encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
+    for number, runs in (truncations or {}).items():
+        encoded[number][0]["truncations"] = runs
     fields = {
         "step": step,
         "rank": rank,

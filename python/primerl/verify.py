@@ -11,6 +11,9 @@ A turn whose request crossed a weight update keeps the KV cache of its earlier t
     forwarded under  3: p0 p1 p2 a0         the input before a token runs under the token's version,
                      4: a1 a2               the prompt under that of the first; earlier KV is kept
 
+Log-probabilities are those of what was sampled from: at the recorded temperature, among the tokens that the recorded
+truncation keeps of the reference's own.
+
 Turns are independent of each other: each one's prompt, earlier turns included, is computed under its first version.
 Turns are forwarded in batches of one version, versions in ascending order, so each version is loaded once.
 """
@@ -32,8 +35,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from primerl.launch.ending import trained_steps
-from primerl.runs.verified import Difference, Report
+from primerl.reference import truncated_logprobs
+from primerl.runs.verified import MAX_LIMIT, Difference, Report
 from primerl.train.data import Batch, BatchError, decode_batch
+from primerl.train.truncation import Truncation
 from primerl.train.weights import manifest
 
 KeyValues = list[tuple[Tensor, Tensor]]
@@ -64,6 +69,7 @@ class Turn:
     targets: Tensor  # [m] int64, indices of the sampled tokens, ascending
     logprobs: Tensor  # [m] fp32, the engine's
     temperatures: Tensor  # [m] fp32
+    truncation: Truncation | None  # [m]
     segments: list[Segment]
     done: int = 0
     """Segments forwarded so far."""
@@ -144,12 +150,20 @@ def _samples(batch: Batch) -> Iterator[list[Turn]]:
                 micro_batch.versions[columns],
                 micro_batch.logprobs[columns],
                 micro_batch.temperatures[columns],
+                None if micro_batch.truncation is None else micro_batch.truncation[columns],
             )
             start += length
 
 
 def _turns(
-    step: int, rollout: int, token_ids: Tensor, trained: Tensor, versions: Tensor, logprobs: Tensor, temps: Tensor
+    step: int,
+    rollout: int,
+    token_ids: Tensor,
+    trained: Tensor,
+    versions: Tensor,
+    logprobs: Tensor,
+    temperatures: Tensor,
+    truncation: Truncation | None,
 ) -> list[Turn]:
     """The turns of one sample, each a contiguous run of trained tokens; a single one if all have one version."""
     if not trained.numel():
@@ -162,8 +176,18 @@ def _turns(
     turns = []
     for targets in runs:
         end = int(targets[-1]) + 1
-        segments = _segments(targets.tolist(), versions[targets].tolist())
-        turns.append(Turn(step, rollout, token_ids[:end], targets, logprobs[targets], temps[targets], segments))
+        turns.append(
+            Turn(
+                step,
+                rollout,
+                token_ids[:end],
+                targets,
+                logprobs[targets],
+                temperatures[targets],
+                None if truncation is None else truncation[targets],
+                _segments(targets.tolist(), versions[targets].tolist()),
+            )
+        )
     return turns
 
 
@@ -336,8 +360,10 @@ def _compare(turn: Turn, segment: Segment, logits: Tensor, report: Report) -> No
     own = (turn.targets > segment.begin) & (turn.targets <= segment.end)
     targets = turn.targets[own]
     scaled = logits[targets - 1 - segment.begin] / turn.temperatures[own].unsqueeze(1)
-    reference = scaled.log_softmax(dim=-1).gather(1, turn.token_ids[targets].unsqueeze(1)).squeeze(1)
     engine = turn.logprobs[own]
+    reference = scaled.log_softmax(dim=-1).gather(1, turn.token_ids[targets].unsqueeze(1)).squeeze(1)
+    if turn.truncation is not None:
+        reference = _truncated(scaled, turn.token_ids[targets], turn.truncation[own], engine, report)
     # A value that is not a number must fail the limits, and `inf` does where `nan` would not.
     difference = (engine.double() - reference.double()).abs().nan_to_num(nan=float("inf"))
     report.tokens += len(targets)
@@ -349,3 +375,18 @@ def _compare(turn: Turn, segment: Segment, logits: Tensor, report: Report) -> No
         report.worst = Difference(
             turn.step, turn.rollout, token, segment.version, float(engine[worst]), float(reference[worst])
         )
+
+
+def _truncated(scaled: Tensor, tokens: Tensor, truncation: Truncation, engine: Tensor, report: Report) -> Tensor:
+    """Log-probabilities among the tokens kept. At the edge of the kept set rounding decides: there the engine's own
+    decision stands, and is counted."""
+    references = []
+    columns = (tokens, engine, truncation.top_p, truncation.top_k, truncation.min_p)
+    values = zip(*(column.tolist() for column in columns), strict=True)
+    for row, (token, own, top_p, top_k, min_p) in zip(scaled, values, strict=True):
+        nominal, *moved = truncated_logprobs(row, token, top_p=top_p, top_k=top_k, min_p=min_p)
+        nearest = min((nominal, *moved), key=lambda reference: abs(reference - own))
+        report.truncated += top_p < 1 or top_k > 0 or min_p > 0
+        report.edges += abs(nearest - own) <= MAX_LIMIT < abs(nominal - own)
+        references.append(nearest)
+    return torch.tensor(references, dtype=torch.float64)

@@ -26,8 +26,10 @@ class InferenceSettings(Section):
     """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations."""
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
-    """Log-probabilities before or after temperature and the other sampling settings."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    """Log-probabilities before or after temperature and the other sampling settings. Where it is left out: in
+    `primerl rl` after them if the run needs that (it samples at a temperature other than 1, or may truncate), else
+    before, as vLLM does."""
     threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
 

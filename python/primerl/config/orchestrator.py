@@ -29,22 +29,37 @@ class Sampling(Section):
     rollout_max_tokens: PositiveInt | None = None
     """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used
     them up ends as at the model's longest context, and is scored."""
+    truncated: Literal["refuse", "replay"] = "refuse"
+    """Training rollouts that leave tokens out before sampling, by the three keys below or by their own requests:
+    refused, or recorded and replayed by the trainer, which leaves out the same of its own (see
+    `primerl.train.truncation`; a training loop of your own has to do that itself)."""
     top_p: float = 1.0
-    """Must stay 1: the trainer assumes the model's own distribution."""
-    top_k: int = 0
-    """Must stay 0: the trainer assumes the model's own distribution."""
+    """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
+    top_k: int = Field(default=0, ge=-1, lt=2**31)
+    """Keeps so many of the most likely tokens; 0 keeps all."""
     min_p: float = 0.0
-    """Must stay 0: the trainer assumes the model's own distribution."""
+    """Keeps tokens at least this likely, as a share of the most likely one's probability; 0 keeps all."""
 
     @model_validator(mode="after")
-    def _whole_distribution(self) -> Self:
-        for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
-            value = getattr(self, name)
-            if value != neutral:
-                raise ValueError(
-                    f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}"
-                )
+    def _truncated_as_told(self) -> Self:
+        if self.truncated == "refuse":
+            for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+                value = getattr(self, name)
+                if value != neutral and not (name == "top_k" and value == -1):
+                    raise ValueError(
+                        f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
+                        'truncated to "replay", with which the trainer leaves out the same tokens'
+                    )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p}) must be more than 0 and at most 1; 1 keeps all tokens")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p ({self.min_p}) must be from 0 to 1; 0 keeps all tokens")
         return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Every training rollout is sampled from the model's own distribution."""
+        return self.temperature == 1.0 and self.truncated == "refuse"
 
 
 class Buffer(Section):

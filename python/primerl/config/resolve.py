@@ -62,12 +62,14 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
 
 def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     source = config.inference
+    needed = "raw_logprobs" if config.orchestrator.sampling.is_plain else "processed_logprobs"
     processes = []
     for index in range(source.replicas):
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
                 "max_model_len": source.max_model_len or config.seq_len,
+                "logprobs_mode": source.logprobs_mode or needed,
                 "model": EngineModel(path=absolute(config.model.path), name=model_name(config)),
                 # Two engines with one seed would sample the same tokens for the same prompt.
                 "seed": config.seed + index,

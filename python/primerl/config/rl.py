@@ -90,6 +90,17 @@ class RLConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _logprobs_are_of_what_is_sampled(self) -> Self:
+        sampling = self.orchestrator.sampling
+        if self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs" and not sampling.is_plain:
+            raise ValueError(
+                f"inference.logprobs_mode is raw_logprobs, but orchestrator.sampling (temperature "
+                f'{sampling.temperature}, truncated "{sampling.truncated}") does not always sample from the model\'s own '
+                "distribution, and the trainer needs log-probabilities of what is sampled from; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         longest = self.orchestrator.sampling.max_tokens
         if longest >= self.seq_len:

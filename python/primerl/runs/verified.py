@@ -32,6 +32,10 @@ class Report:
     """Trained steps whose batches are not kept any more."""
     trained: int = 0
     versions: int = 0
+    truncated: int = 0
+    """Tokens that were sampled with `top_p`, `top_k` or `min_p`."""
+    edges: int = 0
+    """Of these, tokens where rounding decided what was kept."""
     sum_difference: float = 0.0
     max_difference: float = 0.0
     worst: Difference | None = None
@@ -52,6 +56,11 @@ class Report:
             f"mean |difference| {self.mean_difference:.3e}  (limit {MEAN_LIMIT:.0e})",
             f"max  |difference| {self.max_difference:.3e}  (limit {MAX_LIMIT:.0e})",
         ]
+        if self.truncated:
+            lines.append(
+                f"{self.truncated} tokens sampled with top_p, top_k or min_p, replayed; at {self.edges} of them the edge "
+                "of what is kept lies within rounding, and the engine's side of it was taken"
+            )
         if self.worst is not None:
             lines.append(
                 f"worst: step {self.worst.step}, rollout {self.worst.rollout}, token {self.worst.token}, "

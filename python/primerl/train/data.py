@@ -11,6 +11,8 @@ import msgpack
 import torch
 from torch import Tensor
 
+from primerl.train.truncation import Truncation
+
 COLUMNS = {
     "token_ids": torch.int32,
     "logprobs": torch.float32,
@@ -50,6 +52,9 @@ class MicroBatch:
     sequence_lengths: tuple[int, ...]  # [S]
     rollouts: tuple[int, ...]  # [S]
     environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
+    truncation: Truncation | None = None
+    """[T], what the engine left out before it sampled (`primerl.train.truncation` leaves out the same); None where it
+    left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
 
     def trained(self) -> Tensor:
         """Packed indices of the trained tokens, [N] int64."""
@@ -149,9 +154,30 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             )
             offset += tokens * dtype.itemsize
         offset += -offset % ALIGNMENT
-        yield MicroBatch(**tensors, sequence_lengths=lengths, rollouts=rollouts, environments=environments)
+        truncation = _truncation(header["truncations"], tokens) if header.get("truncations") else None
+        yield MicroBatch(
+            **tensors,
+            sequence_lengths=lengths,
+            rollouts=rollouts,
+            environments=environments,
+            truncation=truncation,
+        )
     if offset != len(columns):
         raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
+    """One value a token, from the runs of tokens that were sampled alike."""
+    truncation = Truncation(torch.ones(tokens), torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens))
+    for run in runs:
+        begin, end, top_p, top_k, min_p = (run[name] for name in ("begin", "end", "top_p", "top_k", "min_p"))
+        if not (0 <= begin < end <= tokens and 0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
+            raise BatchError(f"truncations: {run} is none of {tokens} tokens")
+        own = truncation[slice(begin, end)]
+        own.top_p.fill_(top_p)
+        own.top_k.fill_(top_k)
+        own.min_p.fill_(min_p)
+    return truncation
 
 
 def _first_tokens(micro_batch: MicroBatch) -> Tensor:

@@ -21,20 +21,27 @@ import torch
 from torch import Tensor
 
 from primerl.train.config import LossConfig
+from primerl.train.truncation import Truncation, truncate
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, temperatures: Tensor, truncation: Truncation | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each token and entropy of its distribution, in nats; both [N].
 
     Args:
         logits: [N, V] fp32.
         token_ids: [N] int64.
         temperatures: [N] fp32, above 0; the engine sampled from softmax(logits / temperature).
+        truncation: What the engine left out of it; None where it left out nothing.
     """
     scaled = logits / temperatures.unsqueeze(1)
+    if truncation is not None:
+        scaled = truncate(scaled, token_ids, truncation)
     log_softmax = torch.log_softmax(scaled, dim=-1)
     with torch.no_grad():
-        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
+        # `entr` of what was left out is 0, where -inf times 0 is not.
+        entropy = torch.special.entr(log_softmax.exp()).sum(dim=-1)
     return log_softmax.gather(1, token_ids.unsqueeze(1)).squeeze(1), entropy
 
 

@@ -275,7 +275,8 @@ def micro_batch_loss(
     logits = predicted_logits(model, token_ids, packed, targets.to(device))
     columns = (micro_batch.logprobs, micro_batch.advantages, micro_batch.temperatures)
     engine_logprobs, advantages, temperatures = (column[targets].to(device) for column in columns)
-    logprobs, entropy = token_logprobs(logits, token_ids[targets.to(device)], temperatures)
+    truncation = None if micro_batch.truncation is None else micro_batch.truncation[targets].to(device)
+    logprobs, entropy = token_logprobs(logits, token_ids[targets.to(device)], temperatures, truncation)
     return policy_loss(logprobs, engine_logprobs, advantages, entropy, config.loss)
 
 

@@ -41,4 +41,4 @@ pub use event::Event;
 pub use ids::*;
 pub use status::Status;
 pub use time::{Duration, Time};
-pub use turn::{Turn, VersionRun, VersionRuns};
+pub use turn::{Truncation, Turn, VersionRun, VersionRuns};

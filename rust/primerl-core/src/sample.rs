@@ -16,7 +16,7 @@
 
 use crate::config::TrajectoryStrategy;
 use crate::ids::{PolicyVersion, RolloutId};
-use crate::turn::{Turn, VersionRuns};
+use crate::turn::{Truncation, Turn, VersionRuns};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -55,6 +55,8 @@ pub struct Trained {
     /// Their lengths add up to the segment's.
     pub versions: VersionRuns,
     pub temperature: f32,
+    #[serde(default, skip_serializing_if = "Truncation::is_none")]
+    pub truncation: Truncation,
 }
 
 impl Segment {
@@ -173,6 +175,7 @@ impl Sample {
             logprobs: turn.logprobs,
             versions: turn.versions,
             temperature: turn.temperature,
+            truncation: turn.truncation,
         });
         self.push(turn.sampled, trained);
     }

@@ -55,6 +55,51 @@ pub struct AnswerKey {
     pub reasoning: Option<u128>,
 }
 
+/// Tokens that were left out before sampling; the default leaves out none. A token's log-probability is that among the
+/// kept ones: temperature first, then `min_p`, `top_k`, `top_p`, each of what the one before has kept, as in vLLM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Truncation {
+    /// The most likely tokens that have this share of the probability are kept; 1 keeps all.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub top_p: f32,
+    /// So many of the most likely tokens are kept; 0 keeps all.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub top_k: u32,
+    /// Tokens at least this likely are kept, as a share of the most likely one's probability; 0 keeps all.
+    #[serde(default, skip_serializing_if = "is_zero_f32")]
+    pub min_p: f32,
+}
+
+impl Default for Truncation {
+    fn default() -> Self {
+        Truncation {
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+        }
+    }
+}
+
+impl Truncation {
+    /// All tokens are kept.
+    pub fn is_none(&self) -> bool {
+        *self == Truncation::default()
+    }
+}
+
+fn one() -> f32 {
+    1.0
+}
+fn is_one(value: &f32) -> bool {
+    *value == 1.0
+}
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+fn is_zero_f32(value: &f32) -> bool {
+    *value == 0.0
+}
+
 /// A finished turn. Its prompt is `parent.prompt ++ parent.sampled ++ prompt_suffix` when it has a parent,
 /// else `prompt_suffix` alone, so a turn holds only the tokens it added.
 ///
@@ -81,6 +126,9 @@ pub struct Turn {
     /// Lengths add up to `sampled.len()`.
     pub versions: VersionRuns,
     pub temperature: f32,
+    /// Absent in what was written before it was recorded, when a training rollout could not truncate.
+    #[serde(default, skip_serializing_if = "Truncation::is_none")]
+    pub truncation: Truncation,
     pub finish: FinishReason,
     /// Digest of tools and template arguments, from which the next one goes on.
     pub start_digest: u128,
@@ -131,5 +179,26 @@ mod tests {
             }
         }
         assert!(are_finite(&[]));
+    }
+
+    #[test]
+    fn a_turn_is_written_as_before_where_nothing_is_truncated() {
+        let turn = crate::testing::turn(None, &[1], &[2], 0);
+        let bytes = rmp_serde::to_vec_named(&turn).expect("writes");
+        assert!(!String::from_utf8_lossy(&bytes).contains("truncation"));
+        assert_eq!(rmp_serde::from_slice::<Turn>(&bytes).expect("reads"), turn);
+        let truncated = Turn {
+            truncation: Truncation {
+                top_p: 0.9,
+                top_k: 7,
+                min_p: 0.1,
+            },
+            ..turn
+        };
+        let bytes = rmp_serde::to_vec_named(&truncated).expect("writes");
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&bytes).expect("reads"),
+            truncated
+        );
     }
 }

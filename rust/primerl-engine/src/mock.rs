@@ -5,6 +5,8 @@
 //! before are folded slot by slot as they are computed, like a KV cache: a scheduler that mixes slots up, skips a token
 //! or forgets to recompute gives other tokens.
 
+mod processed;
+
 use crate::backend::{
     Backend, BackendError, Loadable, ModelInfo, ScoredToken, StepOutput, TopToken,
 };
@@ -31,6 +33,8 @@ pub struct MockConfig {
     pub token_latency: Duration,
     /// `None` takes any checkpoint.
     pub loadable: Option<Loadable>,
+    /// Log-probabilities after temperature and truncation; else those of temperature 1 and all tokens.
+    pub processed_logprobs: bool,
     pub faults: Faults,
     /// Answers to order; what none of them fits is drawn.
     pub script: Vec<ScriptedAnswer>,
@@ -80,6 +84,7 @@ impl Default for MockConfig {
             step_latency: Duration::ZERO,
             token_latency: Duration::ZERO,
             loadable: None,
+            processed_logprobs: false,
             faults: Faults::default(),
             script: Vec::new(),
         }
@@ -129,12 +134,21 @@ impl MockConfig {
                 .find(|id| !sample.banned.contains(id))
                 .unwrap_or(token_id);
         }
-        self.score(prefix, token_id, version, sample.top)
+        let scored = self.score(prefix, token_id, version, sample.top);
+        match self.processed_logprobs {
+            true => self.processed(scored, prefix, sample, version),
+            false => scored,
+        }
     }
 
-    /// Log-probability of a token after a prefix: between -6 and 0. Not normalised over the vocabulary.
+    /// Of a token after a prefix, at temperature 1: between -6 and 0. Not normalised over the vocabulary.
+    fn logprob(&self, prefix: u64, token_id: u32, version: u64) -> f32 {
+        -6.0 * draw(prefix, version, 3 + u64::from(token_id)) as f32
+    }
+
+    /// Raw log-probability and rank of a token after a prefix, and the `top` most likely ones.
     pub fn score(&self, prefix: u64, token_id: u32, version: u64, top: u32) -> ScoredToken {
-        let logprob = |id: u32| -6.0 * draw(prefix, version, 3 + u64::from(id)) as f32;
+        let logprob = |id: u32| self.logprob(prefix, id, version);
         let own = logprob(token_id);
         if top == 0 {
             return ScoredToken {

@@ -372,6 +372,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
+        needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         written_ids: Arc::default(),
     }
 }

@@ -1,7 +1,7 @@
 //! A run begins, or goes on where its journal ends.
 
 use crate::app::App;
-use crate::config::Config;
+use crate::config::{Config, Sampling};
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
@@ -29,8 +29,22 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
     }
     flatten("", &values, &mut identity);
     for (index, sampling) in config.samplings().iter().enumerate() {
-        let name = format!("sampling of environment {index}");
-        identity.insert(name, format!("{sampling:?}"));
+        let Sampling {
+            temperature,
+            max_tokens,
+            rollout_max_tokens,
+            replayed,
+        } = sampling;
+        // In the words of a version that knew no more of it: its runs go on.
+        let sampled = format!(
+            "Sampling {{ temperature: {temperature:?}, max_tokens: {max_tokens:?}, rollout_max_tokens: \
+             {rollout_max_tokens:?} }}"
+        );
+        identity.insert(format!("sampling of environment {index}"), sampled);
+        if let Some(truncation) = replayed {
+            let name = format!("truncated sampling of environment {index}");
+            identity.insert(name, format!("{truncation:?}"));
+        }
     }
     for name in [
         "config.json",

@@ -3,6 +3,7 @@
 use super::{Advantage, MicroBatch, Weighted};
 use crate::ids::*;
 use crate::sample::{Segment, Trained};
+use crate::turn::Truncation;
 
 /// Columns of one micro-batch. All per-token columns have the same length N, the sum of `sequence_lengths`.
 ///
@@ -28,14 +29,45 @@ pub struct Columns {
     pub rollouts: Vec<RolloutId>,
     /// Index into [`crate::Config::environments`] for each sequence.
     pub environments: Vec<EnvironmentId>,
+    /// Which tokens were sampled from fewer than all; in order.
+    pub truncations: Vec<TruncatedRun>,
+}
+
+/// Consecutive sampled tokens of a micro-batch, sampled from those that one truncation kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TruncatedRun {
+    /// Index of the first token among the micro-batch's N.
+    pub begin: usize,
+    /// Of the token after the last.
+    pub end: usize,
+    pub truncation: Truncation,
 }
 
 impl MicroBatch {
+    /// Looks at segments, not at tokens; empty in a run that truncates nothing.
+    pub fn truncations(&self) -> Vec<TruncatedRun> {
+        let sequences = self.sequences().iter();
+        let segments = sequences.flat_map(|weighted| weighted.sample.segments());
+        let mut end = 0;
+        let runs = segments.filter_map(|segment| {
+            let begin = end;
+            end += segment.len();
+            let truncation = segment.trained()?.truncation;
+            (!truncation.is_none()).then_some(TruncatedRun {
+                begin,
+                end,
+                truncation,
+            })
+        });
+        runs.collect()
+    }
+
     pub fn columns(&self) -> Columns {
         let mut columns = Columns::with_capacity(self.len(), self.sequences().len());
         self.sequences()
             .iter()
             .for_each(|weighted| columns.push(weighted));
+        columns.truncations = self.truncations();
         columns
     }
 }
@@ -52,6 +84,7 @@ impl Columns {
             sequence_lengths: Vec::with_capacity(sequences),
             rollouts: Vec::with_capacity(sequences),
             environments: Vec::with_capacity(sequences),
+            truncations: Vec::new(),
         }
     }
 

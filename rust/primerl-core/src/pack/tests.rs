@@ -2,6 +2,7 @@ use super::*;
 use crate::config::TrajectoryStrategy;
 use crate::sample::samples;
 use crate::testing::turn;
+use crate::turn::Truncation;
 use proptest::prelude::*;
 
 const FLOPS: FlopsModel = FlopsModel {
@@ -59,10 +60,51 @@ fn columns_are_the_samples_in_order() {
         sequence_lengths: vec![3, 3],
         rollouts: vec![RolloutId(0), RolloutId(1)],
         environments: vec![EnvironmentId(0); 2],
+        truncations: Vec::new(),
     };
     assert_eq!(ranks.len(), 1);
     assert_eq!(ranks[0].len(), 1);
     assert_eq!(ranks[0][0].columns(), expected);
+}
+
+#[test]
+fn truncated_tokens_are_named_by_their_places() {
+    let narrow = Truncation {
+        top_p: 0.9,
+        top_k: 5,
+        min_p: 0.0,
+    };
+    let of_two_turns = |first: Truncation, second: Truncation| {
+        let mut turns = [
+            turn(None, &[1, 2], &[10], 3),
+            turn(Some(0), &[3], &[11, 12], 4),
+        ];
+        turns[0].truncation = first;
+        turns[1].truncation = second;
+        Weighted {
+            sample: samples(
+                TrajectoryStrategy::Interleaved,
+                RolloutId(0),
+                turns.to_vec(),
+                &[Some(0); 2],
+            )
+            .remove(0),
+            environment: EnvironmentId(0),
+            advantage: Advantage::Uniform(0.5),
+        }
+    };
+    let all = Truncation::default();
+    let packed = vec![of_two_turns(all, narrow), of_two_turns(narrow, narrow)];
+    let ranks = pack(packed, 16, 1, FLOPS);
+    let run = |begin, end| TruncatedRun {
+        begin,
+        end,
+        truncation: narrow,
+    };
+    assert_eq!(
+        ranks[0][0].columns().truncations,
+        [run(4, 6), run(8, 9), run(10, 12)]
+    );
 }
 
 #[test]

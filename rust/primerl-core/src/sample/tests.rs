@@ -62,6 +62,7 @@ fn turns_that_extend_are_one_sample() {
     ];
     second.logprobs = [-0.5, -0.25].into();
     second.temperature = 0.7;
+    second.truncation.top_k = 3;
     let turns = [turn(None, &[1, 2], &[10], 5), second];
     let samples = interleave(ROLLOUT, &turns, &[Some(0), Some(0)]);
     let [sample] = &samples[..] else {
@@ -77,6 +78,12 @@ fn turns_that_extend_are_one_sample() {
         .filter_map(|segment| Some(segment.trained.as_ref()?.temperature))
         .collect();
     assert_eq!(temperatures, [1.0, 0.7]);
+    let kept: Vec<u32> = sample
+        .segments
+        .iter()
+        .filter_map(|segment| Some(segment.trained.as_ref()?.truncation.top_k))
+        .collect();
+    assert_eq!(kept, [0, 3]);
     assert_eq!((sample.rollout, sample.trace), (ROLLOUT, 0));
     assert_eq!((sample.loss_tokens, sample.turns), (3, 2));
     assert_eq!(sample.oldest, PolicyVersion(4));

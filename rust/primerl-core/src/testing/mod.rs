@@ -9,7 +9,7 @@ use crate::event::{Outcome, Trace};
 use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
-use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn, VersionRun};
+use crate::turn::{AnswerKey, FinishReason, ForkReason, Truncation, Turn, VersionRun};
 use smallvec::smallvec;
 
 /// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
@@ -91,6 +91,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
             n_tokens: sampled.len() as u32,
         }],
         temperature: 1.0,
+        truncation: Truncation::default(),
         finish: FinishReason::Stop,
         start_digest: 0,
         context_digest: 0,

@@ -52,6 +52,9 @@ struct Arguments {
     /// Cap of `logprobs`; -1 for none.
     #[arg(long, default_value_t = 20, allow_negative_numbers = true)]
     max_logprobs: i64,
+    /// raw_logprobs, or processed_logprobs: after temperature and truncation.
+    #[arg(long, default_value = "raw_logprobs", value_parser = ["raw_logprobs", "processed_logprobs"])]
+    logprobs_mode: String,
     /// Milliseconds a step takes ...
     #[arg(long, default_value_t = 0.0)]
     step_latency_ms: f64,
@@ -110,6 +113,7 @@ impl Arguments {
         Ok(MockConfig {
             script: script.unwrap_or_default(),
             vocab_size: self.vocab_size,
+            processed_logprobs: self.logprobs_mode == "processed_logprobs",
             slots: self.max_num_seqs,
             max_model_len: self.max_model_len,
             eos_token_id: u32::try_from(self.eos_token_id).ok(),

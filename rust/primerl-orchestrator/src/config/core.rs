@@ -1,6 +1,10 @@
 //! The config as the core wants it.
 
-use super::{AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling};
+use super::{
+    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling, SamplingConfig,
+    TruncatedSampling,
+};
+use primerl_core::Truncation;
 use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
@@ -83,6 +87,7 @@ impl Config {
             temperature: self.sampling.temperature,
             max_tokens: self.sampling.max_tokens,
             rollout_max_tokens: self.sampling.rollout_max_tokens,
+            replayed: self.sampling.replayed(),
         };
         let training = self.train.env.iter().map(|_| own.clone());
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
@@ -92,8 +97,20 @@ impl Config {
                 .sampling
                 .rollout_max_tokens
                 .or(own.rollout_max_tokens),
+            replayed: None,
         });
         training.chain(evaluation).collect()
+    }
+}
+
+impl SamplingConfig {
+    /// What training rollouts leave out where their requests do not say; `None`: they must leave out nothing.
+    pub fn replayed(&self) -> Option<Truncation> {
+        (self.truncated == TruncatedSampling::Replay).then(|| Truncation {
+            top_p: self.top_p as f32,
+            top_k: u32::try_from(self.top_k).unwrap_or(0),
+            min_p: self.min_p as f32,
+        })
     }
 }
 

@@ -9,6 +9,7 @@ pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
 pub use self::core::flops_model;
 
+use primerl_core::Truncation;
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -176,9 +177,22 @@ pub struct SamplingConfig {
     pub max_tokens: u32,
     /// Tokens sampled in a whole rollout; `None`: as many as its turns take.
     pub rollout_max_tokens: Option<u32>,
+    /// Whether training rollouts may leave tokens out before sampling.
+    pub truncated: TruncatedSampling,
     pub top_p: f64,
     pub top_k: i64,
     pub min_p: f64,
+}
+
+/// Training rollouts whose requests leave tokens out before sampling (`top_p`, `top_k`, `min_p`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TruncatedSampling {
+    /// They are refused: a trainer that does not know of it takes the whole distribution for the one sampled from.
+    #[default]
+    Refuse,
+    /// They are recorded, and the trainer leaves out the same tokens.
+    Replay,
 }
 
 impl Default for SamplingConfig {
@@ -187,6 +201,7 @@ impl Default for SamplingConfig {
             temperature: 1.0,
             max_tokens: 512,
             rollout_max_tokens: None,
+            truncated: TruncatedSampling::Refuse,
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
@@ -388,10 +403,14 @@ pub struct Sampling {
     pub max_tokens: u32,
     /// Over all turns of a rollout.
     pub rollout_max_tokens: Option<u32>,
+    /// What is left out where a request does not say. `None`: requests must not leave anything out, unless nobody trains
+    /// on what they sample.
+    pub replayed: Option<Truncation>,
 }
 
 impl Sampling {
-    /// As in a chat request: what a lease tells the environment to ask for.
+    /// As in a chat request: what a lease tells the environment to ask for. What is left out is not said: not every
+    /// client has words for it, and it is left out unless a request says otherwise.
     pub fn to_wire(&self) -> serde_json::Map<String, serde_json::Value> {
         let mut wire = serde_json::Map::new();
         wire.insert("temperature".into(), self.temperature.into());

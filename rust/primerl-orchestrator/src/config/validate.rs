@@ -1,6 +1,6 @@
 //! Reading and checking.
 
-use super::{Config, ConfigError, field};
+use super::{Config, ConfigError, TruncatedSampling, field};
 use primerl_core::config::FlopsModel;
 use std::path::Path;
 
@@ -63,15 +63,7 @@ impl Config {
                 mend,
             ));
         }
-        let altered = [
-            ("sampling.top_p", sampling.top_p != 1.0, "1.0"),
-            ("sampling.top_k", sampling.top_k > 0, "0"),
-            ("sampling.min_p", sampling.min_p != 0.0, "0.0"),
-        ];
-        if let Some((name, _, neutral)) = altered.into_iter().find(|(_, set, _)| *set) {
-            let problem = "changes the distribution the trainer assumes";
-            return Err(field(name, problem, format!("leave it at {neutral}")));
-        }
+        self.validate_truncation()?;
         if sampling.max_tokens == 0 {
             return Err(field(
                 "sampling.max_tokens",
@@ -95,6 +87,54 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    fn validate_truncation(&self) -> Result<(), ConfigError> {
+        let sampling = &self.sampling;
+        let (top_p, top_k, min_p) = (sampling.top_p, sampling.top_k, sampling.min_p);
+        if sampling.truncated == TruncatedSampling::Refuse {
+            let altered = [
+                ("sampling.top_p", top_p != 1.0, "1.0"),
+                ("sampling.top_k", top_k > 0, "0"),
+                ("sampling.min_p", min_p != 0.0, "0.0"),
+            ];
+            let Some((name, _, neutral)) = altered.into_iter().find(|(_, set, _)| *set) else {
+                return Ok(());
+            };
+            let problem = "changes the distribution the trainer assumes";
+            let mend = format!(
+                "leave it at {neutral}, or set sampling.truncated = \"replay\", with which the trainer leaves out the \
+                 same tokens"
+            );
+            return Err(field(name, problem, mend));
+        }
+        // The bounds of vLLM.
+        let bounds = [
+            (
+                "sampling.top_p",
+                top_p as f32 > 0.0 && top_p <= 1.0,
+                top_p,
+                "more than 0 and at most 1",
+            ),
+            (
+                "sampling.top_k",
+                (-1..=i64::from(i32::MAX)).contains(&top_k),
+                top_k as f64,
+                "at least 0",
+            ),
+            (
+                "sampling.min_p",
+                (0.0..=1.0).contains(&min_p),
+                min_p,
+                "0 to 1",
+            ),
+        ];
+        match bounds.into_iter().find(|(_, within, ..)| !within) {
+            Some((name, _, value, bound)) => {
+                Err(field(name, format!("is {value}"), format!("give {bound}")))
+            }
+            None => Ok(()),
+        }
     }
 
     fn validate_evaluation_sampling(&self) -> Result<(), ConfigError> {

@@ -3,7 +3,7 @@
 use super::client::EngineError;
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
-use primerl_core::{PolicyVersion, VersionRun, VersionRuns};
+use primerl_core::{PolicyVersion, Truncation, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -45,17 +45,6 @@ pub struct SamplingParams<'a> {
     pub detokenize: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<&'a serde_json::Value>,
-}
-
-/// Ways to leave tokens out before sampling. None of them is the policy's own distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Truncation {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub top_p: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub top_k: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_p: Option<f64>,
 }
 
 /// Follows an answer while it is sampled.

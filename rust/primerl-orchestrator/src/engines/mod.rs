@@ -6,6 +6,8 @@
 //!             ^                                                                              │ EngineProved: traffic
 //!             └────────────── EngineLost (no traffic): health lost, update failed, unproved weights
 //! ```
+//! A run that does not sample at temperature 1 from all tokens also has it prove what its log-probabilities are of
+//! ([`meaning`]), once a join.
 //! Each engine has one task that owns its health checks and updates, so the two never overlap.
 
 pub mod client;
@@ -13,6 +15,7 @@ pub(crate) mod endpoints;
 mod generate;
 mod ids;
 mod load;
+mod meaning;
 mod pool;
 mod routing;
 mod state;
@@ -22,7 +25,7 @@ mod supervisor;
 pub mod testing;
 
 pub(crate) use generate::GenerateAnswer;
-pub use generate::{Generated, Progress, TokenLogprob, Truncation};
+pub use generate::{Generated, Progress, TokenLogprob};
 pub use ids::{PromptIds, WrittenIds};
 pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

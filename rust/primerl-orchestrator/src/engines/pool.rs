@@ -2,14 +2,14 @@
 //! requests; which of them, `routing` chooses.
 
 use super::client::{EngineClient, EngineError, parse_url};
-use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams, Truncation};
+use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams};
 use super::ids::{PromptIds, WrittenIds};
 use super::routing::{Candidate, Resident, choose};
 use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
 use parking_lot::{Mutex, RwLock};
-use primerl_core::{EngineId, Event, PolicyVersion, RolloutId};
+use primerl_core::{EngineId, Event, PolicyVersion, RolloutId, Truncation};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +31,9 @@ pub struct EnginesConfig {
     pub stop_token_ids: Vec<u32>,
     /// Of the model; `None` where it does not say.
     pub vocabulary_size: Option<u32>,
+    /// Training rollouts are not all sampled at temperature 1 from all tokens: log-probabilities must be of the
+    /// distribution that was sampled from.
+    pub needs_processed: bool,
     /// What of the prompts was written before.
     pub written_ids: Arc<WrittenIds>,
 }
@@ -206,6 +209,7 @@ impl Engines {
                 was_known: false,
                 was_lost: false,
                 lost: CancellationToken::new(),
+                is_processed: false,
                 load: Load::default(),
                 limit: u32::MAX,
             }),

@@ -39,6 +39,8 @@ pub(super) struct EngineState {
     pub was_known: bool,
     /// It has been lost at least once.
     pub was_lost: bool,
+    /// Its log-probabilities were shown to be those of the distribution it samples from.
+    pub is_processed: bool,
     /// Cancelled when the engine is lost: its requests go elsewhere at once.
     pub lost: CancellationToken,
     pub load: Load,

@@ -2,6 +2,7 @@
 
 use super::client::EngineError;
 use super::load::{LoadWatch, Reading};
+use super::meaning::{MeaningError, prove_processed};
 use super::pool::Engines;
 use super::state::Engine;
 use futures_util::FutureExt;
@@ -37,6 +38,8 @@ enum UpdateError {
     Timeout(Duration),
     #[error("cannot be resumed: {0}")]
     Resume(EngineError),
+    #[error(transparent)]
+    Meaning(#[from] MeaningError),
 }
 
 /// Runs until the pool stops.
@@ -214,6 +217,7 @@ fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
     state.healthy = false;
     state.doing = format!("lost: {reason}");
     state.was_lost = true;
+    state.is_processed = false;
     state.down_since.get_or_insert_with(Instant::now);
     let lost = std::mem::take(&mut state.lost);
     drop(state);
@@ -241,6 +245,7 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         Err(_) => return Err(UpdateError::Timeout(limit)),
     }
     resumed.map_err(UpdateError::Resume)?;
+    check_meaning(pool, engine, update.version).await?;
     {
         let mut state = engine.state.lock();
         state.updating = false;
@@ -255,6 +260,23 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
     );
     Ok(())
+}
+
+/// A process does not change what its log-probabilities are of, so it is asked once.
+async fn check_meaning(
+    pool: &Engines,
+    engine: &Engine,
+    version: PolicyVersion,
+) -> Result<(), MeaningError> {
+    if !pool.config.needs_processed || engine.state.lock().is_processed {
+        return Ok(());
+    }
+    let proved = prove_processed(&engine.client, &pool.config, version).await;
+    let mut state = engine.state.lock();
+    state.is_processed = proved.is_ok();
+    // It has been through its start-up: there is nothing more to wait for than with others.
+    state.was_known = true;
+    proved
 }
 
 async fn load_and_prove(engine: &Engine, update: &Update) -> Result<(), EngineError> {

@@ -108,6 +108,7 @@ mod tests {
             temperature: 1.0,
             max_tokens: 8,
             rollout_max_tokens: None,
+            replayed: None,
         };
         rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = rollouts.get(RolloutId(3)).expect("is open");

@@ -59,6 +59,7 @@ impl Turns {
             update_timeout: std::time::Duration::from_secs(60),
             stop_token_ids: renderer.stop_token_ids().to_vec(),
             vocabulary_size: renderer.vocabulary_size(),
+            needs_processed: false,
             written_ids: Arc::default(),
         };
         let access = Access::new(&[0; 32], None)
@@ -76,6 +77,7 @@ impl Turns {
             temperature: 1.0,
             max_tokens: LONGEST_ANSWER,
             rollout_max_tokens: None,
+            replayed: None,
         };
         gateway.rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = gateway

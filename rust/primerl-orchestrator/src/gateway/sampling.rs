@@ -1,12 +1,12 @@
 //! How an answer is sampled: what the request may choose, and what its rollout decides.
 //!
-//! A training rollout samples from the policy's own distribution, for that is what the trainer assumes; an evaluation may
-//! sample as it likes.
+//! A training rollout samples from the policy's own distribution, for that is what the trainer assumes, or from what its
+//! truncation keeps of it, where that is recorded and replayed; an evaluation may sample as it likes.
 
 use super::fields::Fields;
 use crate::config::Sampling;
-use crate::engines::Truncation;
 use crate::http::ApiError;
+use primerl_core::Truncation;
 use serde_json::{Map, Value};
 
 /// Stop sequences of one request; more, or longer ones, are a mistake.
@@ -78,22 +78,24 @@ impl Rules<'_> {
     }
 
     fn truncation(&self, fields: &mut Fields) -> Result<Truncation, ApiError> {
-        let truncation = Truncation {
-            top_p: fields.number("top_p")?.filter(|top_p| *top_p != 1.0),
-            top_k: fields
-                .number("top_k")?
-                .filter(|top_k| *top_k > 0.0)
-                .map(|top_k| top_k as i64),
-            min_p: fields.number("min_p")?.filter(|min_p| *min_p != 0.0),
+        let asked = Asked::take(fields)?;
+        let own = match self.evaluation {
+            true => Truncation::default(),
+            false => self.sampling.replayed.unwrap_or_default(),
         };
-        let given = [
-            ("top_p", truncation.top_p.is_some()),
-            ("top_k", truncation.top_k.is_some()),
-            ("min_p", truncation.min_p.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given) {
-            Some((name, _)) if !self.evaluation => Err(self.not_the_policy(name)),
-            _ => Ok(truncation),
+        if self.evaluation || self.sampling.replayed.is_some() {
+            return Ok(asked.over(own));
+        }
+        match asked.narrowing() {
+            Some(name) => {
+                let message = format!(
+                    "{name} is not supported in a training rollout: its tokens would not be sampled from the policy's \
+                     own distribution, which the trainer assumes; leave it out, or set sampling.truncated = \"replay\" \
+                     in the orchestrator's config"
+                );
+                Err(refused(name, message))
+            }
+            None => Ok(own),
         }
     }
 
@@ -114,9 +116,77 @@ impl Rules<'_> {
             "{name} is not supported in a training rollout: its tokens would not be sampled from the policy's own \
              distribution, which the trainer assumes; leave it out"
         );
-        ApiError::invalid(message)
-            .param(name)
-            .code("unsupported_parameter")
+        refused(name, message)
+    }
+}
+
+fn refused(name: &str, message: String) -> ApiError {
+    ApiError::invalid(message)
+        .param(name)
+        .code("unsupported_parameter")
+}
+
+/// The ways to leave tokens out that a request names, within vLLM's bounds.
+struct Asked {
+    top_p: Option<f32>,
+    top_k: Option<u32>,
+    min_p: Option<f32>,
+}
+
+impl Asked {
+    fn take(fields: &mut Fields) -> Result<Asked, ApiError> {
+        let (top_p, top_k, min_p) = (
+            fields.number("top_p")?,
+            fields.number("top_k")?,
+            fields.number("min_p")?,
+        );
+        let within =
+            |name: &str, value: Option<f64>, holds: fn(f64) -> bool, bound: &str| match value
+                .filter(|value| !holds(*value))
+            {
+                Some(value) => {
+                    let message = format!("{name} is {value}; it must be {bound}");
+                    Err(ApiError::invalid(message).param(name))
+                }
+                None => Ok(()),
+            };
+        let share = |value: f64| value as f32 > 0.0 && value <= 1.0;
+        within("top_p", top_p, share, "more than 0 and at most 1")?;
+        let number = |value: f64| value >= -1.0 && value.fract() == 0.0;
+        within("top_k", top_k, number, "a whole number, 0 for all tokens")?;
+        within(
+            "min_p",
+            min_p,
+            |value| (0.0..=1.0).contains(&value),
+            "0 to 1",
+        )?;
+        Ok(Asked {
+            top_p: top_p.map(|top_p| top_p as f32),
+            // -1 is 0, and what is too large is as large as can be: both keep all tokens.
+            top_k: top_k.map(|top_k| top_k as u32),
+            min_p: min_p.map(|min_p| min_p as f32),
+        })
+    }
+
+    fn over(&self, own: Truncation) -> Truncation {
+        Truncation {
+            top_p: self.top_p.unwrap_or(own.top_p),
+            top_k: self.top_k.unwrap_or(own.top_k),
+            min_p: self.min_p.unwrap_or(own.min_p),
+        }
+    }
+
+    /// The first that leaves tokens out.
+    fn narrowing(&self) -> Option<&'static str> {
+        let asked = self.over(Truncation::default());
+        let narrowing = [
+            ("top_p", asked.top_p != 1.0),
+            ("top_k", asked.top_k != 0),
+            ("min_p", asked.min_p != 0.0),
+        ];
+        narrowing
+            .into_iter()
+            .find_map(|(name, narrows)| narrows.then_some(name))
     }
 }
 

@@ -257,6 +257,7 @@ pub(super) fn take_in(
         logprobs: generated.logprobs.into(),
         versions: generated.versions,
         temperature: request.sampling.temperature as f32,
+        truncation: request.sampling.truncation,
         finish: generated.finish,
         start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,

@@ -11,9 +11,9 @@
 
 use crate::failure::RunError;
 use bytes::Bytes;
-use primerl_core::pack::{Advantage, MicroBatch, PackedBatch};
+use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, TruncatedRun};
 use primerl_core::sample::{Segment, Trained};
-use primerl_core::{EnvironmentId, RolloutId, Step};
+use primerl_core::{EnvironmentId, RolloutId, Step, Truncation};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -51,6 +51,36 @@ struct MicroBatchHeader {
     rollouts: Vec<RolloutId>,
     /// `[S]`
     environments: Vec<EnvironmentId>,
+    /// Which tokens were sampled from fewer than all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    truncations: Vec<TruncationHeader>,
+}
+
+/// Tokens `begin..end` of the N were sampled so.
+#[derive(Serialize)]
+struct TruncationHeader {
+    begin: usize,
+    end: usize,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+}
+
+impl From<TruncatedRun> for TruncationHeader {
+    fn from(run: TruncatedRun) -> Self {
+        let Truncation {
+            top_p,
+            top_k,
+            min_p,
+        } = run.truncation;
+        TruncationHeader {
+            begin: run.begin,
+            end: run.end,
+            top_p,
+            top_k,
+            min_p,
+        }
+    }
 }
 
 impl From<&MicroBatch> for MicroBatchHeader {
@@ -67,6 +97,11 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .map(|weighted| weighted.sample.rollout)
                 .collect(),
             environments: sequences.map(|weighted| weighted.environment).collect(),
+            truncations: micro_batch
+                .truncations()
+                .into_iter()
+                .map(TruncationHeader::from)
+                .collect(),
         }
     }
 }

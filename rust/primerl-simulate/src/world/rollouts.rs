@@ -310,6 +310,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         logprobs,
         versions,
         temperature: 1.0,
+        truncation: Truncation::default(),
         finish: match rollout.cut {
             true => FinishReason::Length,
             false => FinishReason::Stop,

@@ -8,7 +8,7 @@ use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
 use crate::time::Duration;
-use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn, VersionRun, VersionRuns};
+use crate::turn::{AnswerKey, FinishReason, ForkReason, Truncation, Turn, VersionRun, VersionRuns};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -201,6 +201,7 @@ impl Simulator {
             logprobs: Arc::default(),
             versions: VersionRuns::new(),
             temperature: 1.0,
+            truncation: Truncation::default(),
             finish: FinishReason::Stop,
             start_digest: 0,
             context_digest: 0,

@@ -132,7 +132,8 @@ fn read_fields(
         logprobs,
         top_logprobs: top,
         temperature: sampling.temperature,
-        top_p: sampling.truncation.top_p.unwrap_or(1.0),
+        // As it was written, not as the nearest number of four bytes.
+        top_p: (f64::from(sampling.truncation.top_p) * 1e7).round() / 1e7,
         max_output_tokens,
         instructions: instructions.map(|text| store.shared_instructions(text)),
         metadata: metadata(fields)?,

@@ -30,6 +30,17 @@ struct DecodedMicroBatch {
     sequence_lengths: Vec<i32>,
     rollouts: Vec<u64>,
     environments: Vec<u32>,
+    #[serde(default)]
+    truncations: Vec<DecodedTruncation>,
+}
+
+#[derive(Deserialize)]
+struct DecodedTruncation {
+    begin: usize,
+    end: usize,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
 }
 
 /// A sample of two turns, the second by two versions at another temperature.
@@ -37,6 +48,9 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
     let sampled: Vec<u32> = (1000..1000 + tokens).collect();
     let mut second = turn(Some(0), &[7; 3], &sampled, 4);
     second.temperature = 0.7;
+    if tokens % 2 == 1 {
+        second.truncation.top_p = 0.9;
+    }
     second.logprobs = (0..tokens).map(|at| -0.5 - at as f32).collect();
     let crossing = tokens / 3;
     second.versions = [(4, crossing), (6, tokens - crossing)]
@@ -133,6 +147,19 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 .copied()
                 .map(EnvironmentId)
                 .collect(),
+            truncations: micro_batch
+                .truncations
+                .iter()
+                .map(|run| TruncatedRun {
+                    begin: run.begin,
+                    end: run.end,
+                    truncation: Truncation {
+                        top_p: run.top_p,
+                        top_k: run.top_k,
+                        min_p: run.min_p,
+                    },
+                })
+                .collect(),
         };
         take((21 * n).next_multiple_of(16) - 21 * n);
         columns
@@ -165,6 +192,17 @@ fn the_bytes_are_the_columns() {
         encode(&batch, 2),
         Err(RunError::Encode { step: 4, .. })
     ));
+}
+
+#[test]
+fn where_nothing_is_truncated_nothing_is_said() {
+    let said = |tokens| {
+        let body = encode(&batch(vec![weighted(0, tokens)], 1), 0).expect("encodes");
+        let frame: Frame = rmp_serde::from_slice(&body).expect("is a map");
+        String::from_utf8_lossy(&frame.header).contains("truncations")
+    };
+    assert!(!said(2));
+    assert!(said(3));
 }
 
 #[test]

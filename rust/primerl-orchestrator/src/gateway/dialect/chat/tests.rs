@@ -1,11 +1,13 @@
 use super::*;
 use crate::config::Sampling;
+use primerl_core::Truncation;
 use primerl_render::Message;
 
 const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
     rollout_max_tokens: None,
+    replayed: None,
 };
 
 fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
@@ -74,14 +76,63 @@ fn an_evaluation_samples_as_it_likes() {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}});
     let (request, _) = read_as(true, changes).expect("is fine");
     assert_eq!(request.sampling.temperature, 0.0);
-    assert_eq!(request.sampling.truncation.top_p, Some(0.9));
-    assert_eq!(request.sampling.truncation.top_k, Some(5));
+    assert_eq!(request.sampling.truncation.top_p, 0.9);
+    assert_eq!(request.sampling.truncation.top_k, 5);
     assert_eq!(
         request.sampling.structured_outputs,
         Some(json!({"json": {"type": "object"}}))
     );
     let error = refusal(true, json!({"frequency_penalty": 0.5}));
     assert_eq!(error.param.as_deref(), Some("frequency_penalty"));
+}
+
+#[test]
+fn a_training_rollout_truncates_where_that_is_replayed() {
+    let own = Truncation {
+        top_p: 0.9,
+        top_k: 40,
+        min_p: 0.0,
+    };
+    let sampling = Sampling {
+        replayed: Some(own),
+        ..SAMPLING
+    };
+    let of = |changes: Value, evaluation| {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in changes.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let rules = Rules {
+            sampling: &sampling,
+            evaluation,
+        };
+        let read = read(&body.to_string().into(), &rules, 0, None);
+        read.map(|((request, _), _)| request.sampling.truncation)
+    };
+    let taken = |changes, evaluation| of(changes, evaluation).expect("is fine");
+    assert_eq!(taken(json!({}), false), own, "the run's own");
+    let asked = json!({"top_p": 1, "top_k": -1, "min_p": 0.25});
+    let expected = Truncation {
+        min_p: 0.25,
+        ..Truncation::default()
+    };
+    assert_eq!(taken(asked, false), expected, "as asked");
+    let part = Truncation { top_k: 5, ..own };
+    assert_eq!(taken(json!({"top_k": 5}), false), part);
+    assert_eq!(taken(json!({}), true), Truncation::default());
+    for (name, value) in [
+        ("top_p", json!(0)),
+        ("top_p", json!(1.5)),
+        ("top_k", json!(2.5)),
+        ("top_k", json!(-2)),
+        ("min_p", json!(-0.1)),
+        ("temperature", json!(0.7)),
+    ] {
+        let error = of(json!({name: value}), false).expect_err("is out of bounds");
+        assert_eq!(error.param.as_deref(), Some(name));
+    }
+    let refused = refusal(false, json!({"min_p": 0.1}));
+    assert!(refused.message.contains("sampling.truncated = \"replay\""));
 }
 
 #[test]

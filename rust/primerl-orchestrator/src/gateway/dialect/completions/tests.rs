@@ -7,6 +7,7 @@ const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
     rollout_max_tokens: None,
+    replayed: None,
 };
 
 fn read_as(changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {

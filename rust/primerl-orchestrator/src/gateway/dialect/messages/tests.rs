@@ -9,6 +9,7 @@ const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
     rollout_max_tokens: None,
+    replayed: None,
 };
 
 fn body(changes: &Value) -> Value {
@@ -85,7 +86,7 @@ fn fields_of_sampling() {
         "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}});
     let (request, _) = read_as(true, &changes).expect("is fine");
     assert_eq!(request.sampling.temperature, 0.0);
-    assert_eq!(request.sampling.truncation.top_k, Some(5));
+    assert_eq!(request.sampling.truncation.top_k, 5);
     assert_eq!(
         request.sampling.structured_outputs,
         Some(json!({"json": {"type": "object"}}))

@@ -10,6 +10,7 @@ const SAMPLING: Sampling = Sampling {
     temperature: 1.0,
     max_tokens: 28,
     rollout_max_tokens: None,
+    replayed: None,
 };
 
 type Parsed = (TurnRequest, Box<dyn Reply>);
