@@ -119,7 +119,23 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"orchestrator__eval__env__0__name": "reverse-text"}, "orchestrator", "give one of them another `name`"),
         ({"orchestrator__train__env__0__name": "a/b"}, "orchestrator.train.env[0].name", "pattern"),
         ({"orchestrator__sampling__max_tokens": 4096}, "", "lower one or raise the other"),
-        ({"orchestrator__sampling__top_p": 0.9}, "orchestrator.sampling", "leave it at 1.0"),
+        ({"orchestrator__sampling__top_p": 0.9}, "orchestrator.sampling", 'set truncated to "replay"'),
+        (
+            {"orchestrator__sampling__truncated": "replay", "orchestrator__sampling__top_p": 0},
+            "orchestrator.sampling",
+            "more than 0 and at most 1",
+        ),
+        (
+            {"orchestrator__sampling__truncated": "replay", "orchestrator__sampling__min_p": 2},
+            "orchestrator.sampling",
+            "from 0 to 1",
+        ),
+        ({"orchestrator__sampling__top_k": -2}, "orchestrator.sampling.top_k", "greater than or equal to -1"),
+        (
+            {"orchestrator__sampling__temperature": 0.7, "inference__logprobs_mode": "raw_logprobs"},
+            "",
+            "leave it out",
+        ),
         ({"orchestrator__buffer__hard_threshold": 0.8}, "orchestrator.buffer", "lower the first or raise the second"),
         ({"orchestrator__buffer__easy_threshold": float("nan")}, "orchestrator.buffer.easy_threshold", "finite"),
         ({"orchestrator__buffer__easy_fraction": 1.5}, "orchestrator.buffer.easy_fraction", "less than or equal to 1"),
@@ -231,6 +247,21 @@ def test_each_process_gets_its_part() -> None:
     assert isinstance(trainer, TrainerConfig)
     assert trainer.weights.keep_all
     assert trainer.max_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, "raw_logprobs"),
+        ({"orchestrator__sampling__temperature": 0.7}, "processed_logprobs"),
+        ({"orchestrator__sampling__truncated": "replay"}, "processed_logprobs"),
+        ({"inference__logprobs_mode": "processed_logprobs"}, "processed_logprobs"),
+    ],
+)
+def test_engines_give_the_log_probabilities_the_run_needs(changes: dict[str, Any], mode: str) -> None:
+    (engine,) = resolve.inference(RLConfig.model_validate(tree(**changes)), "http://o:1")
+    assert isinstance(engine.config, InferenceConfig)
+    assert engine.config.logprobs_mode == mode
 
 
 def test_weights_an_engine_may_still_load_are_kept() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 SLACK = 1e-4
-"""How far edges are moved, in nats of a logit and in shares of the probability: well above what an fp32 engine rounds."""
+"""How far edges are moved, in nats of a logit and in shares of the probability: well above what fp32 engines round."""
 
 
 def truncated_logprobs(scaled: Tensor, token: int, *, top_p: float, top_k: int, min_p: float) -> list[float]:

@@ -27,9 +27,8 @@ class InferenceSettings(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
-    """Log-probabilities before or after temperature and the other sampling settings. Where it is left out: in
-    `primerl rl` after them if the run needs that (it samples at a temperature other than 1, or may truncate), else
-    before, as vLLM does."""
+    """Log-probabilities before or after temperature and the other sampling settings; what the run needs where it is
+    left out: after them if it samples at a temperature other than 1 or may truncate, else before."""
     threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
 
@@ -47,6 +46,8 @@ class InferenceConfig(InferenceSettings):
     """One inference process (`primerl inference @ file`)."""
 
     model: EngineModel
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    """Log-probabilities before or after temperature and the other sampling settings."""
     seed: Seed = 0
     """Seed of sampling."""
     join: str | None = None

@@ -94,9 +94,10 @@ class RLConfig(Section):
         sampling = self.orchestrator.sampling
         if self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs" and not sampling.is_plain:
             raise ValueError(
-                f"inference.logprobs_mode is raw_logprobs, but orchestrator.sampling (temperature "
-                f'{sampling.temperature}, truncated "{sampling.truncated}") does not always sample from the model\'s own '
-                "distribution, and the trainer needs log-probabilities of what is sampled from; leave it out"
+                "inference.logprobs_mode is raw_logprobs, but with orchestrator.sampling.temperature "
+                f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
+                "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
+                "leave it out"
             )
         return self
 

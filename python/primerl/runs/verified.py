@@ -58,8 +58,8 @@ class Report:
         ]
         if self.truncated:
             lines.append(
-                f"{self.truncated} tokens sampled with top_p, top_k or min_p, replayed; at {self.edges} of them the edge "
-                "of what is kept lies within rounding, and the engine's side of it was taken"
+                f"{self.truncated} tokens sampled with top_p, top_k or min_p, replayed; at {self.edges} of them the "
+                "edge of what is kept lies within rounding, and the engine's side of it was taken"
             )
         if self.worst is not None:
             lines.append(

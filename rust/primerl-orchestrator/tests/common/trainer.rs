@@ -26,6 +26,18 @@ pub struct MicroBatch {
     tokens: usize,
     sequence_lengths: Vec<usize>,
     pub rollouts: Vec<u64>,
+    #[serde(default)]
+    pub truncations: Vec<TruncatedRun>,
+}
+
+/// Tokens of a micro-batch that were sampled so.
+#[derive(Clone, Debug, Deserialize)]
+pub struct TruncatedRun {
+    pub begin: u64,
+    pub end: u64,
+    pub top_p: f32,
+    pub top_k: u32,
+    pub min_p: f32,
 }
 
 #[derive(Deserialize)]
