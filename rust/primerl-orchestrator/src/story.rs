@@ -226,4 +226,27 @@ mod tests {
             "{text}"
         );
     }
+
+    #[test]
+    fn how_rollouts_are_sampled_is_written_as_it_was_before_they_could_truncate() {
+        let of = |sampling: &str| {
+            let toml = format!(
+                "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n[sampling]\n\
+                 max_tokens = 12\n{sampling}"
+            );
+            let config = Config::from_toml(&toml, "test").expect("is a config");
+            let mut identity = identity(&config, &primerl_core::testing::config());
+            identity.retain(|name, _| name.contains("sampl"));
+            identity.into_iter().collect::<Vec<_>>()
+        };
+        let plain = (
+            "sampling of environment 0".to_owned(),
+            "Sampling { temperature: 1.0, max_tokens: 12, rollout_max_tokens: None }".to_owned(),
+        );
+        assert_eq!(of(""), [plain.clone()]);
+        let truncated = of("truncated = \"replay\"\ntop_k = 5");
+        assert_eq!(truncated[0], plain);
+        assert_eq!(truncated[1].0, "truncated sampling of environment 0");
+        assert!(truncated[1].1.contains("top_k: 5"));
+    }
 }

@@ -108,7 +108,15 @@ fn bad_configs_are_refused_before_anything_starts() {
     refused(
         &place,
         &good.replace("max_tokens = 12", "max_tokens = 12\ntop_p = 0.9"),
-        &["sampling.top_p", "1.0"],
+        &["sampling.top_p", "1.0", "sampling.truncated = \"replay\""],
+    );
+    refused(
+        &place,
+        &good.replace(
+            "max_tokens = 12",
+            "max_tokens = 12\ntruncated = \"replay\"\nmin_p = 1.5",
+        ),
+        &["sampling.min_p", "0 to 1"],
     );
     refused(
         &place,
