@@ -8,6 +8,7 @@
 //! ```
 //! Each engine has one task that owns its health checks and updates, so the two never overlap.
 
+mod chat;
 pub mod client;
 pub(crate) mod endpoints;
 mod generate;
@@ -21,6 +22,7 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use chat::ChatMessages;
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob, Truncation};
 pub use ids::{PromptIds, WrittenIds};
