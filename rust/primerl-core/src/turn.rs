@@ -164,7 +164,10 @@ mod tests {
         assert!(turn.is_consistent());
         assert_eq!(turn.answer_tokens(), 3);
         let written = rmp_serde::to_vec_named(&turn).expect("writes");
-        assert_eq!(rmp_serde::from_slice::<Turn>(&written).expect("reads"), turn);
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            turn
+        );
         turn.prompt_suffix = [1].into();
         assert!(!turn.is_consistent());
     }
@@ -175,7 +178,10 @@ mod tests {
         let written = rmp_serde::to_vec_named(&turn).expect("writes");
         // `text` as a key of msgpack: what is absent is not written.
         assert!(!written.windows(5).any(|bytes| bytes == b"\xa4text"));
-        assert_eq!(rmp_serde::from_slice::<Turn>(&written).expect("reads"), turn);
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            turn
+        );
     }
 
     #[test]

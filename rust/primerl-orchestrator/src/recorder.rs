@@ -252,7 +252,11 @@ impl Writer {
             .map_or("", String::as_str);
         let mut line = serde_json::json!(report);
         line["environment"] = name.into();
-        let model = self.other_models.get(environment as usize).cloned().flatten();
+        let model = self
+            .other_models
+            .get(environment as usize)
+            .cloned()
+            .flatten();
         if let (Some(model), Some(fields)) = (&model, line.as_object_mut()) {
             let version = fields.remove("version").unwrap_or_default();
             fields.insert("model".into(), model.as_str().into());

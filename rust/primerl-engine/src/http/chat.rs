@@ -119,7 +119,9 @@ pub async fn completions(
     let mut in_flight = submit(Arc::clone(&app), request)?;
     let done = in_flight.completions().await?;
     // The engine's name of a request, under another prefix.
-    let id = in_flight.request_id.replacen("generate-tokens-", "chatcmpl-", 1);
+    let id = in_flight
+        .request_id
+        .replacen("generate-tokens-", "chatcmpl-", 1);
     let answer = answer(&app, &renderer, &form, &id, &ids, &done)?;
     Ok(json_response(&answer))
 }
@@ -199,7 +201,10 @@ fn fit(
     if sampling.ignore_eos != Some(true) {
         // What ends an answer in the template need not be the model's end of sequence.
         let stops = renderer.stop_token_ids().iter().map(|id| i64::from(*id));
-        sampling.stop_token_ids.get_or_insert_default().extend(stops);
+        sampling
+            .stop_token_ids
+            .get_or_insert_default()
+            .extend(stops);
     }
     Ok(())
 }
@@ -233,7 +238,11 @@ fn choice(
     index: usize,
     completion: &Completion,
 ) -> Result<Value, ApiError> {
-    let ids: Vec<u32> = completion.tokens.iter().map(|token| token.token_id).collect();
+    let ids: Vec<u32> = completion
+        .tokens
+        .iter()
+        .map(|token| token.token_id)
+        .collect();
     let context = AnswerContext {
         tools: form.tools.as_deref().filter(|_| form.calls),
         starts_in_reasoning: renderer.starts_in_reasoning(prompt),
@@ -243,7 +252,8 @@ fn choice(
         .map_err(|error| ApiError::internal(format!("cannot decode the answer: {error}")))?
         .message;
     for (number, call) in message.tool_calls.iter_mut().flatten().enumerate() {
-        call.id.get_or_insert_with(|| format!("chatcmpl-tool-{index}-{number}"));
+        call.id
+            .get_or_insert_with(|| format!("chatcmpl-tool-{index}-{number}"));
         call.kind.get_or_insert_with(|| "function".into());
     }
     let finish = match completion.finish.as_str() {
@@ -276,7 +286,10 @@ fn token_logprob(renderer: &Renderer, form: &Form, top: usize, token: &ScoredTok
         };
         json!({"token": text, "logprob": logprob, "bytes": bytes})
     };
-    let others = token.top.iter().filter(|other| other.token_id != token.token_id);
+    let others = token
+        .top
+        .iter()
+        .filter(|other| other.token_id != token.token_id);
     let others = others.map(|other| entry(other.token_id, other.logprob));
     // The sampled token comes first, and counts as one of them.
     let own = std::iter::once(entry(token.token_id, token.logprob));
@@ -307,7 +320,8 @@ pub async fn tokenize(
             render(&renderer, messages, options).await?
         }
     };
-    let text = |id: &u32| String::from_utf8_lossy(&renderer.tokenizer().token_bytes(*id)).into_owned();
+    let text =
+        |id: &u32| String::from_utf8_lossy(&renderer.tokenizer().token_bytes(*id)).into_owned();
     let texts: Option<Vec<String>> = with_texts.then(|| ids.iter().map(text).collect());
     let answer = json!({
         "count": ids.len(), "max_model_len": app.config.max_model_len, "tokens": ids, "token_strs": texts,

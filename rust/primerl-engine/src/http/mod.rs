@@ -8,11 +8,11 @@ mod generate;
 mod rendering;
 mod wire;
 
+use self::rendering::Rendering;
 use crate::backend::ModelInfo;
 use crate::config::Config;
 use crate::handle::EngineHandle;
 use crate::metrics::Metrics;
-use self::rendering::Rendering;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, Request};

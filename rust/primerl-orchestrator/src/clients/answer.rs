@@ -73,10 +73,12 @@ impl ChatAnswer {
 /// What clients are shown of a message. Servers name reasoning in two ways, and add fields of their own.
 fn own_words(message: Message) -> Message {
     let mut extra = message.extra;
-    let reasoning = message.reasoning_content.or(match extra.remove("reasoning") {
-        Some(Value::String(reasoning)) => Some(reasoning),
-        _ => None,
-    });
+    let reasoning = message
+        .reasoning_content
+        .or(match extra.remove("reasoning") {
+            Some(Value::String(reasoning)) => Some(reasoning),
+            _ => None,
+        });
     Message {
         role: "assistant".into(),
         content: message.content,
@@ -111,16 +113,20 @@ mod tests {
 
     #[test]
     fn calls_reasoning_and_stops_of_other_servers_are_read() {
-        let answer = parse(json!({"choices": [{"message": {"role": "assistant", "content": null, "reasoning": "Hm",
+        let answer = parse(
+            json!({"choices": [{"message": {"role": "assistant", "content": null, "reasoning": "Hm",
             "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-            "finish_reason": "tool_calls", "stop_reason": 7}]}));
+            "finish_reason": "tool_calls", "stop_reason": 7}]}),
+        );
         let answer = answer.expect("is an answer");
         assert_eq!(answer.model, "asked");
         assert_eq!(answer.message.content, Content::Null);
         assert_eq!(answer.message.reasoning_content.as_deref(), Some("Hm"));
         assert!(answer.message.has_tool_calls() && answer.finish == FinishReason::Stop);
-        let stopped = parse(json!({"choices": [{"message": {"role": "assistant", "content": "a"},
-            "finish_reason": "stop", "stop_reason": "END"}]}));
+        let stopped = parse(
+            json!({"choices": [{"message": {"role": "assistant", "content": "a"},
+            "finish_reason": "stop", "stop_reason": "END"}]}),
+        );
         let stopped = stopped.expect("is an answer");
         assert_eq!(stopped.finish, FinishReason::StopSequence);
         assert_eq!(stopped.stop.as_deref(), Some("END"));
@@ -128,9 +134,18 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_refused() {
-        assert!(parse(json!({"choices": []})).expect_err("none").contains("0 choices"));
-        let unfinished = json!({"choices": [{"message": {"role": "assistant"}, "finish_reason": null}]});
-        assert!(parse(unfinished).expect_err("unfinished").contains("finish_reason"));
+        assert!(
+            parse(json!({"choices": []}))
+                .expect_err("none")
+                .contains("0 choices")
+        );
+        let unfinished =
+            json!({"choices": [{"message": {"role": "assistant"}, "finish_reason": null}]});
+        assert!(
+            parse(unfinished)
+                .expect_err("unfinished")
+                .contains("finish_reason")
+        );
         assert!(ChatAnswer::parse(b"<html>", "m").is_err());
     }
 }

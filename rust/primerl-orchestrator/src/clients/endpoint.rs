@@ -95,8 +95,8 @@ pub struct ChatRequest<'a> {
 
 impl ChatRequest<'_> {
     fn encode(&self) -> Result<Bytes, EndpointError> {
-        let others =
-            serde_json::to_vec(self).map_err(|error| EndpointError::Malformed(error.to_string()))?;
+        let others = serde_json::to_vec(self)
+            .map_err(|error| EndpointError::Malformed(error.to_string()))?;
         Ok(with_messages(self.messages, &others))
     }
 }
@@ -130,7 +130,9 @@ impl Endpoint {
         };
         let url = match parse_base_url(&config.base_url) {
             Ok(url) => format!("{url}/chat/completions"),
-            Err(problem) => return refuse("base_url", problem, "give a URL like http://host:port/v1"),
+            Err(problem) => {
+                return refuse("base_url", problem, "give a URL like http://host:port/v1");
+            }
         };
         let key = match &config.api_key_env {
             None => None,

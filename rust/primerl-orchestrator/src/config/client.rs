@@ -65,6 +65,15 @@ fn default_timeout() -> f64 {
     600.0
 }
 
+fn is_variable(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    name.bytes().all(fits)
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|first| !first.is_ascii_digit())
+}
+
 impl ClientConfig {
     /// `name` is that of the table.
     pub fn validate(&self, name: &str) -> Result<(), ConfigError> {
@@ -83,11 +92,16 @@ impl ClientConfig {
                 "give the model's name at that server",
             ));
         }
-        if self.api_key_env.as_deref().is_some_and(str::is_empty) {
+        if self
+            .api_key_env
+            .as_deref()
+            .is_some_and(|name| !is_variable(name))
+        {
+            // Not shown: it may be the key.
             return Err(field(
                 &key("api_key_env"),
-                "is empty",
-                "name an environment variable, or leave it out where no key is needed",
+                "is no name of an environment variable (capitals, digits and _)",
+                "put the key into a variable and give the variable's name, or leave it out where no key is needed",
             ));
         }
         if self.client_type != ClientType::OpenaiChatCompletions {

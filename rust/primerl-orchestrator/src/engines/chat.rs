@@ -244,7 +244,9 @@ fn token(token: ChatToken) -> Result<TokenLogprob, EngineError> {
 }
 
 fn token_id(text: &str) -> Result<u32, EngineError> {
-    let id = text.strip_prefix(TOKEN_PREFIX).and_then(|id| id.parse().ok());
+    let id = text
+        .strip_prefix(TOKEN_PREFIX)
+        .and_then(|id| id.parse().ok());
     id.ok_or_else(|| {
         malformed(format!(
             "a token of the logprobs is {text:?} and not {TOKEN_PREFIX}<id>, though \

@@ -422,7 +422,10 @@ fn error_message(body: &[u8]) -> String {
     }
 }
 
-pub(super) fn parse<T: DeserializeOwned>(call: &'static str, bytes: &[u8]) -> Result<T, EngineError> {
+pub(super) fn parse<T: DeserializeOwned>(
+    call: &'static str,
+    bytes: &[u8],
+) -> Result<T, EngineError> {
     serde_json::from_slice(bytes).map_err(|error| EngineError::Malformed {
         call,
         problem: error.to_string(),

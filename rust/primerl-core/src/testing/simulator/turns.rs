@@ -206,7 +206,7 @@ impl Simulator {
             context_digest: 0,
             answer: AnswerKey::default(),
             request_digest: 0,
-        text: None,
+            text: None,
         };
         (turn, prompt)
     }

@@ -22,7 +22,9 @@ pub async fn prompt(
 ) -> Result<Prompt, ApiError> {
     let resolved = resolve(rollout, session, messages, options)?;
     let chat = chat_messages(messages, &resolved.options)?;
-    let asked = app.engines.tokenize(&chat, resolved.resident, rollout.deadline);
+    let asked = app
+        .engines
+        .tokenize(&chat, resolved.resident, rollout.deadline);
     let ids = tokio::select! {
         ids = asked => ids.map_err(refusal)?,
         () = rollout.over.cancelled() => return Err(rollout.gone()),

@@ -42,7 +42,8 @@ fn no_messages(rollout: &Rollout) -> ApiError {
             "this run's engines render chat messages (client_type = \"openai_chat_completions_token\")"
         }
     };
-    let message = format!("{who}, which takes messages and no prompt of text or token ids; send messages");
+    let message =
+        format!("{who}, which takes messages and no prompt of text or token ids; send messages");
     ApiError::invalid(message)
         .param("prompt")
         .code("unsupported_parameter")

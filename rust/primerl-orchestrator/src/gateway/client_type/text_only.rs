@@ -5,9 +5,7 @@ use crate::app::App;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, resolve};
-use crate::gateway::request::{
-    Incoming, IncomingOptions, Parse, TurnRequest, answer_key,
-};
+use crate::gateway::request::{Incoming, IncomingOptions, Parse, TurnRequest, answer_key};
 use crate::gateway::rollouts::Rollout;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
@@ -183,7 +181,8 @@ fn take_in(
 
 /// What the client is told of a turn that was recorded as text.
 pub fn of_turn(turn: &Turn) -> Result<Choice, ApiError> {
-    let lost = |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
+    let lost =
+        |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
     let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
     let message: Message =
         serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
