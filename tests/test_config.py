@@ -162,6 +162,29 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),
         ({"inference__kv_cache_tokens": 100}, "", "inference.kv_cache_tokens (100) does not hold one sequence"),
         ({"inference__port": 4000, "orchestrator__port": 4000}, "", "choose another for one of them"),
+        ({"orchestrator__client_type": "openai_chat_completions"}, "orchestrator", "nothing can be trained"),
+        ({"orchestrator__client_type": "chat"}, "orchestrator.client_type", "'openai_chat_completions_token'"),
+        (
+            {"orchestrator__eval__env__0__client": {"base_url": "https://host/v1", "model": "m"}},
+            "orchestrator.eval.env[0].client",
+            "through a proxy on this machine",
+        ),
+        (
+            {"orchestrator__eval__env__0__client": {"base_url": "http://u:p@host/v1", "model": "m"}},
+            "orchestrator.eval.env[0].client",
+            "has a user",
+        ),
+        (
+            {
+                "orchestrator__eval__env__0__client": {
+                    "base_url": "http://host/v1",
+                    "model": "m",
+                    "client_type": "renderer",
+                }
+            },
+            "orchestrator.eval.env[0].client",
+            "only they prove",
+        ),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
     ],
 )

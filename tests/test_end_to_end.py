@@ -107,6 +107,16 @@ def test_shuffled_advantages_teach_nothing(model: Path, trained: Path, tmp_path:
     assert mean(column(trained, "reward/all/mean")[-10:]) - control >= 0.15
 
 
+def test_engines_that_render_are_trained_exactly(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rendered"
+    short = ["--max-steps", "5", "--orchestrator.eval.env", "[]", "--keep-broadcasts"]
+    renders = ["--orchestrator.client-type", "openai_chat_completions_token"]
+    primerl("rl", *arguments_of(model, output, *short, *renders))
+    assert len(column(output, "reward/all/mean")) == 5
+    assert max(column(output, "staleness/max")) >= 1
+    assert "token-exact" in primerl("verify", str(output))
+
+
 @pytest.mark.parametrize("name", PROCESSES)
 def test_killed_process_is_named_and_all_are_stopped(endless: Started, name: str) -> None:
     pid = endless.pid_of(name)

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Seconds, Section, Seed
+from primerl.config.client import Client
 
 
 class Environment(Section):
@@ -85,6 +86,8 @@ class EvaluationSource(Environment):
     base_model: bool = True
     """Also evaluate the weights training starts from."""
     sampling: EvaluationSampling = EvaluationSampling()
+    client: Client | None = None
+    """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
 
 
 class TrainEnvironment(TrainSource, Workers):

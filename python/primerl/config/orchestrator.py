@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section, Seed
+from primerl.config.client import ClientType
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
@@ -209,6 +210,10 @@ class Orchestration(Section):
     again as failed."""
     long_samples: Literal["drop", "truncate"] = "drop"
     """Samples longer than `seq_len`: left out, or cut to it at their ends."""
+    client_type: ClientType = "renderer"
+    """Who turns messages into tokens. `renderer`: the orchestrator; engines take token ids.
+    `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and
+    sampled. `openai_chat_completions` gives text only, which cannot be trained on."""
     engines: list[str] = []
     """URLs of inference engines that already run."""
     sampling: Sampling = Sampling()
@@ -218,6 +223,16 @@ class Orchestration(Section):
     timeouts: OrchestratorTimeouts = OrchestratorTimeouts()
     retention: Retention = Retention()
     log: Log = Log()
+
+    @model_validator(mode="after")
+    def _trainable_answers(self) -> Self:
+        if self.client_type == "openai_chat_completions":
+            raise ValueError(
+                "client_type (openai_chat_completions) gives text: without the ids and log-probabilities of what was "
+                "sampled nothing can be trained; use renderer or openai_chat_completions_token (an evaluation "
+                "environment may have a `client` of that type)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:

@@ -179,6 +179,7 @@ def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, An
     return {
         "served_model_name": config.served_name,
         "model_root": config.model.path,
+        "chat_model": config.model.path,
         "max_model_len": max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "kv_cache_tokens": config.kv_cache_tokens or config.max_num_seqs * max_model_len,

@@ -127,8 +127,13 @@ def _evaluations(results: Results) -> list[tuple[str, str]]:
         measured = {"reward": (first[values["reward"]], last[values["reward"]]), **measured}
         for metric, (before, after) in measured.items():
             text = f"{after:.3f}" if before is None or first is last else f"{before:.3f} -> {after:.3f}"
-            found.append((f"{name}, {metric} (version {first['version']} -> {last['version']})", text))
+            found.append((f"{name}, {metric} ({_measured(first, last)})", text))
     return found
+
+
+def _measured(first: dict[str, Any], last: dict[str, Any]) -> str:
+    """Which policy, or which other model."""
+    return str(last["model"]) if "model" in last else f"version {first['version']} -> {last['version']}"
 
 
 def _speed(results: Results) -> list[tuple[str, str]]:

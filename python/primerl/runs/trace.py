@@ -80,7 +80,7 @@ def turn_row(turn: dict[str, Any]) -> tuple[Any, ...]:
         turn["prompt_tokens"],
         turn["new_prompt_tokens"],
         turn["sampled_tokens"],
-        versions,
+        turn.get("model", versions),
         engines,
         turn["finish"],
     )

@@ -379,6 +379,11 @@ impl Rollout {
                 "turn {number} has not one finite log-probability and one version a token"
             ));
         }
+        if turn.text.is_some() && self.evaluates.is_none() {
+            return Some(format!(
+                "turn {number} is text without token ids, which cannot be trained"
+            ));
+        }
         let parent = turn
             .parent
             .map(|parent| self.turns.get(parent.0 as usize).map(|turn| &turn.session));

@@ -43,6 +43,9 @@ pub enum ForkReason {
     ToolsChanged,
     /// The template's rendering of the new messages could not be proven to be a suffix.
     TemplateNotExtendable,
+    /// The engine rendered the messages itself, and its prompt does not begin with the ids that were recorded: its template
+    /// rewrites the history, or text encodes otherwise than it was sampled.
+    PrefixDiffers,
 }
 
 /// How an assistant message is compared with one that we answered.
@@ -100,6 +103,21 @@ fn is_zero_f32(value: &f32) -> bool {
     *value == 0.0
 }
 
+/// An answer of a server that gives text and no ids: measured, never trained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextAnswer {
+    /// The model that answered, as the server names it.
+    pub model: Arc<str>,
+    /// The assistant message, as JSON.
+    pub message: Arc<str>,
+    /// The stop sequence that ended it, where the server says it.
+    #[serde(default)]
+    pub stop: Option<Arc<str>>,
+    /// By the server's own count.
+    pub prompt_tokens: u32,
+    pub completion_tokens: u32,
+}
+
 /// A finished turn. Its prompt is `parent.prompt ++ parent.sampled ++ prompt_suffix` when it has a parent,
 /// else `prompt_suffix` alone, so a turn holds only the tokens it added.
 ///
@@ -139,9 +157,20 @@ pub struct Turn {
     pub answer: AnswerKey,
     /// Hash of the request (its body, or its idempotency key): a retry is answered with this turn.
     pub request_digest: u128,
+    /// The answer of a server that gives no ids; all columns are empty then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<Arc<TextAnswer>>,
 }
 
 impl Turn {
+    /// Tokens of the answer; of one without ids, by its server's count.
+    pub fn answer_tokens(&self) -> usize {
+        match &self.text {
+            Some(text) => text.completion_tokens as usize,
+            None => self.sampled.len(),
+        }
+    }
+
     /// Sampled tokens have one log-probability and one version each.
     pub fn is_consistent(&self) -> bool {
         let by_version: u64 = self
@@ -152,6 +181,7 @@ impl Turn {
         self.logprobs.len() == self.sampled.len()
             && by_version == self.sampled.len() as u64
             && are_finite(&self.logprobs)
+            && (self.text.is_none() || self.sampled.is_empty() && self.prompt_suffix.is_empty())
             && self.parent.is_some() != self.fork.is_some()
     }
 }
@@ -166,6 +196,41 @@ fn are_finite(numbers: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_comes_without_columns_and_outlives_the_journal() {
+        let text = TextAnswer {
+            model: "other".into(),
+            message: "{}".into(),
+            stop: None,
+            prompt_tokens: 5,
+            completion_tokens: 3,
+        };
+        let mut turn = crate::testing::turn(None, &[], &[], 0);
+        turn.versions.clear();
+        turn.text = Some(Arc::new(text));
+        assert!(turn.is_consistent());
+        assert_eq!(turn.answer_tokens(), 3);
+        let written = rmp_serde::to_vec_named(&turn).expect("writes");
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            turn
+        );
+        turn.prompt_suffix = [1].into();
+        assert!(!turn.is_consistent());
+    }
+
+    #[test]
+    fn a_turn_of_before_text_was_known_is_read() {
+        let turn = crate::testing::turn(None, &[1], &[2], 0);
+        let written = rmp_serde::to_vec_named(&turn).expect("writes");
+        // `text` as a key of msgpack: what is absent is not written.
+        assert!(!written.windows(5).any(|bytes| bytes == b"\xa4text"));
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            turn
+        );
+    }
 
     #[test]
     fn what_is_no_finite_number_is_found_anywhere() {

@@ -2,6 +2,7 @@
 
 use crate::backend::ModelInfo;
 use serde::Deserialize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Clone, Debug, Deserialize)]
@@ -11,6 +12,8 @@ pub struct Config {
     pub served_model_name: String,
     /// What `/v1/models` shows as `root`.
     pub model_root: String,
+    /// Folder whose tokenizer and chat template render messages; `None`: `/v1/chat/completions` is refused.
+    pub chat_model: Option<PathBuf>,
     /// Longest sequence, prompt and output together, tokens.
     pub max_model_len: u32,
     /// Most sequences that run at once: KV slots.
@@ -32,6 +35,7 @@ impl Default for Config {
         Config {
             served_model_name: "model".into(),
             model_root: String::new(),
+            chat_model: None,
             max_model_len: 2048,
             max_num_seqs: 128,
             kv_cache_tokens: 128 * 2048,

@@ -2,6 +2,7 @@
 //!
 //! * [`gateway`]: an OpenAI server for environments, per rollout, over token ids.
 //! * [`engines`]: the inference engines, their weights and the choice among them.
+//! * [`clients`]: other servers, which give text.
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: batches out, weights in.
 //! * [`journal`]: every event on disk; [`driver`]: the task that owns the core.
@@ -14,6 +15,7 @@
 
 mod address;
 mod app;
+pub mod clients;
 mod command;
 pub mod config;
 mod connections;

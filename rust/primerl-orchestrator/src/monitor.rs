@@ -45,6 +45,10 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
             return;
         }
         let engines = app.engines.status();
+        if let Some(error) = unfit(&engines) {
+            app.failures.fail(error);
+            return;
+        }
         let Some(seconds) = all_down_for(&engines) else {
             told = None;
             continue;
@@ -119,6 +123,13 @@ fn trainer_silent(app: &App) -> Option<RunError> {
         seconds: silent,
         doing: app.telemetry.trainer.doing(),
     })
+}
+
+/// No engine has served yet, and one has shown that it never will.
+fn unfit(engines: &[EngineStatus]) -> Option<RunError> {
+    let lacking = engines.iter().find_map(|engine| engine.unfit.clone())?;
+    let any_served = engines.iter().any(|engine| engine.was_proved);
+    (!any_served).then_some(RunError::UnfitEngine { lacking })
 }
 
 /// Seconds since the last engine went down, if all are and there is any.

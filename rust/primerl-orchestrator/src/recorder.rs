@@ -25,6 +25,9 @@ use tokio::sync::{oneshot, watch};
 /// Encoded steps that are kept for ranks that lag behind or ask again; older ones are read from the spool.
 const CACHED_STEPS: usize = 3;
 
+/// The version that was newest when another model than the policy was measured.
+const MEASURED_AT: &str = "policy_at_the_time";
+
 /// A disk that works on one thing for this long is as good as gone.
 const STUCK: Duration = Duration::from_secs(25);
 
@@ -99,7 +102,8 @@ impl Recorder {
             let index = environments
                 .iter()
                 .position(|name| line["environment"] == *name);
-            if let (Some(index), Some(version)) = (index, line["version"].as_u64()) {
+            let version = line["version"].as_u64().or(line[MEASURED_AT].as_u64());
+            if let (Some(index), Some(version)) = (index, version) {
                 evaluated.insert((index as u32, PolicyVersion(version)));
             }
         }
@@ -109,6 +113,7 @@ impl Recorder {
             spool: Spool::new(&place.output_dir, app.core_config.data_ranks),
             evaluated,
             environments,
+            other_models: app.config.measured_models(),
             origin: app.origin,
             telemetry: Arc::clone(&app.telemetry),
             finished,
@@ -160,6 +165,8 @@ struct Writer {
     place: Place,
     /// Names by environment.
     environments: Vec<String>,
+    /// By environment: the model that is measured in place of the policy.
+    other_models: Vec<Option<String>>,
     origin: Instant,
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
@@ -245,10 +252,20 @@ impl Writer {
             .map_or("", String::as_str);
         let mut line = serde_json::json!(report);
         line["environment"] = name.into();
+        let model = self
+            .other_models
+            .get(environment as usize)
+            .cloned()
+            .flatten();
+        if let (Some(model), Some(fields)) = (&model, line.as_object_mut()) {
+            let version = fields.remove("version").unwrap_or_default();
+            fields.insert("model".into(), model.as_str().into());
+            fields.insert(MEASURED_AT.into(), version);
+        }
         line["time_s"] = self.origin.elapsed().as_secs_f64().into();
         tracing::info!(
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
-            mean_reward = report.mean_reward, "evaluation ended"
+            mean_reward = report.mean_reward, model, "evaluation ended"
         );
         let path = self.place.output_dir.join("evals.jsonl");
         files::append_line(&path, &line.to_string())?;

@@ -8,7 +8,8 @@
 
 use crate::address::{ADDRESS_FILE, check_exposure};
 use crate::app::{App, Parts};
-use crate::config::{Config, ConfigError, flops_model};
+use crate::clients::{self, Endpoint};
+use crate::config::{ClientType, Config, ConfigError, flops_model};
 use crate::connections::{self, Bodies, Limits};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
@@ -53,6 +54,8 @@ pub struct Prepared {
     config: Config,
     core: Core,
     renderer: Arc<Renderer>,
+    /// By environment: who answers in place of the engines.
+    endpoints: Vec<Option<Arc<Endpoint>>>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
@@ -108,6 +111,7 @@ impl Prepared {
                 None => error.to_string(),
             })
         })?;
+        let endpoints = clients::of_environments(&config)?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
         let identity = identity(&config, core.config());
         Ok(Prepared {
@@ -115,6 +119,7 @@ impl Prepared {
             config,
             core,
             renderer: Arc::new(renderer),
+            endpoints,
             functions,
             run_key: access::run_key()?,
             limits: Limits::default(),
@@ -159,7 +164,8 @@ impl Prepared {
         );
         let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
         let parts = Parts {
-            gateway: Gateway::new(self.renderer, access, model, seq_len),
+            gateway: Gateway::new(self.renderer, access, model, seq_len)
+                .with_clients(self.config.client_type, self.endpoints),
             bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
             engines,
@@ -374,6 +380,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         vocabulary_size: renderer.vocabulary_size(),
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         written_ids: Arc::default(),
+        engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
     }
 }
 

@@ -1,7 +1,7 @@
 //! A run begins, or goes on where its journal ends.
 
 use crate::app::App;
-use crate::config::{Config, Sampling};
+use crate::config::{ClientType, Config, Sampling};
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
@@ -44,6 +44,16 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         if let Some(truncation) = replayed {
             let name = format!("truncated sampling of environment {index}");
             identity.insert(name, format!("{truncation:?}"));
+        }
+    }
+    // What is usual is left out: runs of before these keys go on.
+    if config.client_type != ClientType::default() {
+        identity.insert("client_type".into(), config.client_type.as_str().into());
+    }
+    for environment in &config.eval.env {
+        if let Some(client) = &environment.client {
+            let name = format!("client of evaluation environment {}", environment.name());
+            identity.insert(name, format!("{} at {}", client.model, client.base_url));
         }
     }
     for name in [

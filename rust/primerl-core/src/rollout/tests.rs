@@ -303,3 +303,28 @@ fn nothing_finished_fails() {
 fn only_evaluations_are_evaluated() {
     rollout().end(Ended::Evaluated, &mut Counters::default());
 }
+
+fn of_text() -> Turn {
+    Turn {
+        text: Some(Arc::new(crate::turn::TextAnswer {
+            model: "other".into(),
+            message: "{}".into(),
+            stop: None,
+            prompt_tokens: 5,
+            completion_tokens: 3,
+        })),
+        versions: Default::default(),
+        ..turn(None, &[], &[], 0)
+    }
+}
+
+#[test]
+fn text_is_measured_and_never_trained() {
+    let mut trained = with_turns([of_text()]);
+    let refused = trained.finish(&outcome(1.0), &rules());
+    assert_eq!(kind_of(refused), "engine");
+    let mut measured = rollout();
+    measured.evaluates = Some(PolicyVersion(7));
+    measured.record(of_text());
+    assert_eq!(measured.score(&outcome(1.0)).expect("counts").reward, 1.0);
+}

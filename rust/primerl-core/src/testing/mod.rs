@@ -97,6 +97,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         context_digest: 0,
         answer: AnswerKey::default(),
         request_digest: 0,
+        text: None,
     }
 }
 

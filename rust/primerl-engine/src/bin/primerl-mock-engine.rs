@@ -22,6 +22,9 @@ struct Arguments {
     /// Name requests may give as `model`.
     #[arg(long, default_value = "mock")]
     served_model_name: String,
+    /// Folder with the tokenizer and chat template of /v1/chat/completions; without it that route is refused.
+    #[arg(long)]
+    chat_model: Option<PathBuf>,
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[arg(long, default_value_t = 264)]
@@ -87,6 +90,7 @@ impl Arguments {
         Config {
             served_model_name: self.served_model_name.clone(),
             model_root: "mock".into(),
+            chat_model: self.chat_model.clone(),
             max_model_len: self.max_model_len,
             max_num_seqs: self.max_num_seqs,
             kv_cache_tokens: self

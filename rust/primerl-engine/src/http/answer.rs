@@ -7,7 +7,7 @@ use crate::versions::VersionSpan;
 use serde_json::{Map, Value, json};
 
 /// JSON has no infinity; vLLM writes this instead.
-const NO_PROBABILITY: f32 = -9999.0;
+pub const NO_PROBABILITY: f32 = -9999.0;
 
 fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() {

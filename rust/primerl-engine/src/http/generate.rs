@@ -41,9 +41,9 @@ impl Drop for AbortOnDrop {
 }
 
 /// A request in the engine.
-struct InFlight {
-    app: Arc<App>,
-    request_id: Arc<str>,
+pub(super) struct InFlight {
+    pub app: Arc<App>,
+    pub request_id: Arc<str>,
     request: GenerateRequest,
     n: u32,
     updates: UnboundedReceiver<Update>,
@@ -66,7 +66,7 @@ pub async fn generate(
     }
 }
 
-fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError> {
+pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError> {
     let served = &app.config.served_model_name;
     if let Some(name) = request.model.as_deref().filter(|name| name != served) {
         return Err(ApiError::unknown_model(name, served));
@@ -134,18 +134,25 @@ fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError>
     })
 }
 
-async fn plain_answer(mut in_flight: InFlight) -> Result<Response, ApiError> {
-    let mut done: Vec<Option<Completion>> = (0..in_flight.n).map(|_| None).collect();
-    while done.iter().any(Option::is_none) {
-        match in_flight.updates.recv().await {
-            Some(Update::Done(index, completion)) => done[index as usize] = Some(completion),
-            Some(Update::Token(..)) => {}
-            Some(Update::Failed(reason)) => return Err(failed(&reason)),
-            None => return Err(in_flight.app.engine.gone().into()),
+impl InFlight {
+    /// Waits for all of its sequences.
+    pub async fn completions(&mut self) -> Result<Vec<Completion>, ApiError> {
+        let mut done: Vec<Option<Completion>> = (0..self.n).map(|_| None).collect();
+        while done.iter().any(Option::is_none) {
+            match self.updates.recv().await {
+                Some(Update::Done(index, completion)) => done[index as usize] = Some(completion),
+                Some(Update::Token(..)) => {}
+                Some(Update::Failed(reason)) => return Err(failed(&reason)),
+                None => return Err(self.app.engine.gone().into()),
+            }
         }
+        self.guard.finished();
+        Ok(done.into_iter().flatten().collect())
     }
-    in_flight.guard.finished();
-    let done: Vec<Completion> = done.into_iter().flatten().collect();
+}
+
+async fn plain_answer(mut in_flight: InFlight) -> Result<Response, ApiError> {
+    let done = in_flight.completions().await?;
     let request = &in_flight.request;
     let asked = request.sampling_params.logprobs;
     let response = GenerateResponse {
@@ -180,7 +187,7 @@ fn failed(reason: &str) -> ApiError {
     ApiError::internal(format!("EngineCore encountered an issue: {reason}"))
 }
 
-fn json_response(body: &impl serde::Serialize) -> Response {
+pub(super) fn json_response(body: &impl serde::Serialize) -> Response {
     match serde_json::to_vec(body) {
         Ok(bytes) => ([(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
         Err(error) => {

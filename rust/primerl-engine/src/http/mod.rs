@@ -2,10 +2,13 @@
 
 mod admin;
 mod answer;
+mod chat;
 mod error;
 mod generate;
+mod rendering;
 mod wire;
 
+use self::rendering::Rendering;
 use crate::backend::ModelInfo;
 use crate::config::Config;
 use crate::handle::EngineHandle;
@@ -29,6 +32,7 @@ pub struct App {
     model: ModelInfo,
     engine: EngineHandle,
     metrics: Arc<Metrics>,
+    rendering: Rendering,
     /// Generate calls in flight.
     load: AtomicU64,
     /// Makes request ids that clients did not choose unique over restarts, too.
@@ -46,6 +50,7 @@ impl App {
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos());
         App {
+            rendering: Rendering::new(config.chat_model.clone()),
             config,
             model,
             engine,
@@ -79,6 +84,8 @@ impl Drop for LoadGuard {
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/inference/v1/generate", post(generate::generate))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/tokenize", post(chat::tokenize))
         .route("/inference/v1/abort_requests", post(admin::abort_by_id))
         .route("/abort_requests", post(admin::abort))
         .route("/pause", post(admin::pause))

@@ -34,10 +34,10 @@ pub struct SamplingBody {
     top_k: Option<i64>,
     min_p: Option<f64>,
     pub seed: Option<i64>,
-    max_tokens: Option<i64>,
+    pub max_tokens: Option<i64>,
     min_tokens: Option<i64>,
-    stop_token_ids: Option<Vec<i64>>,
-    ignore_eos: Option<bool>,
+    pub stop_token_ids: Option<Vec<i64>>,
+    pub ignore_eos: Option<bool>,
     pub logprobs: Option<i64>,
     prompt_logprobs: Option<i64>,
     // What this engine cannot do: refused where given, because ignoring it would sample from another distribution.
@@ -70,6 +70,13 @@ impl SamplingBody {
         }
     }
 
+    pub fn check_supported(&self) -> Result<(), ApiError> {
+        match self.unsupported() {
+            None => Ok(()),
+            Some(name) => Err(unsupported(name)),
+        }
+    }
+
     fn unsupported(&self) -> Option<&'static str> {
         let given = |value: &Option<Value>| {
             value.as_ref().is_some_and(|value| match value {
@@ -98,6 +105,27 @@ impl SamplingBody {
 }
 
 impl GenerateRequest {
+    /// A plain request that was not made from a body of this route.
+    pub fn of_ids(
+        token_ids: Vec<i64>,
+        sampling_params: SamplingBody,
+        model: Option<String>,
+        request_id: Option<String>,
+    ) -> Self {
+        GenerateRequest {
+            token_ids,
+            sampling_params,
+            model,
+            request_id,
+            stream: None,
+            stream_options: None,
+            return_token_ids: None,
+            output_mode: None,
+            cache_salt: None,
+            priority: None,
+        }
+    }
+
     pub fn parse(headers: &HeaderMap, body: &[u8]) -> Result<Self, ApiError> {
         check_content_type(headers)?;
         let request: GenerateRequest =
@@ -142,13 +170,14 @@ impl GenerateRequest {
                 ));
             }
         }
-        if let Some(name) = request.sampling_params.unsupported() {
-            let message =
-                format!("{name} is not supported by this engine. Leave it out, or use vLLM.");
-            return Err(ApiError::bad_request(message, Some(name)));
-        }
+        request.sampling_params.check_supported()?;
         Ok(request)
     }
+}
+
+pub fn unsupported(name: &str) -> ApiError {
+    let message = format!("{name} is not supported by this engine. Leave it out, or use vLLM.");
+    ApiError::bad_request(message, Some(name))
 }
 
 /// A body is JSON unless the header says something else.

@@ -81,6 +81,16 @@ impl Config {
             .unwrap_or_else(|| own.collect())
     }
 
+    /// The model that is measured in place of the policy, in the order of `to_core`'s environments.
+    pub fn measured_models(&self) -> Vec<Option<String>> {
+        let training = self.train.env.iter().map(|_| None);
+        let evaluation = self.eval.env.iter().map(|environment| {
+            let client = environment.client.as_ref();
+            client.map(|client| client.model.clone())
+        });
+        training.chain(evaluation).collect()
+    }
+
     /// Sampling of each environment, in the order of `to_core`'s environments.
     pub fn samplings(&self) -> Vec<Sampling> {
         let own = Sampling {

@@ -2,11 +2,13 @@
 
 mod admission;
 mod algorithm;
+mod client;
 mod core;
 mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
+pub use self::client::{ClientConfig, ClientType};
 pub use self::core::flops_model;
 
 use primerl_core::Truncation;
@@ -91,6 +93,9 @@ pub struct Config {
     /// What becomes of samples longer than `seq_len`.
     #[serde(default)]
     pub long_samples: LongSamplesType,
+    /// Who renders: we, or the engines.
+    #[serde(default)]
+    pub client_type: ClientType,
     /// URLs of engines that do not join by themselves.
     #[serde(default)]
     pub engines: Vec<String>,
@@ -301,6 +306,8 @@ pub struct EvalEnvironment {
     pub base_model: bool,
     #[serde(default)]
     pub sampling: EvalSamplingConfig,
+    /// Who answers in place of the policy; `None`: the run's engines.
+    pub client: Option<ClientConfig>,
 }
 
 /// Seconds.

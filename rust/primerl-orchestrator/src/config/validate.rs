@@ -31,6 +31,7 @@ impl Config {
         self.validate_algorithms()?;
         self.validate_timeouts()?;
         self.validate_engines()?;
+        self.validate_clients()?;
         self.validate_ratios()?;
         if self
             .log
@@ -224,6 +225,16 @@ impl Config {
             )),
             None => Ok(()),
         }
+    }
+
+    fn validate_clients(&self) -> Result<(), ConfigError> {
+        self.client_type.check_for_training()?;
+        for environment in &self.eval.env {
+            if let Some(client) = &environment.client {
+                client.validate(&format!("eval.env.{}.client", environment.name()))?;
+            }
+        }
+        Ok(())
     }
 
     fn validate_engines(&self) -> Result<(), ConfigError> {

@@ -34,6 +34,22 @@ pub enum EngineError {
     Unproved { label: String },
     #[error("generate: aborted by the engine after {tokens} tokens")]
     Aborted { tokens: usize },
+    /// Weights were loaded while it answered, and the answer does not say which tokens are of which.
+    #[error(
+        "its weights changed from `{before}` to `{after}` while it answered, and a chat answer does not say which of \
+         them sampled what"
+    )]
+    Crossed { before: String, after: String },
+    /// It cannot do what the run's config asks of it.
+    #[error("{0}")]
+    Unfit(String),
+    /// It was given other ids than those that it had said it would be given.
+    #[error(
+        "chat: the engine was given a prompt of {given} tokens, and /tokenize had rendered the same messages to {expected} \
+         others: is a setting of its chat route another (--exclude-tools-when-tool-choice-none, \
+         --default-chat-template-kwargs)?"
+    )]
+    PromptDiffers { given: usize, expected: usize },
     #[error("serves weights with digest {served}, the manifest says {expected}")]
     Digest { served: String, expected: String },
     #[error("labels its weights `{served}` after the update to version {expected}")]
@@ -44,7 +60,7 @@ pub enum EngineError {
 }
 
 /// reqwest's own text leaves out the cause ("connection refused").
-fn chain(error: &reqwest::Error) -> String {
+pub(crate) fn chain(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -230,6 +246,33 @@ impl EngineClient {
         bytes_of("abort_requests", request).await.map(drop)
     }
 
+    /// A call on a connection that is kept.
+    pub(super) async fn call(
+        &self,
+        call: &'static str,
+        path: &str,
+        body: bytes::Bytes,
+        timeout: Duration,
+    ) -> Result<bytes::Bytes, EngineError> {
+        let request = self
+            .requests
+            .post(format!("{}{path}", self.url))
+            .header(reqwest::header::CONTENT_TYPE, "application/json")
+            .timeout(timeout)
+            .body(body);
+        bytes_of(call, request).await
+    }
+
+    /// What the engine calls the weights that it serves now.
+    pub(super) async fn weight_label(&self) -> Result<String, EngineError> {
+        let request = self
+            .requests
+            .get(format!("{}/weight_info", self.url))
+            .timeout(PROBE_TIMEOUT);
+        let info: WeightInfo = parse("weight_info", &bytes_of("weight_info", request).await?)?;
+        Ok(info.weight_version)
+    }
+
     pub async fn health(&self) -> Result<(), EngineError> {
         let request = self
             .requests
@@ -379,7 +422,10 @@ fn error_message(body: &[u8]) -> String {
     }
 }
 
-fn parse<T: DeserializeOwned>(call: &'static str, bytes: &[u8]) -> Result<T, EngineError> {
+pub(super) fn parse<T: DeserializeOwned>(
+    call: &'static str,
+    bytes: &[u8],
+) -> Result<T, EngineError> {
     serde_json::from_slice(bytes).map_err(|error| EngineError::Malformed {
         call,
         problem: error.to_string(),

@@ -73,7 +73,7 @@ pub struct GenerateAnswer {
     choices: Vec<Choice>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct Choice {
     pub token_ids: Vec<u32>,
     pub finish_reason: Option<String>,
@@ -81,12 +81,12 @@ pub(super) struct Choice {
     pub weight_versions: Option<Vec<VersionSpan>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct Logprobs {
     pub content: Vec<TokenLogprob>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct TokenLogprob {
     pub token_id: u32,
     /// Nats.
@@ -96,7 +96,7 @@ pub struct TokenLogprob {
     pub top_logprobs: SmallVec<[TopLogprob; 1]>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct TopLogprob {
     pub token_id: u32,
     pub logprob: f32,
@@ -114,11 +114,11 @@ impl TokenLogprob {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct VersionSpan {
-    version: String,
-    start: usize,
-    end: usize,
+    pub version: String,
+    pub start: usize,
+    pub end: usize,
 }
 
 /// What vLLM reports where a log-probability is not finite.

@@ -10,6 +10,7 @@
 //! ([`meaning`]), once a join.
 //! Each engine has one task that owns its health checks and updates, so the two never overlap.
 
+mod chat;
 pub mod client;
 pub(crate) mod endpoints;
 mod generate;
@@ -24,6 +25,7 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use chat::ChatMessages;
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob};
 pub use ids::{PromptIds, WrittenIds};

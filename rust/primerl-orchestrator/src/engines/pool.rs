@@ -1,6 +1,7 @@
 //! All engines of the run, and the requests on them. Only engines that have proved the newest version in rotation get
 //! requests; which of them, `routing` chooses.
 
+use super::chat::{self, ChatMessages};
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams};
 use super::ids::{PromptIds, WrittenIds};
@@ -9,6 +10,7 @@ use super::state::{Engine, EngineState, Load};
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
 use parking_lot::{Mutex, RwLock};
+use primerl_core::conversation::History;
 use primerl_core::{EngineId, Event, PolicyVersion, RolloutId, Truncation};
 use serde::Serialize;
 use std::sync::Arc;
@@ -36,6 +38,8 @@ pub struct EnginesConfig {
     pub needs_processed: bool,
     /// What of the prompts was written before.
     pub written_ids: Arc<WrittenIds>,
+    /// Engines are given messages, and say which ids they made of them.
+    pub engines_render: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +63,8 @@ pub struct SampleRequest<'a> {
     /// Unique among requests; appears in the engine's log.
     pub request_id: &'a str,
     pub prompt: PromptIds<'a>,
+    /// What the engine renders to that prompt; `None` where it is given the ids.
+    pub chat: Option<&'a ChatMessages>,
     pub temperature: f64,
     pub truncation: Truncation,
     pub max_tokens: u32,
@@ -72,7 +78,24 @@ pub struct SampleRequest<'a> {
     pub deadline: Instant,
 }
 
-impl SampleRequest<'_> {
+impl<'a> SampleRequest<'a> {
+    /// One token after this prompt, to see what an engine can do.
+    pub(super) fn proof(history: &'a History, suffix: &'a [u32]) -> SampleRequest<'a> {
+        SampleRequest {
+            request_id: "proof",
+            prompt: PromptIds { history, suffix },
+            chat: None,
+            temperature: 1.0,
+            truncation: Truncation::default(),
+            max_tokens: 1,
+            top_logprobs: 0,
+            structured_outputs: None,
+            resident: None,
+            first_of: None,
+            deadline: Instant::now(),
+        }
+    }
+
     pub(crate) fn body(
         &self,
         config: &EnginesConfig,
@@ -136,6 +159,9 @@ pub struct EngineStatus {
     pub down_for: Option<Duration>,
     #[serde(skip)]
     pub was_proved: bool,
+    /// What it lacks that the run's config asks of it.
+    #[serde(skip)]
+    pub unfit: Option<String>,
 }
 
 /// The pool.
@@ -147,6 +173,8 @@ pub struct Engines {
     /// Bumped whenever an engine may have become usable.
     pub(super) changed: watch::Sender<u64>,
     failovers: AtomicU64,
+    /// Answers that were sampled again because weights were loaded meanwhile.
+    crossed: AtomicU64,
     pub(super) driver: DriverHandle,
     pub(super) stop: CancellationToken,
     tasks: TaskTracker,
@@ -164,6 +192,7 @@ impl Engines {
             engines: RwLock::default(),
             changed: watch::channel(0).0,
             failovers: AtomicU64::new(0),
+            crossed: AtomicU64::new(0),
             driver,
             stop,
             tasks,
@@ -208,6 +237,8 @@ impl Engines {
                 down_since: Some(Instant::now()),
                 was_known: false,
                 was_lost: false,
+                unfit: None,
+                loads: 0,
                 lost: CancellationToken::new(),
                 is_processed: false,
                 load: Load::default(),
@@ -216,6 +247,7 @@ impl Engines {
             updates,
             suspect: Notify::new(),
             rejoined: Notify::new(),
+            idle: Notify::new(),
         });
         let supervised = supervisor::supervise(Arc::clone(self), Arc::clone(&engine), receiver);
         self.tasks.spawn(supervised);
@@ -268,6 +300,11 @@ impl Engines {
         self.failovers.load(Ordering::Relaxed)
     }
 
+    /// Answers that were sampled again because weights were loaded meanwhile.
+    pub fn crossed(&self) -> u64 {
+        self.crossed.load(Ordering::Relaxed)
+    }
+
     pub fn status(&self) -> Vec<EngineStatus> {
         let now = Instant::now();
         let describe = |engine: &Arc<Engine>| {
@@ -283,6 +320,7 @@ impl Engines {
                 doing: state.doing.clone(),
                 down_for: state.down_since.map(|since| now - since),
                 was_proved: state.was_known || state.load.counted_since.is_some(),
+                unfit: state.unfit.clone(),
             }
         };
         self.engines.read().iter().map(describe).collect()
@@ -299,7 +337,8 @@ impl Engines {
         let mut failed = Vec::new();
         let mut attempts = 0;
         loop {
-            let Some(slot) = self.pick(request, &failed).await else {
+            let picked = self.pick(request.resident, request.deadline, &failed);
+            let Some(slot) = picked.await else {
                 return Err(GenerateError::Deadline { last });
             };
             if let Some(rollout) = request.first_of {
@@ -319,6 +358,13 @@ impl Engines {
                     });
                 }
                 Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
+                Err(error @ EngineError::Crossed { .. }) => {
+                    // Nobody failed: it begins anew on the new weights, as often as the deadline allows.
+                    tracing::info!(request = request.request_id, %error, "sampled again");
+                    self.crossed.fetch_add(1, Ordering::Relaxed);
+                    last = error.to_string();
+                    continue;
+                }
                 Err(error) => error,
             };
             tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
@@ -355,10 +401,15 @@ impl Engines {
         request: &SampleRequest<'_>,
         progress: Option<&mut dyn Progress>,
     ) -> Result<Result<Generated, EngineError>, GenerateError> {
-        let body = request.body(&self.config, slot.version, progress.is_some())?;
-        let bounds = request.bounds(&self.config);
         let left = request.deadline.saturating_duration_since(Instant::now());
         let timeout = left.min(self.config.request_timeout);
+        if let Some(messages) = request.chat {
+            let config = &self.config;
+            let answer = chat::sample(slot, messages, request, config, timeout, progress);
+            return Ok(slot.unless_lost(answer).await);
+        }
+        let body = request.body(&self.config, slot.version, progress.is_some())?;
+        let bounds = request.bounds(&self.config);
         let client = &slot.engine.client;
         let answer = async {
             match progress {
@@ -371,27 +422,61 @@ impl Engines {
                 }
             }
         };
-        let answer = tokio::select! {
-            answer = answer => answer,
-            () = slot.lost.cancelled() => Err(EngineError::Malformed {
-                call: "generate",
-                problem: "the engine was lost while it worked on the request".into(),
-            }),
-        };
+        let answer = slot.unless_lost(answer).await;
         Ok(answer.and_then(|generated| slot.check_versions(generated)))
     }
 
+    /// The ids that engines make of these messages; asked of one, and if it fails of another, until the deadline.
+    pub async fn tokenize(
+        &self,
+        messages: &ChatMessages,
+        resident: Option<Resident>,
+        deadline: Instant,
+    ) -> Result<Vec<u32>, GenerateError> {
+        let mut last = String::from("no engine has proved its weights");
+        let mut failed = Vec::new();
+        loop {
+            let Some(slot) = self.pick(resident, deadline, &failed).await else {
+                return Err(GenerateError::Deadline { last });
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = left.min(self.config.request_timeout);
+            let client = &slot.engine.client;
+            let answer = chat::tokenize(client, &self.config.model, messages, timeout);
+            let error = match slot.unless_lost(answer).await {
+                Ok(ids) => return Ok(ids),
+                Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
+                Err(error) => error,
+            };
+            tracing::warn!(engine = %client.url(), %error, "an engine could not render");
+            last = format!("{}: {error}", client.url());
+            slot.engine.suspect.notify_one();
+            failed.push(slot.engine.id);
+            let attempts = failed.len() as u32;
+            if attempts >= MAX_ATTEMPTS {
+                return Err(GenerateError::Exhausted { attempts, last });
+            }
+            drop(slot);
+            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+        }
+    }
+
     /// Wait until an engine may be used, and take a place on it. `None`: the deadline passed.
-    async fn pick(&self, request: &SampleRequest<'_>, failed: &[EngineId]) -> Option<Slot> {
+    async fn pick(
+        &self,
+        resident: Option<Resident>,
+        deadline: Instant,
+        failed: &[EngineId],
+    ) -> Option<Slot> {
         let mut changed = self.changed.subscribe();
         loop {
-            if request.deadline <= Instant::now() {
+            if deadline <= Instant::now() {
                 return None;
             }
-            if let Some(slot) = self.try_pick(request.resident, failed) {
+            if let Some(slot) = self.try_pick(resident, failed) {
                 return Some(slot);
             }
-            let deadline = tokio::time::Instant::from_std(request.deadline);
+            let deadline = tokio::time::Instant::from_std(deadline);
             match tokio::time::timeout_at(deadline, changed.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) | Err(_) => return None,
@@ -422,6 +507,7 @@ impl Engines {
         Some(Slot {
             engine: Arc::clone(engine),
             version,
+            loads: state.loads,
             lost: state.lost.clone(),
         })
     }
@@ -436,15 +522,30 @@ fn reborrow<'a>(progress: &'a mut Option<&mut dyn Progress>) -> Option<&'a mut d
 }
 
 /// A request's place on an engine.
-struct Slot {
-    engine: Arc<Engine>,
-    version: PolicyVersion,
+pub(super) struct Slot {
+    pub engine: Arc<Engine>,
+    pub version: PolicyVersion,
+    /// [`EngineState::loads`] when it was taken.
+    pub loads: u64,
     lost: CancellationToken,
 }
 
 impl Slot {
+    async fn unless_lost<T>(
+        &self,
+        answer: impl Future<Output = Result<T, EngineError>>,
+    ) -> Result<T, EngineError> {
+        tokio::select! {
+            answer = answer => answer,
+            () = self.lost.cancelled() => Err(EngineError::Malformed {
+                call: "generate",
+                problem: "the engine was lost while it worked on the request".into(),
+            }),
+        }
+    }
+
     /// Tokens may come from the version proved at the start, or from updates that were told since; from no other.
-    fn check_versions(&self, generated: Generated) -> Result<Generated, EngineError> {
+    pub(super) fn check_versions(&self, generated: Generated) -> Result<Generated, EngineError> {
         let newest = self.engine.state.lock().told.unwrap_or(self.version);
         let foreign = generated
             .versions
@@ -461,6 +562,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.engine.state.lock().load.stop(Instant::now());
+        let mut state = self.engine.state.lock();
+        state.load.stop(Instant::now());
+        if state.load.running == 0 {
+            self.engine.idle.notify_one();
+        }
     }
 }

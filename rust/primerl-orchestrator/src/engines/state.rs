@@ -19,6 +19,8 @@ pub(super) struct Engine {
     pub suspect: Notify,
     /// It joined again: whatever it proved, it may have forgotten.
     pub rejoined: Notify,
+    /// Its last request has ended.
+    pub idle: Notify,
 }
 
 /// Guarded by a mutex held for a few loads and stores.
@@ -41,6 +43,10 @@ pub(super) struct EngineState {
     pub was_lost: bool,
     /// Its log-probabilities were shown to be those of the distribution it samples from.
     pub is_processed: bool,
+    /// What it lacks that the run's config asks of it.
+    pub unfit: Option<String>,
+    /// Weights it was told to load so far, whatever they were called.
+    pub loads: u64,
     /// Cancelled when the engine is lost: its requests go elsewhere at once.
     pub lost: CancellationToken,
     pub load: Load,

@@ -1,6 +1,7 @@
 //! The one task of one engine: reach it, bring it up to date, watch its health.
 
-use super::client::EngineError;
+use super::chat;
+use super::client::{EngineError, ModelCard};
 use super::load::{LoadWatch, Reading};
 use super::meaning::{MeaningError, prove_processed};
 use super::pool::Engines;
@@ -85,14 +86,11 @@ async fn reach(pool: &Engines, engine: &Engine) {
     let mut last = String::new();
     let mut retry = FIRST_RETRY;
     loop {
-        let outcome = match engine.client.health().await {
-            Ok(()) => engine.client.model(&pool.config.model).await,
-            Err(error) => Err(error),
-        };
-        match outcome {
+        match look(pool, engine).await {
             Ok(card) => {
                 let mut state = engine.state.lock();
                 state.healthy = true;
+                state.unfit = None;
                 if !state.was_lost {
                     state.down_since = None;
                 }
@@ -112,6 +110,19 @@ async fn reach(pool: &Engines, engine: &Engine) {
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(Duration::from_secs(1));
     }
+}
+
+/// The card of the run's model, if the engine is well and can do what it will be asked for.
+async fn look(pool: &Engines, engine: &Engine) -> Result<ModelCard, EngineError> {
+    engine.client.health().await?;
+    let card = engine.client.model(&pool.config.model).await?;
+    if pool.config.engines_render
+        && let Err(lacking) = chat::prove(&engine.client, &pool.config).await?
+    {
+        engine.state.lock().unfit = Some(lacking.clone());
+        return Err(EngineError::Unfit(lacking));
+    }
+    Ok(card)
 }
 
 /// Updates and health checks until the engine is lost; the result is why.
@@ -233,9 +244,17 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         let mut state = engine.state.lock();
         state.updating = true;
         state.told = Some(update.version);
-        state.doing = format!("loading version {}", update.version);
+        state.doing = format!("ending its requests before version {}", update.version);
     }
     let limit = pool.config.update_timeout;
+    if pool.config.engines_render {
+        drain(engine, limit).await;
+    }
+    {
+        let mut state = engine.state.lock();
+        state.loads += 1;
+        state.doing = format!("loading version {}", update.version);
+    }
     let loaded = tokio::time::timeout(limit, load_and_prove(engine, update)).await;
     // Also after a failure: a frozen engine would hold its requests forever.
     let resumed = resume(engine).await;
@@ -277,6 +296,20 @@ async fn check_meaning(
     // It has been through its start-up: there is nothing more to wait for than with others.
     state.was_known = true;
     proved
+}
+
+/// Wait until the requests that the engine has are answered; it gets no new ones. Those that are not by then will be
+/// sampled again.
+async fn drain(engine: &Engine, limit: Duration) {
+    let idle = async {
+        while engine.state.lock().load.running > 0 {
+            engine.idle.notified().await;
+        }
+    };
+    if tokio::time::timeout(limit, idle).await.is_err() {
+        let running = engine.state.lock().load.running;
+        tracing::warn!(engine = %engine.client.url(), running, "updated with requests in flight: they begin anew");
+    }
 }
 
 async fn load_and_prove(engine: &Engine, update: &Update) -> Result<(), EngineError> {

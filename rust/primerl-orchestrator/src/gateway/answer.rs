@@ -3,8 +3,9 @@
 use super::text::{Delta, Read};
 use crate::http::ApiError;
 use primerl_core::Turn;
-use primerl_core::turn::FinishReason;
+use primerl_core::turn::{FinishReason, TextAnswer};
 use primerl_render::{Message, Tokenizer};
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -44,6 +45,8 @@ pub struct Choice {
     pub logprobs: Arc<[f32]>,
     /// Most likely tokens at each position, where they were asked for and are still known.
     pub top: Vec<Vec<(u32, f32)>>,
+    /// Of an answer that came without ids.
+    pub text: Option<Arc<TextAnswer>>,
 }
 
 /// Sampled tokens that came since the last call.
@@ -57,7 +60,7 @@ pub struct Tokens<'a> {
 
 impl Answer {
     pub fn completion_tokens(&self) -> usize {
-        self.choices.iter().map(|choice| choice.sampled.len()).sum()
+        self.choices.iter().map(Choice::n_tokens).sum()
     }
 }
 
@@ -71,7 +74,38 @@ impl Choice {
             sampled: Arc::clone(&turn.sampled),
             logprobs: Arc::clone(&turn.logprobs),
             top,
+            text: None,
         }
+    }
+
+    /// Of the answer; of one without ids, by its server's count.
+    pub fn n_tokens(&self) -> usize {
+        match &self.text {
+            Some(text) => text.completion_tokens as usize,
+            None => self.sampled.len(),
+        }
+    }
+
+    /// All that is to be shown of an answer without ids.
+    pub fn text_deltas(&self) -> Vec<Delta> {
+        if self.text.is_none() {
+            return Vec::new();
+        }
+        let message = &self.message;
+        let reasoning = message.reasoning_content.clone().map(Delta::Reasoning);
+        let content = message.content.joined().unwrap_or_default().into_owned();
+        let content = (!content.is_empty()).then_some(Delta::Content(content));
+        let calls = message.tool_calls.iter().flatten().enumerate();
+        let calls = calls.map(|(index, call)| Delta::ToolCall {
+            index,
+            id: call.id.clone().unwrap_or_default(),
+            name: call.function.name.clone(),
+            arguments: match &call.function.arguments {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            },
+        });
+        reasoning.into_iter().chain(content).chain(calls).collect()
     }
 
     pub fn tokens(&self) -> Tokens<'_> {

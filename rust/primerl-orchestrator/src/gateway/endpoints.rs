@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, Head, Reply, unix_time};
 use super::body::{DeliveredBody, Delivery};
+use super::client_type;
 use super::dialect::Dialect;
 use super::events::{Streaming, all_at_once, stream_body};
 use super::live::{Following, Live};
@@ -186,6 +187,13 @@ impl Repeat {
     }
 }
 
+/// How far a request came without waiting for anybody.
+enum Begun {
+    Prepared(Prepared),
+    /// Its prompt is rendered by somebody else.
+    Unrendered(Box<TurnRequest>, Box<dyn Reply>),
+}
+
 enum Prepared {
     New {
         task: Box<Task>,
@@ -211,12 +219,23 @@ async fn prepare(
     dialect: Dialect,
     body: Bytes,
 ) -> Result<Prepared, ApiError> {
-    let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
     let size = body.len();
-    compute(size, move || {
-        prepare_now(&app, &rollout, &call, dialect, &body)
-    })
-    .await
+    let session = Arc::clone(&call.session);
+    let begun = {
+        let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
+        compute(size, move || {
+            prepare_now(&app, &rollout, &call, dialect, &body)
+        })
+        .await?
+    };
+    let (mut request, reply) = match begun {
+        Begun::Prepared(prepared) => return Ok(prepared),
+        Begun::Unrendered(request, reply) => (request, reply),
+    };
+    let prompt = client_type::prompt(app, rollout, &session, &request).await?;
+    request.input = Input::Ids(Vec::new());
+    let task = Box::new(new_task(app, rollout, *request, prompt, reply.as_ref())?);
+    Ok(Prepared::New { task, reply })
 }
 
 /// Work on a body of this size, on another thread where it may take long.
@@ -238,7 +257,7 @@ fn prepare_now(
     call: &Call,
     dialect: Dialect,
     body: &Bytes,
-) -> Result<Prepared, ApiError> {
+) -> Result<Begun, ApiError> {
     let digest = call.repeat.digest(dialect, &call.session, body);
     let (mut request, reply) = dialect.read(body, rollout, &call.session, digest)?;
     let choices = request.choices as usize;
@@ -257,17 +276,20 @@ fn prepare_now(
         (running, answered)
     };
     match before {
-        (Some(live), _) => Ok(Prepared::Running { live, reply }),
+        (Some(live), _) => Ok(Begun::Prepared(Prepared::Running { live, reply })),
         (None, Some(answered)) => {
             let gateway = &app.gateway;
             let turns = &answered.turns[answered.turns.len() - choices..];
             let (choices, reading) = turn::recorded(gateway, rollout, &request, turns)?;
             let head = head_again(gateway, rollout, answered.id, turns, reply.as_ref());
-            Ok(Prepared::Recorded {
+            Ok(Begun::Prepared(Prepared::Recorded {
                 answer: Arc::new(Answer { head, choices }),
                 reply,
                 reading,
-            })
+            }))
+        }
+        (None, None) if !client_type::renders_here(&app.gateway, rollout) => {
+            Ok(Begun::Unrendered(Box::new(request), reply))
         }
         (None, None) => {
             let prompt = prompt::prepare(
@@ -279,10 +301,10 @@ fn prepare_now(
             // A history is not held for as long as an engine takes.
             request.input = Input::Ids(Vec::new());
             let task = new_task(app, rollout, request, prompt, reply.as_ref())?;
-            Ok(Prepared::New {
+            Ok(Begun::Prepared(Prepared::New {
                 task: Box::new(task),
                 reply,
-            })
+            }))
         }
     }
 }
@@ -301,14 +323,22 @@ fn head_again(
         .and_then(|session| state.sessions.get(session))
         .map(|session| session.conversation.prompt_of(turn))
         .unwrap_or_default();
+    let text = state.turns.get(turn.0 as usize);
+    let text = text.and_then(|turn| turn.text.as_deref());
     Head {
         id,
         created: unix_time(),
-        model: gateway.model.as_str().into(),
-        prompt_tokens: prompt.len(),
+        model: model_of(gateway, rollout).into(),
+        prompt_tokens: text.map_or(prompt.len(), |text| text.prompt_tokens as usize),
         choices: turns.len() as u32,
         prompt: reply.shows_prompt().then(|| prompt.into()),
     }
+}
+
+/// The name that clients see.
+fn model_of<'a>(gateway: &'a super::Gateway, rollout: &'a Rollout) -> &'a str {
+    let endpoint = rollout.endpoint.as_deref();
+    endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
 }
 
 fn new_task(
@@ -328,7 +358,7 @@ fn new_task(
     let head = Head {
         id: turn::answer_id(rollout, request.digest, &number.to_string()),
         created: unix_time(),
-        model: app.gateway.model.as_str().into(),
+        model: model_of(&app.gateway, rollout).into(),
         prompt_tokens: prompt.ids().len(),
         choices: request.choices,
         prompt: shown.then(|| prompt.history.prompt_with(&prompt.suffix).into()),

@@ -167,6 +167,7 @@ impl Writer<'_> {
                 top: &[],
             };
             let held = self.texts[choice].finish(self.renderer).unwrap_or_default();
+            let held = [whole.text_deltas(), held].concat();
             if !held.is_empty() {
                 let (tokenizer, out) = (self.renderer.tokenizer(), &mut self.out);
                 self.events.progress(choice, &held, nothing, tokenizer, out);

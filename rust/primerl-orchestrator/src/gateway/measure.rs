@@ -61,6 +61,7 @@ impl Turns {
             vocabulary_size: renderer.vocabulary_size(),
             needs_processed: false,
             written_ids: Arc::default(),
+            engines_render: false,
         };
         let access = Access::new(&[0; 32], None)
             .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
@@ -117,6 +118,7 @@ impl Turns {
         SampleRequest {
             request_id: "rollout-1-1",
             prompt: prompt.ids(),
+            chat: None,
             temperature: request.sampling.temperature,
             truncation: request.sampling.truncation,
             max_tokens: LONGEST_ANSWER,

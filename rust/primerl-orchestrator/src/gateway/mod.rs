@@ -13,6 +13,7 @@
 //! | `endpoints` | one request from its headers to its response; retries and repeats |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
+//! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
 //! | `turn`, `live` | the engine's request, the record, and who waits for it |
 //! | `events`, `text`, `body` | the answer on its way to the client |
 //! | `rollouts` | what is open, and what was recorded |
@@ -20,6 +21,7 @@
 pub(crate) mod access;
 mod answer;
 mod body;
+mod client_type;
 mod count;
 mod dialect;
 mod endpoints;
@@ -43,7 +45,8 @@ pub use endpoints::{chat_completions, completions, messages, models, responses, 
 
 use self::access::Access;
 use crate::app::App;
-use crate::config::Sampling;
+use crate::clients::Endpoint;
+use crate::config::{ClientType, Sampling};
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
 use rollouts::Rollouts;
@@ -57,6 +60,7 @@ pub struct Gateway {
     pub(crate) model: String,
     /// Longest prompt and answer of a training rollout's turn, tokens.
     seq_len: u32,
+    client_type: ClientType,
 }
 
 impl Gateway {
@@ -72,6 +76,20 @@ impl Gateway {
             rollouts: Arc::default(),
             model,
             seq_len,
+            client_type: ClientType::Renderer,
+        }
+    }
+
+    /// `endpoints`: by environment, who answers in place of the engines.
+    pub(crate) fn with_clients(
+        self,
+        client_type: ClientType,
+        endpoints: Vec<Option<Arc<Endpoint>>>,
+    ) -> Gateway {
+        Gateway {
+            client_type,
+            rollouts: Arc::new(Rollouts::with_endpoints(endpoints)),
+            ..self
         }
     }
 

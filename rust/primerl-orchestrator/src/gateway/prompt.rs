@@ -2,11 +2,11 @@
 
 use super::request::{Incoming, IncomingOptions, Input, Options, message_key};
 use super::rollouts::{Rollout, RolloutState};
-use crate::engines::{PromptIds, Resident};
+use crate::engines::{ChatMessages, PromptIds, Resident};
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
 use primerl_core::conversation::{
-    History, MessageKey, Plan, digest_next, digest_start, message_hash,
+    History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
 use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
@@ -28,6 +28,8 @@ pub struct Prompt {
     pub resident: Option<Resident>,
     /// Those of a request with messages.
     pub options: Option<Arc<Options>>,
+    /// The messages, where somebody else renders them.
+    pub chat: Option<Arc<ChatMessages>>,
 }
 
 impl Prompt {
@@ -63,7 +65,7 @@ pub(super) fn prepare(
 }
 
 /// An engine would fail at an id that its model has no row for.
-fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
+pub(super) fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
     let size = renderer.vocabulary_size().unwrap_or(u32::MAX);
     match ids.iter().position(|id| *id >= size) {
         None => Ok(()),
@@ -91,6 +93,38 @@ fn refuse(error: RenderError) -> ApiError {
     ApiError::invalid(error.to_string()).param("messages")
 }
 
+/// A request's messages, followed through what was recorded.
+pub(super) struct Resolved {
+    pub options: Arc<Options>,
+    pub planned: Planned,
+    /// Of the turn that is gone on from.
+    pub history: History,
+    pub resident: Option<Resident>,
+}
+
+pub(super) fn resolve(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    options: &IncomingOptions,
+) -> Result<Resolved, ApiError> {
+    let options = resolve_options(rollout, session, options)?;
+    let keys = resolve_keys(rollout, session, messages)?;
+    let mut state = rollout.state.lock();
+    let session = state.session(session);
+    let planned = session.conversation.plan(options.start_digest, &keys);
+    let history = match planned.plan {
+        Plan::Extend { parent, .. } => session.conversation.history(parent),
+        Plan::Fork { .. } => History::default(),
+    };
+    Ok(Resolved {
+        options,
+        planned,
+        history,
+        resident: session.resident,
+    })
+}
+
 fn of_messages(
     renderer: &Renderer,
     rollout: &Rollout,
@@ -98,18 +132,12 @@ fn of_messages(
     messages: &[Incoming],
     options: &IncomingOptions,
 ) -> Result<Prompt, ApiError> {
-    let options = resolve_options(rollout, session, options)?;
-    let keys = resolve_keys(rollout, session, messages)?;
-    let (planned, history, resident) = {
-        let mut state = rollout.state.lock();
-        let session = state.session(session);
-        let planned = session.conversation.plan(options.start_digest, &keys);
-        let history = match planned.plan {
-            Plan::Extend { parent, .. } => session.conversation.history(parent),
-            Plan::Fork { .. } => History::default(),
-        };
-        (planned, history, session.resident)
-    };
+    let Resolved {
+        options,
+        planned,
+        history,
+        resident,
+    } = resolve(rollout, session, messages, options)?;
     let mut prompt = Prompt {
         session: Arc::clone(session),
         start_digest: options.start_digest,
@@ -120,6 +148,7 @@ fn of_messages(
         suffix: Arc::default(),
         resident,
         options: Some(Arc::clone(&options)),
+        chat: None,
     };
     let fork = match planned.plan {
         Plan::Fork { reason } => reason,
@@ -260,6 +289,7 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
         history,
         resident: session_state.resident,
         options: None,
+        chat: None,
     }
 }
 

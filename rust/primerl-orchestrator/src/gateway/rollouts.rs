@@ -5,6 +5,7 @@ use super::dialect::chat::seen::Seen;
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
+use crate::clients::Endpoint;
 use crate::config::Sampling;
 use crate::engines::Resident;
 use crate::http::ApiError;
@@ -25,6 +26,8 @@ pub struct Rollouts {
     open: RwLock<HashMap<RolloutId, Arc<Rollout>>>,
     /// One more than the highest number ever opened: tells "is over" from "never was".
     next: AtomicU64,
+    /// By environment: who answers in place of the engines.
+    endpoints: Vec<Option<Arc<Endpoint>>>,
 }
 
 /// One open rollout.
@@ -34,6 +37,8 @@ pub struct Rollout {
     pub worker: WorkerId,
     pub evaluation: bool,
     pub sampling: Sampling,
+    /// Who answers in place of the engines.
+    pub endpoint: Option<Arc<Endpoint>>,
     pub deadline: Instant,
     /// Aborts the rollout's engine requests.
     pub over: CancellationToken,
@@ -120,6 +125,13 @@ impl RolloutState {
 }
 
 impl Rollouts {
+    pub fn with_endpoints(endpoints: Vec<Option<Arc<Endpoint>>>) -> Rollouts {
+        Rollouts {
+            endpoints,
+            ..Rollouts::default()
+        }
+    }
+
     /// Rollouts before this one have been.
     pub fn begin_at(&self, next: RolloutId) {
         self.next.store(next.0, Ordering::Relaxed);
@@ -131,6 +143,11 @@ impl Rollouts {
             worker,
             evaluation: lease.evaluation,
             sampling,
+            endpoint: self
+                .endpoints
+                .get(lease.environment.0 as usize)
+                .cloned()
+                .flatten(),
             deadline: Instant::now() + Duration::from_micros(lease.deadline.0),
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),

@@ -2,13 +2,16 @@
 
 use super::Gateway;
 use super::answer::{Answer, Choice};
+use super::client_type::text_only;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::{Answered, DeliveryState, Rollout};
 use super::text::{Reading, StopFinder};
 use crate::app::App;
-use crate::engines::{GenerateError, Generated, Progress, SampleRequest, Sampled, TokenLogprob};
+use crate::engines::{
+    GenerateError, Generated, Progress, Resident, SampleRequest, Sampled, TokenLogprob,
+};
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
@@ -39,6 +42,10 @@ pub(super) fn room(
     request: &TurnRequest,
     prompt: &Prompt,
 ) -> Result<u32, ApiError> {
+    if rollout.endpoint.is_some() {
+        // Only that server knows how long the prompt is.
+        return Ok(request.sampling.max_tokens.min(left_of_budget(rollout)?));
+    }
     let limit = app.gateway.context_limit(app, rollout.evaluation);
     let length = prompt.ids().len() as u32;
     if length == 0 {
@@ -64,7 +71,7 @@ fn left_of_budget(rollout: &Rollout) -> Result<u32, ApiError> {
         return Ok(u32::MAX);
     };
     let state = rollout.state.lock();
-    let sampled: usize = state.turns.iter().map(|turn| turn.sampled.len()).sum();
+    let sampled: usize = state.turns.iter().map(Turn::answer_tokens).sum();
     match budget.saturating_sub(sampled as u32) {
         // Agents end in order at a full context, and this is as final.
         0 => Err(ApiError::invalid(format!(
@@ -111,10 +118,11 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
         .lock()
         .answered
         .insert(task.request.digest, answered);
-    Ok(Arc::new(Answer {
-        head: task.live.head.clone(),
-        choices,
-    }))
+    let mut head = task.live.head.clone();
+    if let Some(text) = choices.first().and_then(|choice| choice.text.as_ref()) {
+        head.prompt_tokens = text.prompt_tokens as usize;
+    }
+    Ok(Arc::new(Answer { head, choices }))
 }
 
 async fn choice(
@@ -123,6 +131,9 @@ async fn choice(
     task: &Task,
     index: u32,
 ) -> Result<(Choice, TurnIndex), ApiError> {
+    if let Some(endpoint) = &rollout.endpoint {
+        return text_only::choice(app, rollout, endpoint, task).await;
+    }
     let sampled = sample(app, rollout, task, index).await?;
     record(app, rollout, task, index as usize, sampled).await
 }
@@ -138,6 +149,7 @@ async fn sample(
     let request = SampleRequest {
         request_id: &request_id,
         prompt: task.prompt.ids(),
+        chat: task.prompt.chat.as_deref(),
         temperature: sampling.temperature,
         truncation: sampling.truncation,
         max_tokens: task.max_tokens,
@@ -263,6 +275,7 @@ pub(super) fn take_in(
         context_digest: prompt.context_digest,
         answer: answer_key(&read.message),
         request_digest: request.digest,
+        text: None,
     };
     let choice = Choice::new(&turn, read, generated.top);
     Ok((turn, choice))
@@ -289,23 +302,36 @@ async fn record(
         generated,
     );
     let (turn, choice) = taken_in?;
-    app.telemetry.turn(turn.fork);
     app.telemetry
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
+    let index = keep(app, rollout, turn, Some(resident)).await?;
+    Ok((choice, index))
+}
+
+/// Record a turn; resolves once it will not be lost.
+pub(super) async fn keep(
+    app: &App,
+    rollout: &Rollout,
+    turn: Turn,
+    resident: Option<Resident>,
+) -> Result<TurnIndex, ApiError> {
+    app.telemetry.turn(turn.fork);
     let (index, written) = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
             return Err(rollout.gone());
         }
         let index = state.record(&turn);
-        state.session(&prompt.session).resident = Some(resident);
+        if resident.is_some() {
+            state.session(&turn.session).resident = resident;
+        }
         // Under the lock: the core numbers a rollout's turns by the order of these events.
         (index, app.driver.turn_finished(rollout.id, turn))
     };
     // An agent that has seen the answer goes on from it: the turn must be there after a crash.
     written.await.map_err(|_| app.over())?;
-    Ok((choice, index))
+    Ok(index)
 }
 
 fn undecodable(error: RenderError) -> ApiError {
@@ -333,6 +359,9 @@ pub(super) fn recorded(
     let suffix = suffix.unwrap_or_default();
     let reading = Reading::new(&gateway.renderer, request, options, suffix);
     let choice = |(index, turn): (usize, &Turn)| {
+        if turn.text.is_some() {
+            return text_only::of_turn(turn);
+        }
         let read = reading.read(&gateway.renderer, &turn.sampled, index);
         Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
     };

@@ -32,6 +32,9 @@ pub struct TurnTrace {
     pub parent: Option<u32>,
     /// Why it extends none.
     pub fork: Option<ForkReason>,
+    /// The model of another server that answered, with text: there are no ids then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -189,6 +192,7 @@ impl Seeker {
             finish: turn.finish,
             parent: turn.parent.map(|parent| parent.0),
             fork: turn.fork,
+            model: turn.text.as_ref().map(|text| text.model.to_string()),
         });
         self.last_at = at;
     }

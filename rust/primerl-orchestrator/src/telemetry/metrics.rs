@@ -28,6 +28,7 @@ pub enum TurnEnd {
     HistoryEdited,
     ToolsChanged,
     TemplateNotExtendable,
+    PrefixDiffers,
 }
 
 impl From<Option<ForkReason>> for TurnEnd {
@@ -39,6 +40,7 @@ impl From<Option<ForkReason>> for TurnEnd {
             Some(ForkReason::HistoryEdited) => TurnEnd::HistoryEdited,
             Some(ForkReason::ToolsChanged) => TurnEnd::ToolsChanged,
             Some(ForkReason::TemplateNotExtendable) => TurnEnd::TemplateNotExtendable,
+            Some(ForkReason::PrefixDiffers) => TurnEnd::PrefixDiffers,
         }
     }
 }

@@ -77,6 +77,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
             "per_second": telemetry.tokens_per_second(),
         },
         "failovers": app.engines.failovers(),
+        "sampled_again": app.engines.crossed(),
         "failures": core.failures,
         "cancelled": core.cancelled,
         "voided": core.voided,
@@ -186,6 +187,11 @@ fn exposition(app: &App, status: &Status) -> Result<String, std::fmt::Error> {
         "engine_failovers",
         "Requests sent again after a failure",
         app.engines.failovers() as f64,
+    )?;
+    gauge(
+        "engine_sampled_again",
+        "Answers sampled again because an engine that renders loaded weights meanwhile",
+        app.engines.crossed() as f64,
     )?;
     gauge(
         "process_cpu_seconds",

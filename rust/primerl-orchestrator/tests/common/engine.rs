@@ -2,6 +2,7 @@
 
 use primerl_engine::mock::{MockConfig, fold};
 use primerl_engine::{Config, MockBackend};
+use std::path::Path;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -28,6 +29,18 @@ impl Engine {
         let config = Config {
             served_model_name: "m".into(),
             max_num_seqs: Config::default().max_num_seqs.min(mock.slots),
+            ..Config::default()
+        };
+        Engine::run(config, listener, mock).await
+    }
+
+    /// One that renders messages with the model in `folder`.
+    pub async fn start_rendering(mock: MockConfig, folder: &Path) -> Engine {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let config = Config {
+            served_model_name: "m".into(),
+            chat_model: Some(folder.to_owned()),
             ..Config::default()
         };
         Engine::run(config, listener, mock).await

@@ -319,5 +319,6 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         context_digest: 0,
         answer: AnswerKey::default(),
         request_digest: 0,
+        text: None,
     }
 }

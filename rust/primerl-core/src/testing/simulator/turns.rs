@@ -207,6 +207,7 @@ impl Simulator {
             context_digest: 0,
             answer: AnswerKey::default(),
             request_digest: 0,
+            text: None,
         };
         (turn, prompt)
     }

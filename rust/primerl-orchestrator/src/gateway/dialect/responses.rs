@@ -228,7 +228,7 @@ struct Keep {
 impl ResponseReply {
     /// The response as the client gets it; requests may go on from it once this has returned.
     fn finish(&self, head: &Head, choice: &Choice, output: Vec<OutputItem>) -> Value {
-        let response = Response::ended(head, choice.finish, output, choice.sampled.len());
+        let response = Response::ended(head, choice.finish, output, choice.n_tokens());
         let json = response.json(&self.form);
         if self.form.store {
             self.keep.store.keep(Stored {

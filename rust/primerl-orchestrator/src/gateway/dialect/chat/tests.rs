@@ -209,6 +209,7 @@ fn answer() -> Answer {
             sampled: vec![4, 256].into(),
             logprobs: vec![-0.5, -1.0].into(),
             top: vec![],
+            text: None,
         }],
     }
 }

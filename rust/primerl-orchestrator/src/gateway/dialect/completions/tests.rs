@@ -109,6 +109,7 @@ fn answer() -> Answer {
             sampled: vec![71, 256].into(),
             logprobs: vec![-0.5, -1.0].into(),
             top: vec![vec![(72, -0.25)], vec![(256, -1.0)]],
+            text: None,
         }],
     }
 }

@@ -80,7 +80,7 @@ fn message<'a>(head: &'a Head, content: Vec<Block<'a>>, choice: Option<&'a Choic
         content,
         stop_reason: choice.map(stop_reason),
         stop_sequence: choice.and_then(|choice| choice.stop.as_deref()),
-        usage: Usage::of(head, choice.map_or(0, |choice| choice.sampled.len())),
+        usage: Usage::of(head, choice.map_or(0, Choice::n_tokens)),
     }
 }
 

@@ -100,6 +100,7 @@ fn answer(id: &str, message: Message, finish: FinishReason) -> Answer {
             sampled: vec![4, 256].into(),
             logprobs: vec![-0.5, -1.0].into(),
             top: vec![],
+            text: None,
         }],
     }
 }

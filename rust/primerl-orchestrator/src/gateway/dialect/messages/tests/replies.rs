@@ -34,6 +34,7 @@ fn answer(message: Value, finish: FinishReason, stop: Option<&str>) -> Answer {
             sampled: vec![4, 256].into(),
             logprobs: vec![-0.5, -1.0].into(),
             top: vec![],
+            text: None,
         }],
     }
 }

@@ -1,0 +1,124 @@
+//! Servers that answer: how engines are asked, and clients of other servers.
+
+use super::{ConfigError, field};
+use serde::Deserialize;
+
+/// Who turns messages into tokens, and what comes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientType {
+    /// We render; engines take and give token ids.
+    #[default]
+    Renderer,
+    /// The engine renders, and says which ids it was given and sampled.
+    OpenaiChatCompletionsToken,
+    /// Messages in, text out.
+    OpenaiChatCompletions,
+}
+
+impl ClientType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ClientType::Renderer => "renderer",
+            ClientType::OpenaiChatCompletionsToken => "openai_chat_completions_token",
+            ClientType::OpenaiChatCompletions => "openai_chat_completions",
+        }
+    }
+
+    /// What the run's own engines may be asked with.
+    pub(super) fn check_for_training(self) -> Result<(), ConfigError> {
+        match self {
+            ClientType::Renderer | ClientType::OpenaiChatCompletionsToken => Ok(()),
+            ClientType::OpenaiChatCompletions => Err(field(
+                "client_type",
+                "is openai_chat_completions, whose answers are text: without the ids and log-probabilities of the \
+                 sampled tokens nothing can be trained",
+                "use renderer or openai_chat_completions_token; an evaluation environment may have a client of that \
+                 type (eval.env.client)",
+            )),
+        }
+    }
+}
+
+/// One server that is not an engine of the run. The same table wherever there is one.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientConfig {
+    /// As SDKs take it, with `/v1` where the server has it.
+    pub base_url: String,
+    /// The name of the model there.
+    pub model: String,
+    /// The environment variable that holds the key; `None` sends none.
+    pub api_key_env: Option<String>,
+    #[serde(default = "text")]
+    pub client_type: ClientType,
+    /// Longest time of one answer, seconds.
+    #[serde(default = "default_timeout")]
+    pub timeout_s: f64,
+}
+
+fn text() -> ClientType {
+    ClientType::OpenaiChatCompletions
+}
+
+fn default_timeout() -> f64 {
+    600.0
+}
+
+fn is_variable(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    name.bytes().all(fits)
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|first| !first.is_ascii_digit())
+}
+
+impl ClientConfig {
+    /// `name` is that of the table.
+    pub fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        let key = |key: &str| format!("{name}.{key}");
+        crate::clients::parse_base_url(&self.base_url).map_err(|problem| {
+            field(
+                &key("base_url"),
+                problem,
+                "give a URL like http://host:port/v1",
+            )
+        })?;
+        if self.model.is_empty() {
+            return Err(field(
+                &key("model"),
+                "is empty",
+                "give the model's name at that server",
+            ));
+        }
+        if self
+            .api_key_env
+            .as_deref()
+            .is_some_and(|name| !is_variable(name))
+        {
+            // Not shown: it may be the key.
+            return Err(field(
+                &key("api_key_env"),
+                "is no name of an environment variable (capitals, digits and _)",
+                "put the key into a variable and give the variable's name, or leave it out where no key is needed",
+            ));
+        }
+        if self.client_type != ClientType::OpenaiChatCompletions {
+            let problem = format!(
+                "is {}, which is for the run's own engines: only they prove which weights they serve",
+                self.client_type.as_str()
+            );
+            let mend = "use openai_chat_completions, or leave it out";
+            return Err(field(&key("client_type"), problem, mend));
+        }
+        if !(0.001..=366.0 * 86_400.0).contains(&self.timeout_s) {
+            return Err(field(
+                &key("timeout_s"),
+                format!("is {}", self.timeout_s),
+                "give seconds, 0.001 to a year",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! Another server answers, with text. Its turns are recorded as text: they are measured, and nothing is trained on them.
+
+use super::messages::chat_messages;
+use crate::app::App;
+use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
+use crate::gateway::answer::Choice;
+use crate::gateway::prompt::{Prompt, resolve};
+use crate::gateway::request::{Incoming, IncomingOptions, Parse, TurnRequest, answer_key};
+use crate::gateway::rollouts::Rollout;
+use crate::gateway::text::cut_message;
+use crate::gateway::turn::{self, Task};
+use crate::http::ApiError;
+use primerl_core::conversation::{History, Plan};
+use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
+use primerl_core::{Event, Turn, TurnIndex};
+use primerl_render::Message;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// A prompt without ids: nobody here knows them.
+pub fn prompt(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    request: &TurnRequest,
+    messages: &[Incoming],
+    options: &IncomingOptions,
+) -> Result<Prompt, ApiError> {
+    check(request)?;
+    let resolved = resolve(rollout, session, messages, options)?;
+    let (parent, fork) = match resolved.planned.plan {
+        Plan::Extend { parent, .. } => (Some(parent), None),
+        Plan::Fork { reason } => (None, Some(reason)),
+    };
+    Ok(Prompt {
+        session: Arc::clone(session),
+        start_digest: resolved.options.start_digest,
+        context_digest: resolved.planned.context_digest,
+        parent,
+        fork,
+        history: History::default(),
+        suffix: Arc::default(),
+        resident: None,
+        chat: Some(Arc::new(chat_messages(messages, &resolved.options)?)),
+        options: Some(resolved.options),
+    })
+}
+
+/// What such a server cannot do, or would not be asked in OpenAI's words.
+fn check(request: &TurnRequest) -> Result<(), ApiError> {
+    let sampling = &request.sampling;
+    let truncation = json!(sampling.truncation);
+    let given = |name: &str| !truncation[name].is_null();
+    let impossible = [
+        ("logprobs", sampling.logprobs.is_some()),
+        ("top_k", given("top_k")),
+        ("min_p", given("min_p")),
+    ];
+    match impossible.iter().find(|(_, given)| *given) {
+        None => response_format(sampling.structured_outputs.as_ref()).map(drop),
+        Some((name, _)) => {
+            let message = format!(
+                "{name} is not known to the server of OpenAI's chat completions that answers in this evaluation \
+                 (eval.env.client); leave it out"
+            );
+            Err(ApiError::invalid(message)
+                .param(*name)
+                .code("unsupported_parameter"))
+        }
+    }
+}
+
+/// OpenAI's words for what is vLLM's parameter everywhere else.
+fn response_format(outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
+    let Some(outputs) = outputs else {
+        return Ok(None);
+    };
+    if outputs["json_object"] == true {
+        return Ok(Some(json!({"type": "json_object"})));
+    }
+    if outputs["json"].is_object() {
+        let schema = json!({"name": "answer", "schema": outputs["json"]});
+        return Ok(Some(json!({"type": "json_schema", "json_schema": schema})));
+    }
+    let message = "structured_outputs of this kind are not known to the server of OpenAI's chat completions that answers \
+                   in this evaluation (eval.env.client); use response_format";
+    Err(ApiError::invalid(message)
+        .param("structured_outputs")
+        .code("unsupported_parameter"))
+}
+
+/// One answer, recorded.
+pub async fn choice(
+    app: &App,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    task: &Task,
+) -> Result<(Choice, TurnIndex), ApiError> {
+    let sampling = &task.request.sampling;
+    let chat = task.prompt.chat.as_deref().cloned().unwrap_or_default();
+    let mut others = Map::new();
+    others.extend(chat.tools.map(|tools| ("tools".to_owned(), tools.into())));
+    if !chat.template_kwargs.is_empty() {
+        others.insert("chat_template_kwargs".into(), chat.template_kwargs.into());
+    }
+    let top_p = json!(sampling.truncation)["top_p"].take();
+    others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
+    let format = response_format(sampling.structured_outputs.as_ref())?;
+    others.extend(format.map(|format| ("response_format".to_owned(), format)));
+    let request = ChatRequest {
+        model: endpoint.model(),
+        messages: &chat.messages,
+        // Some models take no other, and say so of any that is given.
+        temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
+        max_completion_tokens: task.max_tokens,
+        stop: &sampling.stop,
+        others,
+    };
+    let answer = endpoint.ask(&request, rollout.deadline).await;
+    let answer = answer.map_err(|error| failed(app, rollout, &error))?;
+    let turn = take_in(&task.request, &task.prompt, answer)?;
+    let choice = of_turn(&turn)?;
+    let index = turn::keep(app, rollout, turn, None).await?;
+    Ok((choice, index))
+}
+
+fn failed(app: &App, rollout: &Rollout, error: &EndpointError) -> ApiError {
+    let message = format!("the server of this evaluation (eval.env.client): {error}");
+    tracing::warn!(rollout = %rollout.id, message, "turn failed");
+    app.driver.send(Event::TurnFailed {
+        rollout: rollout.id,
+        message: message.clone(),
+    });
+    match error.is_refusal() {
+        true => ApiError::invalid(message).code("endpoint_refused"),
+        false => ApiError::unavailable("endpoint_unavailable", message),
+    }
+}
+
+/// The turn that is recorded.
+fn take_in(
+    request: &TurnRequest,
+    prompt: &Prompt,
+    mut answer: ChatAnswer,
+) -> Result<Turn, ApiError> {
+    // Servers end before a stop sequence; one that does not is cut off as engines are.
+    let cut = cut_message(&mut answer.message, &request.sampling.stop);
+    let stop = cut.or(answer.stop);
+    if let (Parse::Message { one_call: true }, Some(calls)) =
+        (request.parse, &mut answer.message.tool_calls)
+    {
+        calls.truncate(1);
+    }
+    let message = serde_json::to_string(&answer.message)
+        .map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(Turn {
+        session: Arc::clone(&prompt.session),
+        parent: prompt.parent,
+        fork: prompt.fork,
+        prompt_suffix: Arc::default(),
+        sampled: Arc::default(),
+        logprobs: Arc::default(),
+        versions: VersionRuns::default(),
+        temperature: request.sampling.temperature as f32,
+        finish: match stop {
+            Some(_) => FinishReason::StopSequence,
+            None => answer.finish,
+        },
+        start_digest: prompt.start_digest,
+        context_digest: prompt.context_digest,
+        answer: answer_key(&answer.message),
+        request_digest: request.digest,
+        text: Some(Arc::new(TextAnswer {
+            model: answer.model.into(),
+            message: message.into(),
+            stop: stop.map(Into::into),
+            prompt_tokens: answer.prompt_tokens,
+            completion_tokens: answer.completion_tokens,
+        })),
+    })
+}
+
+/// What the client is told of a turn that was recorded as text.
+pub fn of_turn(turn: &Turn) -> Result<Choice, ApiError> {
+    let lost =
+        |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
+    let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
+    let message: Message =
+        serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
+    Ok(Choice {
+        message,
+        malformed: Vec::new(),
+        finish: turn.finish,
+        stop: text.stop.as_deref().map(str::to_owned),
+        sampled: Arc::default(),
+        logprobs: Arc::default(),
+        top: Vec::new(),
+        text: Some(text),
+    })
+}
+
+#[cfg(test)]
+mod tests;

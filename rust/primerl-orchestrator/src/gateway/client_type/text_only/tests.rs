@@ -1,0 +1,103 @@
+use super::*;
+use crate::engines::Truncation;
+use crate::gateway::request::Input;
+use crate::gateway::sampling::TurnSampling;
+
+fn request() -> TurnRequest {
+    TurnRequest {
+        input: Input::Ids(Vec::new()),
+        sampling: TurnSampling {
+            temperature: 1.0,
+            max_tokens: 10,
+            stop: vec!["END".into()],
+            logprobs: None,
+            truncation: Truncation::default(),
+            structured_outputs: None,
+        },
+        choices: 1,
+        parse: Parse::Message { one_call: false },
+        digest: 7,
+    }
+}
+
+fn prompt() -> Prompt {
+    Prompt {
+        session: "s".into(),
+        start_digest: 1,
+        context_digest: 2,
+        parent: None,
+        fork: Some(primerl_core::turn::ForkReason::FirstTurn),
+        history: History::default(),
+        suffix: Arc::default(),
+        resident: None,
+        options: None,
+        chat: None,
+    }
+}
+
+fn answer(text: &str) -> ChatAnswer {
+    ChatAnswer {
+        model: "big-1".into(),
+        message: Message::assistant(text),
+        finish: FinishReason::Stop,
+        stop: None,
+        prompt_tokens: 11,
+        completion_tokens: 3,
+    }
+}
+
+#[test]
+fn an_answer_is_recorded_as_text_and_read_back() {
+    let turn = take_in(&request(), &prompt(), answer("Hello")).expect("is taken in");
+    assert!(turn.is_consistent() && turn.sampled.is_empty());
+    assert_eq!(turn.answer_tokens(), 3);
+    let choice = of_turn(&turn).expect("is read");
+    assert_eq!(choice.message, Message::assistant("Hello"));
+    assert_eq!(choice.n_tokens(), 3);
+    assert_eq!(choice.finish, FinishReason::Stop);
+}
+
+#[test]
+fn a_server_that_goes_on_past_a_stop_sequence_is_cut_off() {
+    let turn = take_in(&request(), &prompt(), answer("Hello END more")).expect("is taken in");
+    let choice = of_turn(&turn).expect("is read");
+    assert_eq!(choice.message, Message::assistant("Hello "));
+    assert_eq!(choice.finish, FinishReason::StopSequence);
+    assert_eq!(choice.stop.as_deref(), Some("END"));
+}
+
+#[test]
+fn what_the_server_cannot_do_is_refused_by_name() {
+    let refused = |change: fn(&mut TurnSampling)| {
+        let mut request = request();
+        change(&mut request.sampling);
+        let error = check(&request).expect_err("is refused");
+        error.param.expect("names a field")
+    };
+    assert!(check(&request()).is_ok());
+    assert_eq!(refused(|sampling| sampling.logprobs = Some(0)), "logprobs");
+    assert_eq!(
+        refused(|sampling| sampling.truncation.top_k = Some(4)),
+        "top_k"
+    );
+    assert_eq!(
+        refused(|sampling| sampling.truncation.min_p = Some(0.1)),
+        "min_p"
+    );
+    let choice = |sampling: &mut TurnSampling| {
+        sampling.structured_outputs = Some(json!({"choice": ["a", "b"]}));
+    };
+    assert_eq!(refused(choice), "structured_outputs");
+}
+
+#[test]
+fn answer_formats_are_openais_again() {
+    let format = |outputs: Value| response_format(Some(&outputs)).expect("is known");
+    assert_eq!(
+        format(json!({"json_object": true})),
+        Some(json!({"type": "json_object"}))
+    );
+    let schema = format(json!({"json": {"type": "object"}})).expect("is there");
+    assert_eq!(schema["json_schema"]["schema"], json!({"type": "object"}));
+    assert_eq!(response_format(None).expect("is nothing"), None);
+}
