@@ -1,12 +1,12 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
-use super::request::{Incoming, IncomingOptions, Input, Options, message_key};
-use super::rollouts::{Rollout, RolloutState};
+use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
+use super::rollouts::{Rollout, RolloutState, Session};
 use crate::engines::{PromptIds, Resident};
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
 use primerl_core::conversation::{
-    History, MessageKey, Plan, digest_next, digest_start, message_hash,
+    History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
 use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
@@ -48,8 +48,14 @@ pub(super) fn prepare(
     input: &Input,
 ) -> Result<Prompt, ApiError> {
     match input {
-        Input::Messages { messages, options } => {
-            of_messages(renderer, rollout, session, messages, options)
+        Input::Messages {
+            messages,
+            options,
+            recurring,
+        } => {
+            let options = resolve_options(rollout, session, options)?;
+            let found = find(rollout, session, messages, &options, *recurring)?;
+            of_messages(renderer, session, messages, options, found)
         }
         Input::Text(text) => {
             let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
@@ -81,7 +87,9 @@ fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
 /// The ids of a request outside of any conversation.
 pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiError> {
     match input {
-        Input::Messages { messages, options } => render(renderer, messages, &*options.read()?),
+        Input::Messages {
+            messages, options, ..
+        } => render(renderer, messages, &*options.read()?),
         Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
         Input::Ids(ids) => Ok(ids.clone()),
     }
@@ -91,25 +99,67 @@ fn refuse(error: RenderError) -> ApiError {
     ApiError::invalid(error.to_string()).param("messages")
 }
 
-fn of_messages(
-    renderer: &Renderer,
+/// Where a request's messages are in the conversation.
+struct Found {
+    planned: Planned,
+    /// Of the turn that it extends.
+    history: History,
+    resident: Option<Resident>,
+}
+
+fn find(
     rollout: &Rollout,
     session: &Arc<str>,
     messages: &[Incoming],
-    options: &IncomingOptions,
-) -> Result<Prompt, ApiError> {
-    let options = resolve_options(rollout, session, options)?;
-    let keys = resolve_keys(rollout, session, messages)?;
-    let (planned, history, resident) = {
-        let mut state = rollout.state.lock();
-        let session = state.session(session);
-        let planned = session.conversation.plan(options.start_digest, &keys);
-        let history = match planned.plan {
-            Plan::Extend { parent, .. } => session.conversation.history(parent),
-            Plan::Fork { .. } => History::default(),
-        };
-        (planned, history, session.resident)
+    options: &Options,
+    recurring: Option<Recurring>,
+) -> Result<Found, ApiError> {
+    let start = options.start_digest;
+    let known = |state: &Session| {
+        let (through, walk) = state.walked?;
+        let fits = recurring?.from == Some(through) && walk.start() == start;
+        fits.then_some(walk)
     };
+    let walked = known(rollout.state.lock().session(session));
+    let went_on = match walked {
+        None => None,
+        Some(walk) => {
+            let new = resolve_keys(rollout, session, messages, walk.messages())?;
+            let state = &mut rollout.state.lock();
+            state.session(session).conversation.go_on(&walk, &new)
+        }
+    };
+    let keys = match went_on {
+        Some(_) => Vec::new(),
+        None => resolve_keys(rollout, session, messages, 0)?,
+    };
+    let mut state = rollout.state.lock();
+    let state = state.session(session);
+    let planned = went_on.unwrap_or_else(|| state.conversation.plan(start, &keys));
+    state.walked = recurring.map(|recurring| (recurring.through, planned.walk));
+    let history = match planned.plan {
+        Plan::Extend { parent, .. } => state.conversation.history(parent),
+        Plan::Fork { .. } => History::default(),
+    };
+    Ok(Found {
+        planned,
+        history,
+        resident: state.resident,
+    })
+}
+
+fn of_messages(
+    renderer: &Renderer,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    options: Arc<Options>,
+    found: Found,
+) -> Result<Prompt, ApiError> {
+    let Found {
+        planned,
+        history,
+        resident,
+    } = found;
     let mut prompt = Prompt {
         session: Arc::clone(session),
         start_digest: options.start_digest,
@@ -159,12 +209,14 @@ fn resolve_options(
     Ok(options)
 }
 
-/// The key of each message; only those that never came before are read.
+/// The key of each message from `first` on; only those that never came before are read.
 fn resolve_keys(
     rollout: &Rollout,
     session: &Arc<str>,
     messages: &[Incoming],
+    first: usize,
 ) -> Result<Vec<MessageKey>, ApiError> {
+    let messages = messages.get(first..).unwrap_or_default();
     let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
     let known: Vec<Option<MessageKey>> = {
         let mut state = rollout.state.lock();
@@ -178,7 +230,7 @@ fn resolve_keys(
         keys.push(match known.or_else(|| messages[index].key()) {
             Some(key) => key,
             None => {
-                let message = messages[index].read(index)?;
+                let message = messages[index].read(first + index)?;
                 let key = message_key(&message);
                 new.extend(digests[index].map(|digest| (digest, key)));
                 key
