@@ -31,8 +31,8 @@
 
 use crate::ids::TurnIndex;
 use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn};
+use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
 
@@ -90,11 +90,12 @@ impl MessageKey {
 }
 
 /// What a conversation makes of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Planned {
     pub plan: Plan,
     /// Digest of all messages of the request.
     pub context_digest: u128,
+    pub walk: Walk,
 }
 
 /// How a request's prompt is made.
@@ -182,15 +183,38 @@ pub struct Conversation {
     /// Turns by their context and [`AnswerKey::said`], in order.
     by_answer: HashMap<(u128, u128), SmallVec<[TurnIndex; 1]>>,
     contexts: HashSet<u128>,
+    /// What each turn answered, in the order in which they were recorded.
+    answered_contexts: Vec<u128>,
     /// Every `start` a turn was recorded under, in order of first use; more than one only if tools changed.
     starts: Vec<u128>,
 }
 
-/// A request's messages followed through the recorded turns.
-struct Walk {
+/// A request's messages followed through the recorded turns. A request that begins with these messages need only be
+/// followed from here on: [`Conversation::go_on`].
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    start: u128,
+    /// Messages followed.
+    messages: usize,
     /// The last turn whose answer is among the messages, and the number of messages through it.
     last: Option<(TurnIndex, usize)>,
+    /// Whether an assistant message that is not ours comes after it.
+    foreign: bool,
     digest: u128,
+    /// Turns that were recorded then.
+    turns: usize,
+}
+
+impl Walk {
+    /// Messages that it has followed.
+    pub fn messages(&self) -> usize {
+        self.messages
+    }
+
+    /// Digest of tools and template arguments.
+    pub fn start(&self) -> u128 {
+        self.start
+    }
 }
 
 impl Conversation {
@@ -200,23 +224,41 @@ impl Conversation {
     /// a template need not render a foreign answer as it renders one.
     pub fn plan(&self, start: u128, messages: &[MessageKey]) -> Planned {
         let walk = self.walk(start, messages);
-        let fork = |reason| Plan::Fork { reason };
-        let is_foreign = |key: &MessageKey| key.answer.is_some();
-        let plan = match walk.last {
-            _ if self.turns.is_empty() => fork(ForkReason::FirstTurn),
-            Some((_, next)) if messages[next..].iter().any(is_foreign) => {
-                fork(ForkReason::HistoryEdited)
+        self.extends(walk).unwrap_or_else(|| {
+            let reason = match walk.last {
+                _ if self.turns.is_empty() => ForkReason::FirstTurn,
+                Some(_) => ForkReason::HistoryEdited,
+                None => self.fork_reason(start, messages),
+            };
+            Planned {
+                plan: Plan::Fork { reason },
+                context_digest: walk.digest,
+                walk,
             }
-            Some((parent, first_new_message)) => Plan::Extend {
+        })
+    }
+
+    /// As [`Conversation::plan`] of the messages of `walk` and then `new`, in O(new), where that follows from `walk` and
+    /// the request extends a turn. `None`: the whole has to be looked at.
+    pub fn go_on(&self, walk: &Walk, new: &[MessageKey]) -> Option<Planned> {
+        // An answer to the messages of the walk comes after them; any other may have taken the place of one among them.
+        let since = self.answered_contexts.get(walk.turns..)?;
+        if since.iter().any(|context| *context != walk.digest) {
+            return None;
+        }
+        self.extends(self.walk_on(*walk, new))
+    }
+
+    fn extends(&self, walk: Walk) -> Option<Planned> {
+        let (parent, first_new_message) = walk.last.filter(|_| !walk.foreign)?;
+        Some(Planned {
+            plan: Plan::Extend {
                 parent,
                 first_new_message,
             },
-            None => fork(self.fork_reason(start, messages)),
-        };
-        Planned {
-            plan,
             context_digest: walk.digest,
-        }
+            walk,
+        })
     }
 
     /// Records a finished turn. `index` is the turn's number within the rollout: turns of all sessions of a rollout are
@@ -229,6 +271,7 @@ impl Conversation {
         let said = (turn.context_digest, turn.answer.said);
         self.by_answer.entry(said).or_default().push(index);
         self.contexts.insert(turn.context_digest);
+        self.answered_contexts.push(turn.context_digest);
         self.turns.insert(
             index,
             Recorded {
@@ -286,20 +329,34 @@ impl Conversation {
     }
 
     fn walk(&self, start: u128, messages: &[MessageKey]) -> Walk {
-        let mut walk = Walk {
+        let begin = Walk {
+            start,
+            messages: 0,
             last: None,
+            foreign: false,
             digest: start,
+            turns: 0,
         };
-        for (position, key) in messages.iter().enumerate() {
+        self.walk_on(begin, messages)
+    }
+
+    fn walk_on(&self, mut walk: Walk, messages: &[MessageKey]) -> Walk {
+        walk.turns = self.answered_contexts.len();
+        for key in messages {
+            walk.messages += 1;
             let ours = key
                 .answer
                 .and_then(|answer| self.answered(walk.digest, &answer));
             walk.digest = match ours {
                 Some((turn, digest)) => {
-                    walk.last = Some((turn, position + 1));
+                    walk.last = Some((turn, walk.messages));
+                    walk.foreign = false;
                     digest
                 }
-                None => digest_next(walk.digest, key.exact),
+                None => {
+                    walk.foreign |= key.answer.is_some();
+                    digest_next(walk.digest, key.exact)
+                }
             };
         }
         walk

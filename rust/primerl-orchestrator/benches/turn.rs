@@ -9,7 +9,8 @@
 //!   sources and documents; 4 tools with 3 parameters each.
 //! * First turn: the whole conversation in one request, nothing known of it.
 //! * Bridged turn: the same conversation was answered; the request repeats it and adds 50 tokens; the answer has 200.
-//! * Rollout: 200 such turns, one after the other. What its last turns cost, by what the tenth costs.
+//! * Rollout: 200 such turns, one after the other. What its last turns cost, by what the tenth costs. `-- rollout` measures
+//!   this alone.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -230,13 +231,16 @@ fn main() {
     println!("tokenizer: {}", renderer.tokenizer().backend().name());
     let mut text = Text::new();
     let tools = tools();
+    let rollout_alone = std::env::args().any(|argument| argument == "rollout");
     println!("ms of CPU      prompt  median       p90    goal");
-    for (tokens, first_goal, bridged_goal) in [
+    let prompts = [
         (1_000, 0.4, 0.15),
         (8_000, 2.0, 0.25),
         (32_000, 6.0, 0.6),
         (128_000, 25.0, 2.0),
-    ] {
+    ];
+    let prompts = prompts.iter().filter(|_| !rollout_alone);
+    for &(tokens, first_goal, bridged_goal) in prompts {
         let messages = conversation(&renderer, &mut text, tokens);
         let answer = engine_answer(&renderer, &text.take(&renderer, ANSWER - 20));
         let first = body(&messages, &tools);

@@ -96,6 +96,22 @@ fn a_conversation_that_goes_on_extends_its_last_turn() {
 }
 
 #[test]
+fn a_walk_is_gone_on_from_until_another_answer_may_have_come_into_it() {
+    let mut chat = Conversation::default();
+    let walk = planned(&chat, "", &["u1"]).walk;
+    let first = answer(&mut chat, "", &["u1"], "a:1", &[100]);
+    let went_on = chat.go_on(&walk, &keys(&["a:1", "u2"])).expect("goes on");
+    assert_eq!(went_on.plan, extend(first, 2));
+    let walk = went_on.walk;
+    assert_eq!(walk.messages(), 3);
+    answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[101]);
+    assert!(chat.go_on(&walk, &keys(&["a:2", "u3"])).is_some());
+    // Equal words, other reasoning: what `a:1` means is another turn now.
+    answer(&mut chat, "", &["u1"], "a:1|because", &[102]);
+    assert!(chat.go_on(&walk, &keys(&["a:2", "u3"])).is_none());
+}
+
+#[test]
 fn an_earlier_turn_can_be_extended_again() {
     let mut chat = Conversation::default();
     let first = answer(&mut chat, "", &["u1"], "a:1", &[100]);
@@ -244,6 +260,8 @@ proptest! {
         let mut chat = Conversation::default();
         // Message lists that were answered, with the answer, and the tokens they stand for.
         let mut answered: Vec<(Vec<String>, Vec<u32>)> = vec![(vec![], vec![])];
+        // Requests so far, and how they went through the turns.
+        let mut asked: Vec<(Vec<String>, Walk)> = Vec::new();
         for (number, (from, question, repeat)) in steps.into_iter().enumerate() {
             let (mut messages, before) = answered[from % answered.len()].clone();
             messages.push(format!("u{question}"));
@@ -259,6 +277,14 @@ proptest! {
                 }
             };
             prop_assert!(fits, "{texts:?}: {plan:?}");
+            // Where it can be gone on from an earlier request, that leads to the same.
+            let whole = planned(&chat, "", &texts);
+            for (list, walk) in asked.iter().filter(|(list, _)| messages.starts_with(list)) {
+                if let Some(went_on) = chat.go_on(walk, &keys(&texts[list.len()..])) {
+                    prop_assert_eq!((went_on.plan, went_on.context_digest), (plan, whole.context_digest));
+                }
+            }
+            asked.push((messages.clone(), whole.walk));
             // Answers are unique, so that only one turn has each.
             let reply = format!("a:{number}");
             let index = answer(&mut chat, "", &texts, &reply, &[1000 + number as u32]);

@@ -1,15 +1,14 @@
 //! Token ids as JSON. A prompt of 128,000 tokens is most of what a request costs, so its numbers are written by hand, and
 //! those of recorded turns only once.
 
+use foldhash::HashMap;
 use parking_lot::Mutex;
 use primerl_core::conversation::History;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 /// Text that is kept, bytes over all conversations. The oldest goes first, and is written anew when it is needed.
 const KEPT_BYTES: usize = 32 << 20;
-/// Shorter pieces are written faster than they are looked up.
-const SHORTEST_KEPT: usize = 16;
 
 /// The ids of a prompt, in pieces.
 #[derive(Clone, Copy, Debug)]
@@ -48,74 +47,103 @@ pub struct WrittenIds(Mutex<Kept>);
 /// Held for look-ups and inserts.
 #[derive(Debug, Default)]
 struct Kept {
-    /// By the address of the ids.
-    texts: HashMap<usize, Text>,
+    /// By the address of the conversation's first ids.
+    texts: HashMap<usize, Entry>,
     /// In the order in which they came.
     order: VecDeque<usize>,
+    /// Sum of the entries'.
     bytes: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
+struct Entry {
+    /// Held while a prompt is copied from it.
+    text: Arc<Mutex<Text>>,
+    /// As it was told last.
+    bytes: usize,
+}
+
+/// The ids of a conversation's last prompt. The next one begins with them, or with a part of them.
+#[derive(Debug, Default)]
 struct Text {
-    /// Keeps others from coming to lie at the address of these ids, for as long as the text is kept.
-    _of: Weak<[u32]>,
-    text: Arc<[u8]>,
+    pieces: Vec<Piece>,
+    text: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    /// Keeps others from coming to lie at the address of these ids, for as long as their text is kept.
+    ids: Weak<[u32]>,
+    /// Where their text ends.
+    end: usize,
 }
 
 impl Kept {
-    fn get(&self, ids: &Arc<[u32]>) -> Option<Arc<[u8]>> {
-        let kept = self.texts.get(&address(ids))?;
-        Some(Arc::clone(&kept.text))
+    fn of(&mut self, address: usize) -> Arc<Mutex<Text>> {
+        let entry = self.texts.entry(address).or_insert_with(|| {
+            self.order.push_back(address);
+            Entry::default()
+        });
+        Arc::clone(&entry.text)
     }
 
-    fn insert(&mut self, ids: &Arc<[u32]>, text: Arc<[u8]>) {
-        self.bytes += text.len();
-        let _of = Arc::downgrade(ids);
-        match self.texts.insert(address(ids), Text { _of, text }) {
-            Some(before) => self.bytes -= before.text.len(),
-            None => self.order.push_back(address(ids)),
-        }
+    fn resize(&mut self, address: usize, bytes: usize) {
+        // It may be gone by now, and with it what it had grown to.
+        let Some(entry) = self.texts.get_mut(&address) else {
+            return;
+        };
+        self.bytes = self.bytes - entry.bytes + bytes;
+        entry.bytes = bytes;
         while self.bytes > KEPT_BYTES
             && let Some(oldest) = self.order.pop_front()
         {
             let gone = self.texts.remove(&oldest);
-            self.bytes -= gone.map_or(0, |gone| gone.text.len());
+            self.bytes -= gone.map_or(0, |gone| gone.bytes);
         }
     }
 }
 
-fn address(ids: &Arc<[u32]>) -> usize {
-    Arc::as_ptr(ids).cast::<u32>() as usize
+impl Text {
+    /// Makes it the text of these ids, each with a comma; what is there already stays. Whether anything changed.
+    fn become_that_of(&mut self, chunks: &[Arc<[u32]>]) -> bool {
+        let same = |(piece, ids): &(&Piece, &Arc<[u32]>)| {
+            std::ptr::addr_eq(piece.ids.as_ptr(), Arc::as_ptr(ids))
+        };
+        let common = self.pieces.iter().zip(chunks).take_while(same).count();
+        if common == self.pieces.len() && common == chunks.len() {
+            return false;
+        }
+        let end = common
+            .checked_sub(1)
+            .map_or(0, |last| self.pieces[last].end);
+        self.pieces.truncate(common);
+        self.text.truncate(end);
+        for ids in &chunks[common..] {
+            write_ids(ids, &mut self.text);
+            self.pieces.push(Piece {
+                ids: Arc::downgrade(ids),
+                end: self.text.len(),
+            });
+        }
+        true
+    }
 }
 
 impl WrittenIds {
     /// Appends each id and a comma.
     fn write(&self, history: &History, out: &mut Vec<u8>) {
-        let is_kept = |ids: &Arc<[u32]>| ids.len() >= SHORTEST_KEPT;
-        let kept: Vec<Option<Arc<[u8]>>> = {
-            let kept = self.0.lock();
-            let chunks = history.chunks().iter();
-            chunks
-                .map(|ids| is_kept(ids).then(|| kept.get(ids)).flatten())
-                .collect()
+        let Some(first) = history.chunks().first() else {
+            return;
         };
-        let mut new = Vec::new();
-        for (ids, kept) in history.chunks().iter().zip(kept) {
-            match kept {
-                Some(text) => out.extend_from_slice(&text),
-                None => {
-                    let begin = out.len();
-                    write_ids(ids, out);
-                    if is_kept(ids) {
-                        new.push((ids, Arc::from(&out[begin..])));
-                    }
-                }
-            }
-        }
-        if !new.is_empty() {
-            let mut kept = self.0.lock();
-            new.into_iter()
-                .for_each(|(ids, text)| kept.insert(ids, text));
+        let address = Arc::as_ptr(first).cast::<u32>() as usize;
+        let entry = self.0.lock().of(address);
+        let mut text = entry.lock();
+        let changed = text.become_that_of(history.chunks());
+        out.extend_from_slice(&text.text);
+        let bytes = text.text.len();
+        drop(text);
+        if changed {
+            self.0.lock().resize(address, bytes);
         }
     }
 }
@@ -200,23 +228,27 @@ mod tests {
         let kept = WrittenIds::default();
         for round in 0..50 {
             let mut conversation = Conversation::default();
-            let (mut parent, mut all) = (None, Vec::new());
-            for index in 0..20 {
+            let mut all = vec![Vec::new()];
+            for index in 0..20_u32 {
                 // Freed and allocated again, ids of one round may lie where others did before.
                 let prompt: Vec<u32> = (0..30).map(|id| id + round * 1000 + index).collect();
                 let sampled: Vec<u32> = (0..20).map(|id| id + round * 77 + index).collect();
-                all.extend(prompt.iter().chain(&sampled));
+                // Every third turn, another branch.
+                let parent = index.checked_sub(1 + 2 * u32::from(index % 3 == 2));
+                let mut ids: Vec<u32> = all[parent.map_or(0, |parent| parent as usize + 1)].clone();
+                ids.extend(prompt.iter().chain(&sampled));
                 conversation.record(TurnIndex(index), &turn(parent, &prompt, &sampled, 0));
-                parent = Some(index);
                 let history = conversation.history(TurnIndex(index));
-                let mut expected = all.clone();
-                expected.push(5);
-                assert_eq!(
-                    written(&kept, &history, &[5]),
-                    format!("x{}", serde_json::json!(expected))
-                );
+                all.push(ids.clone());
+                ids.push(5);
+                for _again in 0..2 {
+                    assert_eq!(
+                        written(&kept, &history, &[5]),
+                        format!("x{}", serde_json::json!(ids))
+                    );
+                }
             }
-            assert!(kept.0.lock().texts.len() >= 40);
+            assert!(kept.0.lock().bytes > 0);
         }
     }
 
@@ -235,6 +267,8 @@ mod tests {
         let kept = kept.0.lock();
         assert!(kept.bytes <= KEPT_BYTES);
         assert_eq!(kept.texts.len(), kept.order.len());
+        let bytes = |entry: &Entry| entry.text.lock().text.len();
+        assert_eq!(kept.bytes, kept.texts.values().map(bytes).sum::<usize>());
         assert!(!kept.texts.is_empty());
     }
 }

@@ -167,11 +167,11 @@ impl Repeat {
         })
     }
 
-    fn digest(&self, dialect: Dialect, session: &str, body: &[u8]) -> u128 {
+    fn digest(&self, dialect: Dialect, session: &str, body: u128) -> u128 {
         let route = message_hash(format!("{dialect:?} {session}").as_bytes());
         match self {
             Repeat::Key(key) => digest_next(digest_next(route, *key), 1),
-            Repeat::Unmarked | Repeat::Retry => digest_next(route, message_hash(body)),
+            Repeat::Unmarked | Repeat::Retry => digest_next(route, body),
         }
     }
 
@@ -258,8 +258,9 @@ fn prepare_now(
     dialect: Dialect,
     body: &Bytes,
 ) -> Result<Begun, ApiError> {
-    let digest = call.repeat.digest(dialect, &call.session, body);
-    let (mut request, reply) = dialect.read(body, rollout, &call.session, digest)?;
+    let hashed = dialect.hash(body, rollout, &call.session);
+    let digest = call.repeat.digest(dialect, &call.session, hashed.digest);
+    let (mut request, reply) = dialect.read(body, rollout, &call.session, hashed.known, digest)?;
     let choices = request.choices as usize;
     let before = {
         let state = rollout.state.lock();

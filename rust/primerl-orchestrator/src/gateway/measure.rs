@@ -98,8 +98,10 @@ impl Turns {
     }
 
     pub(super) fn ask_in(&self, dialect: Dialect, body: &Bytes) -> Result<Asked, ApiError> {
-        let digest = primerl_core::conversation::message_hash(body);
-        let (request, reply) = dialect.read(body, &self.rollout, &"".into(), digest)?;
+        let hashed = dialect.hash(body, &self.rollout, &"".into());
+        let digest = hashed.digest;
+        let (request, reply) =
+            dialect.read(body, &self.rollout, &"".into(), hashed.known, digest)?;
         let renderer = &self.gateway.renderer;
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);

@@ -1,7 +1,7 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
-use super::request::{Incoming, IncomingOptions, Input, Options, message_key};
-use super::rollouts::{Rollout, RolloutState};
+use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
+use super::rollouts::{Rollout, RolloutState, Session};
 use crate::engines::{ChatMessages, PromptIds, Resident};
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
@@ -50,8 +50,13 @@ pub(super) fn prepare(
     input: &Input,
 ) -> Result<Prompt, ApiError> {
     match input {
-        Input::Messages { messages, options } => {
-            of_messages(renderer, rollout, session, messages, options)
+        Input::Messages {
+            messages,
+            options,
+            recurring,
+        } => {
+            let resolved = resolve(rollout, session, messages, options, *recurring)?;
+            of_messages(renderer, session, messages, resolved)
         }
         Input::Text(text) => {
             let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
@@ -83,7 +88,9 @@ pub(super) fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), 
 /// The ids of a request outside of any conversation.
 pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiError> {
     match input {
-        Input::Messages { messages, options } => render(renderer, messages, &*options.read()?),
+        Input::Messages {
+            messages, options, ..
+        } => render(renderer, messages, &*options.read()?),
         Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
         Input::Ids(ids) => Ok(ids.clone()),
     }
@@ -107,37 +114,56 @@ pub(super) fn resolve(
     session: &Arc<str>,
     messages: &[Incoming],
     options: &IncomingOptions,
+    recurring: Option<Recurring>,
 ) -> Result<Resolved, ApiError> {
     let options = resolve_options(rollout, session, options)?;
-    let keys = resolve_keys(rollout, session, messages)?;
+    let start = options.start_digest;
+    let known = |state: &Session| {
+        let (through, walk) = state.walked?;
+        let fits = recurring?.from == Some(through) && walk.start() == start;
+        fits.then_some(walk)
+    };
+    let walked = known(rollout.state.lock().session(session));
+    let went_on = match walked {
+        None => None,
+        Some(walk) => {
+            let new = resolve_keys(rollout, session, messages, walk.messages())?;
+            let state = &mut rollout.state.lock();
+            state.session(session).conversation.go_on(&walk, &new)
+        }
+    };
+    let keys = match went_on {
+        Some(_) => Vec::new(),
+        None => resolve_keys(rollout, session, messages, 0)?,
+    };
     let mut state = rollout.state.lock();
-    let session = state.session(session);
-    let planned = session.conversation.plan(options.start_digest, &keys);
+    let state = state.session(session);
+    let planned = went_on.unwrap_or_else(|| state.conversation.plan(start, &keys));
+    state.walked = recurring.map(|recurring| (recurring.through, planned.walk));
     let history = match planned.plan {
-        Plan::Extend { parent, .. } => session.conversation.history(parent),
+        Plan::Extend { parent, .. } => state.conversation.history(parent),
         Plan::Fork { .. } => History::default(),
     };
     Ok(Resolved {
         options,
         planned,
         history,
-        resident: session.resident,
+        resident: state.resident,
     })
 }
 
 fn of_messages(
     renderer: &Renderer,
-    rollout: &Rollout,
     session: &Arc<str>,
     messages: &[Incoming],
-    options: &IncomingOptions,
+    resolved: Resolved,
 ) -> Result<Prompt, ApiError> {
     let Resolved {
         options,
         planned,
         history,
         resident,
-    } = resolve(rollout, session, messages, options)?;
+    } = resolved;
     let mut prompt = Prompt {
         session: Arc::clone(session),
         start_digest: options.start_digest,
@@ -188,12 +214,14 @@ fn resolve_options(
     Ok(options)
 }
 
-/// The key of each message; only those that never came before are read.
+/// The key of each message from `first` on; only those that never came before are read.
 fn resolve_keys(
     rollout: &Rollout,
     session: &Arc<str>,
     messages: &[Incoming],
+    first: usize,
 ) -> Result<Vec<MessageKey>, ApiError> {
+    let messages = messages.get(first..).unwrap_or_default();
     let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
     let known: Vec<Option<MessageKey>> = {
         let mut state = rollout.state.lock();
@@ -207,7 +235,7 @@ fn resolve_keys(
         keys.push(match known.or_else(|| messages[index].key()) {
             Some(key) => key,
             None => {
-                let message = messages[index].read(index)?;
+                let message = messages[index].read(first + index)?;
                 let key = message_key(&message);
                 new.extend(digests[index].map(|digest| (digest, key)));
                 key

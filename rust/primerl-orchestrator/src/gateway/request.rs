@@ -200,10 +200,21 @@ pub enum Input {
     Messages {
         messages: Vec<Incoming>,
         options: IncomingOptions,
+        /// Where the messages are known by their bytes.
+        recurring: Option<Recurring>,
     },
     /// A text without a template; the engine gets its tokens.
     Text(String),
     Ids(Vec<u32>),
+}
+
+/// How a request's messages are known when the next one begins with them.
+#[derive(Clone, Copy, Debug)]
+pub struct Recurring {
+    /// Hash through the last message.
+    pub through: u128,
+    /// The same of an earlier request, with whose messages this one begins.
+    pub from: Option<u128>,
 }
 
 /// A request that may be answered.

@@ -10,7 +10,7 @@ use crate::config::Sampling;
 use crate::engines::Resident;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
-use primerl_core::conversation::MessageKey;
+use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
 use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
 use smallvec::SmallVec;
@@ -69,9 +69,11 @@ pub(super) struct Session {
     /// Where its prefix is cached.
     pub resident: Option<Resident>,
     /// Keys of messages by the hash of their bytes: a history that comes again is not read again.
-    pub keys: HashMap<u128, MessageKey>,
+    pub keys: foldhash::HashMap<u128, MessageKey>,
     /// How far the last chat request's body is known.
     pub seen: Option<Arc<Seen>>,
+    /// How the last request's messages went through the recorded turns, by the hash through them.
+    pub walked: Option<(u128, Walk)>,
     /// The options last used, by the hash of their bytes.
     pub options: Option<(u128, Arc<Options>)>,
 }

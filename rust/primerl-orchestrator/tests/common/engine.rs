@@ -1,7 +1,7 @@
 //! Mock engines on ports of their own, each in a runtime of its own: killing it cuts its connections, as with a process.
 
 use primerl_engine::mock::{MockConfig, fold};
-use primerl_engine::{Config, MockBackend};
+use primerl_engine::{Backend, Config, MockBackend};
 use std::path::Path;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -31,7 +31,8 @@ impl Engine {
             max_num_seqs: Config::default().max_num_seqs.min(mock.slots),
             ..Config::default()
         };
-        Engine::run(config, listener, mock).await
+        let backend = MockBackend::new(mock.clone());
+        Engine::run(config, listener, mock, backend).await
     }
 
     /// One that renders messages with the model in `folder`.
@@ -43,11 +44,17 @@ impl Engine {
             chat_model: Some(folder.to_owned()),
             ..Config::default()
         };
-        Engine::run(config, listener, mock).await
+        let backend = MockBackend::new(mock.clone());
+        Engine::run(config, listener, mock, backend).await
     }
 
     /// As large as the mock.
     pub async fn start_whole(mock: MockConfig) -> Engine {
+        Engine::start_with(mock.clone(), MockBackend::new(mock)).await
+    }
+
+    /// As large as the mock, which `backend` is, in some form.
+    pub async fn start_with(mock: MockConfig, backend: impl Backend) -> Engine {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let config = Config {
@@ -58,13 +65,18 @@ impl Engine {
             max_num_batched_tokens: mock.max_model_len,
             ..Config::default()
         };
-        Engine::run(config, listener, mock).await
+        Engine::run(config, listener, mock, backend).await
     }
 
-    async fn run(config: Config, listener: std::net::TcpListener, mock: MockConfig) -> Engine {
+    async fn run(
+        config: Config,
+        listener: std::net::TcpListener,
+        mock: MockConfig,
+        backend: impl Backend,
+    ) -> Engine {
         let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
-        let (backend, shutdown) = (MockBackend::new(mock.clone()), stop.clone());
+        let shutdown = stop.clone();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()

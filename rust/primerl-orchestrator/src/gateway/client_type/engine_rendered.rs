@@ -20,7 +20,7 @@ pub async fn prompt(
     messages: &[Incoming],
     options: &IncomingOptions,
 ) -> Result<Prompt, ApiError> {
-    let resolved = resolve(rollout, session, messages, options)?;
+    let resolved = resolve(rollout, session, messages, options, None)?;
     let chat = chat_messages(messages, &resolved.options)?;
     let asked = app
         .engines

@@ -26,7 +26,10 @@ pub(super) async fn prompt(
     session: &Arc<str>,
     request: &TurnRequest,
 ) -> Result<Prompt, ApiError> {
-    let Input::Messages { messages, options } = &request.input else {
+    let Input::Messages {
+        messages, options, ..
+    } = &request.input
+    else {
         return Err(no_messages(rollout));
     };
     match &rollout.endpoint {

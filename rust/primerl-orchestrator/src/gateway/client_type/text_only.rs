@@ -26,7 +26,7 @@ pub fn prompt(
     options: &IncomingOptions,
 ) -> Result<Prompt, ApiError> {
     check(request)?;
-    let resolved = resolve(rollout, session, messages, options)?;
+    let resolved = resolve(rollout, session, messages, options, None)?;
     let (parent, fork) = match resolved.planned.plan {
         Plan::Extend { parent, .. } => (Some(parent), None),
         Plan::Fork { reason } => (None, Some(reason)),

@@ -76,14 +76,14 @@ impl<'de> Visitor<'de> for BodyVisitor {
     }
 }
 
-/// Also says how far the body is known from now on. `seen`: how far the one before was.
+/// Also says how far the body is known from now on. `known`: what of it was read before.
 pub(super) fn read(
     bytes: &Bytes,
     rules: &Rules<'_>,
     digest: u128,
-    seen: Option<Arc<Seen>>,
+    known: Option<Arc<Seen>>,
 ) -> Result<(ReadRequest, Option<Arc<Seen>>), ApiError> {
-    let unseen = Unseen::of(bytes, seen);
+    let unseen = Unseen::of(bytes, known);
     let body: Body<'_> = serde_json::from_slice(&unseen.text)
         .map_err(|error| ApiError::invalid(format!("the body is no chat request: {error}")))?;
     let piece = |raw: &RawValue| unseen.text.slice_ref(raw.get().as_bytes());
@@ -100,6 +100,7 @@ pub(super) fn read(
     let request = TurnRequest {
         input: Input::Messages {
             messages,
+            recurring: seen.as_deref().map(|seen| unseen.recurring(seen)),
             options: IncomingOptions::Raw {
                 tools: body.tools.filter(|_| has_tools).map(piece),
                 template_kwargs: body.template_kwargs.map(piece),

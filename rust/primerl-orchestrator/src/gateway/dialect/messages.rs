@@ -126,6 +126,7 @@ impl Prompt {
         let options = Options::new(Some(tools).filter(|_| choice.told), template_kwargs);
         Ok(Prompt {
             input: Input::Messages {
+                recurring: None,
                 messages: messages.into_iter().map(incoming).collect(),
                 options: IncomingOptions::Read(Arc::new(options)),
             },

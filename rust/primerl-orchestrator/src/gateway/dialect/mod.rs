@@ -15,6 +15,7 @@ pub use responses::{
     retrieve as retrieve_response,
 };
 
+use self::chat::seen::{Hashed, Seen};
 use super::answer::Reply;
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
@@ -39,18 +40,27 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
+    /// The body's hash, and what of it was read before.
+    pub fn hash(self, body: &Bytes, rollout: &Rollout, session: &Arc<str>) -> Hashed {
+        let seen = match self {
+            Dialect::Chat => rollout.state.lock().session(session).seen.clone(),
+            Dialect::Messages | Dialect::Responses | Dialect::Completions => None,
+        };
+        Hashed::of(body, seen)
+    }
+
     /// `digest` is the hash by which the request is known when it comes again.
     pub fn read(
         self,
         body: &Bytes,
         rollout: &Rollout,
         session: &Arc<str>,
+        known: Option<Arc<Seen>>,
         digest: u128,
     ) -> Result<ReadRequest, ApiError> {
         match self {
             Dialect::Chat => {
-                let seen = rollout.state.lock().session(session).seen.clone();
-                let (request, seen) = chat::read(body, &rollout.rules(), digest, seen)?;
+                let (request, seen) = chat::read(body, &rollout.rules(), digest, known)?;
                 rollout.state.lock().session(session).seen = seen;
                 Ok(request)
             }

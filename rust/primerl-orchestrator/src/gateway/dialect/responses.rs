@@ -59,6 +59,7 @@ pub(super) fn read(
     }
     let request = TurnRequest {
         input: Input::Messages {
+            recurring: None,
             messages: messages.into_iter().map(Incoming::Keyed).collect(),
             options: IncomingOptions::Read(Arc::clone(&form.tools.options)),
         },

@@ -1,12 +1,12 @@
 //! A request repeats the body before it, message by message, and adds some. What was read of the one before is not read
 //! again: where the new body begins with the same bytes, only what follows them is parsed.
 
-use crate::gateway::request::Incoming;
+use crate::gateway::request::{Incoming, Recurring};
 use bytes::Bytes;
 use primerl_core::conversation::message_hash;
 use serde_json::value::RawValue;
 use std::sync::Arc;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
 /// How far the last body of a conversation is known.
 #[derive(Clone)]
@@ -33,6 +33,26 @@ struct SeenMessage {
     digest: u128,
 }
 
+/// A body's hash, made in one pass, which finds on its way whether the body begins with what is known.
+pub struct Hashed {
+    pub digest: u128,
+    pub known: Option<Arc<Seen>>,
+}
+
+impl Hashed {
+    pub fn of(body: &[u8], seen: Option<Arc<Seen>>) -> Hashed {
+        let mut hasher = Xxh3::new();
+        let prefix = seen.as_ref().and_then(|seen| body.get(..seen.end));
+        hasher.update(prefix.unwrap_or_default());
+        let known = seen.filter(|seen| prefix.is_some() && hasher.digest128() == seen.digest);
+        hasher.update(&body[prefix.map_or(0, <[u8]>::len)..]);
+        Hashed {
+            digest: hasher.digest128(),
+            known,
+        }
+    }
+}
+
 /// A body, without the messages that are known.
 pub struct Unseen {
     /// JSON of the body's shape.
@@ -47,8 +67,9 @@ struct Before {
 }
 
 impl Unseen {
-    pub fn of(body: &Bytes, seen: Option<Arc<Seen>>) -> Unseen {
-        let resumed = seen.and_then(|seen| seen.resume(body).map(|at| (seen, at)));
+    /// `known`: what the body begins with.
+    pub fn of(body: &Bytes, known: Option<Arc<Seen>>) -> Unseen {
+        let resumed = known.and_then(|seen| seen.resume(body).map(|at| (seen, at)));
         match resumed {
             None => Unseen {
                 text: body.clone(),
@@ -92,6 +113,16 @@ impl Unseen {
     }
 }
 
+impl Unseen {
+    /// `seen`: how far the body is known from now on.
+    pub fn recurring(&self, seen: &Seen) -> Recurring {
+        Recurring {
+            through: seen.digest,
+            from: self.before.as_ref().map(|before| before.seen.digest),
+        }
+    }
+}
+
 impl Seen {
     fn begin(body: &Bytes, messages: Vec<SeenMessage>) -> Option<Arc<Seen>> {
         let (begin, end) = (messages.first()?.from, messages.last()?.to);
@@ -121,12 +152,9 @@ impl Seen {
         Arc::new(seen)
     }
 
-    /// Where `body` goes on, if it begins with what is known: after the comma, or at the end of the list.
+    /// Where `body` goes on, which begins with what is known: after the comma, or at the end of the list.
     fn resume(&self, body: &[u8]) -> Option<usize> {
-        let (known, rest) = body.split_at_checked(self.end)?;
-        if xxh3_128(known) != self.digest {
-            return None;
-        }
+        let rest = body.get(self.end..)?;
         let white = rest
             .iter()
             .take_while(|byte| byte.is_ascii_whitespace())
@@ -154,7 +182,9 @@ mod tests {
     }
 
     fn read(body: &Bytes, seen: Option<Arc<Seen>>) -> (Vec<String>, usize, Option<Arc<Seen>>) {
-        let unseen = Unseen::of(body, seen);
+        let hashed = Hashed::of(body, seen);
+        assert_eq!(hashed.digest, Hashed::of(body, None).digest);
+        let unseen = Unseen::of(body, hashed.known);
         let parsed: Body<'_> = serde_json::from_slice(&unseen.text).expect("is a body");
         assert_eq!(parsed.model, "m");
         let (messages, seen) = unseen.messages(body, &parsed.messages);
