@@ -24,16 +24,17 @@ def test_linear_schedule_ends_at_its_share() -> None:
 
 def test_step_clips_and_updates_like_adamw() -> None:
     config = OptimConfig(lr=0.1, weight_decay=0.3, max_norm=0.5, betas=(0.8, 0.9))
-    ours = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    ours = torch.nn.Parameter(torch.tensor([[1.0, -2.0, 3.0]]))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimizer = Optimizer([ours], config, 10)
+    optimizer = Optimizer([("layer.weight", ours)], config, 10)
     adamw = torch.optim.AdamW([theirs], lr=0.1, betas=(0.8, 0.9), weight_decay=0.3, foreach=False)
     for step in (1, 2, 3):
-        gradient = torch.tensor([3.0, 0.0, 4.0]) * step
+        gradient = torch.tensor([[3.0, 0.0, 4.0]]) * step
         ours.grad = gradient.clone()
-        norm, lr = optimizer.step(step)
-        assert norm == pytest.approx(5.0 * step)
-        assert lr == 0.1
+        update = optimizer.step(step)
+        assert update.grad_norm == pytest.approx(5.0 * step)
+        assert update.lr == 0.1
+        assert update.zero_grad_ratio == pytest.approx(1 / 3)
         assert ours.grad is None
         theirs.grad = gradient * 0.5 / (5.0 * step)
         adamw.step()
@@ -43,9 +44,9 @@ def test_step_clips_and_updates_like_adamw() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = Optimizer([parameter], OptimConfig(lr=0.1), 10)
+    optimizer = Optimizer([("bias", parameter)], OptimConfig(lr=0.1), 10)
     parameter.grad = torch.tensor([bad, 1.0])
-    norm, _ = optimizer.step(1)
+    norm = optimizer.step(1).grad_norm
     assert not norm < float("inf")
     assert parameter.tolist() == [1.0, 2.0]
 
@@ -54,7 +55,7 @@ def test_one_value_that_is_not_finite_is_seen() -> None:
     # Finite, although their norm is not.
     large = torch.nn.Parameter(torch.full((4,), 3e38))
     other = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = Optimizer([large, other], OptimConfig(), 10)
+    optimizer = Optimizer([("large", large), ("other", other)], OptimConfig(), 10)
     assert optimizer.has_finite_parameters()
     for bad in (float("nan"), float("inf"), -float("inf")):
         with torch.no_grad():

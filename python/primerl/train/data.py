@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -50,6 +50,8 @@ class MicroBatch:
     sequence_lengths: tuple[int, ...]  # [S]
     rollouts: tuple[int, ...]  # [S]
     environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
 
     def trained(self) -> Tensor:
         """Packed indices of the trained tokens, [N] int64."""
@@ -141,17 +143,26 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
         for name, dtype in COLUMNS.items():
             if offset + tokens * dtype.itemsize > len(columns):
                 raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
-            # torch.frombuffer refuses to make an empty tensor.
-            tensors[name] = (
-                torch.frombuffer(columns, dtype=dtype, count=tokens, offset=offset)
-                if tokens
-                else torch.empty(0, dtype=dtype)
-            )
+            tensors[name] = _tensor(columns, dtype, tokens, offset)
             offset += tokens * dtype.itemsize
         offset += -offset % ALIGNMENT
-        yield MicroBatch(**tensors, sequence_lengths=lengths, rollouts=rollouts, environments=environments)
+        extra = {}
+        for name in header.get("extra_columns", ()):
+            end = offset + tokens * torch.float32.itemsize
+            if end > len(columns):
+                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
+            extra[name] = _tensor(columns, torch.float32, tokens, offset)
+            offset = end + -end % ALIGNMENT
+        yield MicroBatch(**tensors, sequence_lengths=lengths, rollouts=rollouts, environments=environments, extra=extra)
     if offset != len(columns):
         raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:
+    # torch.frombuffer refuses to make an empty tensor.
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(columns, dtype=dtype, count=count, offset=offset)
 
 
 def _first_tokens(micro_batch: MicroBatch) -> Tensor:
