@@ -234,6 +234,7 @@ def test_each_process_gets_its_part() -> None:
     assert isinstance(trainer, TrainerConfig)
     assert trainer.weights.keep_all
     assert trainer.max_steps == 3
+    assert trainer.environments == ["reverse-text"]
 
 
 def test_weights_an_engine_may_still_load_are_kept() -> None:

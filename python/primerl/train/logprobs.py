@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**25
-"""Logits of a chunk: 128 MiB in fp32. About three times that is alive at once."""
+CHUNK_ELEMENTS = 2**26
+"""Logits of a chunk: 256 MiB in fp32. About three times that is alive at once."""
 
 LOWEST = -1e30
 """Stands for minus infinity, whose product with the probability 0 is not a number."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from primerl.train.model import ModelError, PackedSequences, output_head, predicted_hidden
 
 LENGTHS = (7, 9, 5)
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Of the largest difference, as a share of the largest value: of rounding, where the sums are in another order. What
-is not exact is off by the values' own size."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Of the norm of the difference, as a share of the values': sums are in another order, and in bf16 a router may then
+choose another of two experts that are nearly equal. What is not exact is off by the values' own size."""
 
 
 def prove(model: Any) -> None:
@@ -33,12 +33,13 @@ def prove(model: Any) -> None:
         packed = _states(model, sequences)[LENGTHS[0] - 1 : LENGTHS[0] + LENGTHS[1] - 2]
         logits = _own_logits(model, sequences[1])
         ours = output_head(model).logits(alone)
-    if not _near(packed, alone):
+    tolerance = TOLERANCE[alone.dtype]
+    if not _near(packed, alone, tolerance):
         raise ModelError(
             f"{name}: a sequence's hidden states depend on the sequences it is packed with; something besides its "
             "attention looks at other tokens, so packing is not exact and the architecture is not supported"
         )
-    if logits.shape != ours.shape or not _near(ours, logits):
+    if logits.shape != ours.shape or not _near(ours, logits, tolerance):
         raise ModelError(
             f"{name}: its logits are not those of its output layer (with a bias, a scale and a soft cap, as its config "
             "names them); the architecture is not supported"
@@ -75,8 +76,7 @@ def _own_logits(model: Any, token_ids: Tensor) -> Tensor:
     return logits
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
-    tolerance = TOLERANCE.get(one.dtype if one.dtype in TOLERANCE else torch.float32, 0.1)
+def _near(one: Tensor, other: Tensor, tolerance: float) -> bool:
     if not (bool(one.isfinite().all()) and bool(other.isfinite().all())):
         return True  # The loss will say so, and name what it was computed from.
-    return bool((one.float() - other.float()).abs().max() <= tolerance * other.float().abs().max())
+    return bool((one.float() - other.float()).norm() <= tolerance * other.float().norm())
