@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,12 @@ def test_training_imports_little() -> None:
         if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
     }
     assert others == {("rows.py", "primerl.render")}
+
+
+def test_losses_and_optimizers_are_checked_without_torch() -> None:
+    """The command line checks a config by these modules, and torch takes seconds to import."""
+    program = (
+        "import sys; from primerl.train import losses, optimizers; losses.options('clip', {'clip_low': 0.1}); "
+        "optimizers.options('muon', {}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0

@@ -361,6 +361,10 @@ def test_weights_that_are_not_finite_are_not_published(
         (encode_batch(2, [sequences(1)]), "asked for step, rank, ranks (1, 0, 1), got (2, 0, 1)"),
         (encode_batch(1, [sequences(1)], ranks=2), "data_ranks must be the number of trainer processes"),
         (b"garbage", "BatchError: not a batch"),
+        (
+            encode_batch(1, [sequences(1)], loss_tokens=1000),
+            "tokens to train, and the batch has 1000",
+        ),
     ],
 )
 def test_batch_that_must_not_be_trained(

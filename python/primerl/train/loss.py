@@ -30,7 +30,7 @@ from torch import Tensor
 
 from primerl.train import losses
 from primerl.train.config import ConfigError, LossConfig
-from primerl.train.data import BatchError, MicroBatch, sequence_at
+from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
 
 COMPONENTS = ("rl", "ce", "ref_kl")
@@ -123,6 +123,15 @@ class Loss:
             dtype=torch.float64,
         )
 
+    def check_counts(self, counts: Tensor, batch: Batch) -> None:
+        """Raises BatchError: the ranks do not hold what the orchestrator says it cut."""
+        chosen = any("rl_weights" in micro_batch.extra for micro_batch in batch.micro_batches)
+        found = int(counts[COMPONENTS.index("rl")])
+        if "rl" in self._weights and not chosen and found != batch.loss_tokens:
+            raise BatchError(
+                f"step {batch.step}: the data ranks hold {found} tokens to train, and the batch has {batch.loss_tokens}"
+            )
+
     def __call__(
         self,
         targets: Targets,
@@ -162,6 +171,8 @@ class Loss:
         for name, weight in self._weights.items():
             # What could be computed of other components' tokens may be infinite: they are left out, not made 0.
             chosen = targets.weights[name].nonzero().squeeze(1)
+            if not chosen.numel():
+                continue
             own, measured = self._compute(name, tokens.at(chosen), entropy[chosen])
             part = own * targets.weights[name][chosen] * (weight / divisors[name])
             loss = loss.index_add(0, chosen, part)
@@ -203,7 +214,7 @@ class Loss:
                 raise LossError(f"{where}: {name} is {found}; it must be a tensor of {list(shape)}, one value a token")
         if answer.masked is not None and answer.masked.dtype != torch.bool:
             raise LossError(f"{where}: masked is {answer.masked.dtype}; it must be torch.bool")
-        if shape.numel() and not answer.loss.requires_grad:
+        if not answer.loss.requires_grad:
             raise LossError(f"{where}: the loss has no gradient; compute it from tokens.logprobs")
 
 

@@ -203,7 +203,6 @@ class Trainer:
         return self.config.max_steps
 
     def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
-        self.heartbeat.doing(batch.step, "forward and backward")
         statistics = self.forward_backward(batch)
         clock.lap("forward_backward")
         update = self.update(batch)
@@ -232,6 +231,7 @@ class Trainer:
         targets = [self.loss.targets(micro_batch) for micro_batch in batch.micro_batches]
         self.heartbeat.doing(batch.step, "counting tokens over the data ranks")
         counts = self.ranks.sum(self.loss.counts(targets).to(device))
+        self.loss.check_counts(counts, batch)
         statistics = Statistics(self.groups(batch), device)
         self.heartbeat.doing(batch.step, "forward and backward")
         for micro_batch, own in zip(batch.micro_batches, targets, strict=True):
