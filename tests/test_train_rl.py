@@ -459,11 +459,9 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     one, two = (published(tmp_path / name, 2) for name in ("one", "two"))
     assert all((one[name] - two[name]).abs().max().item() <= 1e-5 for name in one)
     assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 2]
-    losses = [
-        [json.loads(line)["loss/mean"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for alone, shared_out in zip(timeless(tmp_path / "one"), timeless(tmp_path / "two"), strict=True):
+        assert alone.pop("reward/all/mean"), "which came with the batch of one rank only"
+        assert shared_out == pytest.approx(alone, rel=1e-4, abs=1e-6)
 
 
 def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
