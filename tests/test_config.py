@@ -147,7 +147,10 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ),
         ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "greater than 0"),
         ({"trainer__optim__lr": float("nan")}, "trainer.optim.lr", "finite"),
-        ({"trainer__optim__schedule": "cosine"}, "trainer.optim.schedule", "'constant' or 'linear'"),
+        ({"trainer__optim__schedule": "step"}, "trainer.optim.schedule", "'constant', 'linear', 'cosine' or 'wsd'"),
+        ({"trainer__optim__type": "adam"}, "trainer.optim", "type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
+        ({"trainer__loss__args": {"clip_low": 0.1}}, "trainer.loss", "unknown setting `args.clip_low`; known here"),
+        ({"trainer__loss": {"type": "clip", "custom": "a:b"}}, "trainer.loss", "leave one of the two out"),
         ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
         ({"orchestrator__algorithm__type": "opd"}, "orchestrator.algorithm", "cannot ask for its tokens"),
         ({"orchestrator__algorithm": {"type": "custom"}}, "orchestrator.algorithm", "set both or neither"),
@@ -270,6 +273,7 @@ def test_each_process_gets_its_part() -> None:
     assert isinstance(trainer, TrainerConfig)
     assert trainer.weights.keep_all
     assert trainer.max_steps == 3
+    assert trainer.environments == ["reverse-text"]
 
 
 @pytest.mark.parametrize(

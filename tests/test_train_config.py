@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def test_defaults_and_values() -> None:
     assert isinstance(config.optim.lr, float)
     assert config.optim.betas == (0.8, 0.9)
     assert config.weights.keep_all
-    assert config.loss.mask_low == config.loss.mask_high == 0.2
+    assert config.loss.type == "dppo"
 
 
 def test_tiny_model_from_a_table() -> None:
@@ -40,7 +41,7 @@ def test_tiny_model_from_a_table() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optim": {"learning_rate": 1e-3}}, "unknown setting `optim.learning_rate`; known here: betas"),
+        ({"optim": {"learning_rate": 1e-3}}, "unknown setting `optim.learning_rate`; known here: args, betas"),
         ({"wandb": {}}, "unknown setting `wandb`"),
         ({"max_steps": "3"}, "max_steps is '3'; it must be of type int"),
         ({"max_steps": True}, "max_steps is True"),
@@ -50,8 +51,27 @@ def test_tiny_model_from_a_table() -> None:
         ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas"),
         ({"optim": {"lr": 0}}, "optim.lr is 0.0; it must be above 0"),
         ({"weights": {"keep_last": 1}}, "weights.keep_last is 1"),
-        ({"loss": {"mask_low": -0.1}}, "loss.mask_low is -0.1"),
-        ({"loss": {"kl_tau": float("nan")}}, "loss.kl_tau is nan"),
+        ({"loss": {"type": "ppo"}}, "loss.type is 'ppo'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', 'icepop'"),
+        ({"loss": {"args": {"mask_lo": 0.1}}}, "unknown setting `loss.args.mask_lo`; known here: kl_tau, mask_high"),
+        ({"loss": {"args": {"mask_low": -0.1}}}, "loss.args.mask_low is -0.1"),
+        ({"loss": {"args": {"kl_tau": float("nan")}}}, "loss.args.kl_tau is nan"),
+        ({"loss": {"args": {"kl_tau": "1e-3"}}}, "loss.args.kl_tau is '1e-3'; it must be of type float"),
+        ({"loss": {"type": "clip", "args": {"dual_clip": 0.5}}}, "loss.args.dual_clip is 0.5; it must be above 1"),
+        ({"loss": {"type": "clip", "args": {"clip_low": 1.5}}}, "loss.args.clip_low is 1.5"),
+        ({"loss": {"type": "icepop", "args": {"min_ratio": 2.0}}}, "loss.args.min_ratio is 2.0"),
+        ({"loss": {"type": "importance", "args": {"max_ratio": -1}}}, "loss.args.max_ratio is -1.0"),
+        ({"loss": {"type": "clip", "custom": "a:b"}}, "loss.custom and loss.type ('clip') are both set"),
+        ({"loss": {"custom": "no function"}}, "must be like package.module:function"),
+        ({"loss": {"rl_weight": 0}}, "nothing is trained"),
+        ({"loss": {"rl_weight": 0, "ce_weight": 1, "entropy_weight": 0.1}}, "loss.entropy_weight is set"),
+        ({"loss": {"ref_kl_weight": float("nan")}}, "loss.ref_kl_weight is nan"),
+        ({"optim": {"type": "adam"}}, "optim.type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
+        ({"optim": {"type": "sgd", "args": {"nesterov": True}}}, "optim.args.nesterov is true, but momentum is 0"),
+        ({"optim": {"type": "muon", "args": {"momentum": 1}}}, "optim.args.momentum is 1.0"),
+        ({"optim": {"weight_decay_by_name": {"*": -1}}}, "optim.weight_decay_by_name.* is -1.0"),
+        ({"optim": {"weight_decay_by_name": 1}}, "optim.weight_decay_by_name is 1; it must be a table"),
+        ({"optim": {"schedule": "wsd", "decay_steps": 0}}, "optim.decay_steps is 0"),
+        ({"environments": "a"}, "environments is 'a'; it must be a list"),
         ({"model": "m"}, "model: expected a table"),
     ],
 )
@@ -78,7 +98,7 @@ def test_training_imports_little() -> None:
     allowed |= {"primerl.train", "primerl.models", "primerl.startup", "primerl.run_key"}
     found = set()
     folder = Path(primerl.train.__file__).parent
-    files = [*sorted(folder.glob("*.py")), folder.parent / "startup.py", folder.parent / "run_key.py"]
+    files = [*sorted(folder.rglob("*.py")), folder.parent / "startup.py", folder.parent / "run_key.py"]
     assert len(files) > 10
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -92,3 +112,12 @@ def test_training_imports_little() -> None:
         if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
     }
     assert others == {("rows.py", "primerl.render")}
+
+
+def test_losses_and_optimizers_are_checked_without_torch() -> None:
+    """The command line checks a config by these modules, and torch takes seconds to import."""
+    program = (
+        "import sys; from primerl.train import losses, optimizers; losses.options('clip', {'clip_low': 0.1}); "
+        "optimizers.options('muon', {}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0

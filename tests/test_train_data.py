@@ -37,6 +37,22 @@ def test_columns() -> None:
     assert batch.staleness() == [1, 0]
 
 
+def test_extra_columns() -> None:
+    one, other = two_sequences()
+    one.extra = {"teacher_logprobs": [0.0, 0.0, -1.0, -2.0, -3.0], "ce_weights": [0.0, 1.0, 0.5, 0.0, 0.0]}
+    other.extra = {"teacher_logprobs": [0.0, -4.0], "ce_weights": [0.0, 2.0]}
+    first, plain = decode_batch(encode_batch(3, [[one, other], two_sequences()])).micro_batches
+    assert first.extra["teacher_logprobs"].tolist() == [0, 0, -1, -2, -3, 0, -4]
+    assert first.extra["ce_weights"].tolist() == [0, 1, 0.5, 0, 0, 0, 2]
+    assert plain.extra == {}
+    assert plain.token_ids.tolist() == first.token_ids.tolist()
+    header, columns = encode_micro_batch([one, other])
+    for cut in (16, 32):
+        fields = {"step": 3, "rank": 0, "ranks": 1, "loss_tokens": 4, "metrics": {}, "micro_batches": [header]}
+        with pytest.raises(BatchError, match=r"column (ce_weights|teacher_logprobs): 7 values are more"):
+            decode_batch(encode_frame(fields, columns[:-cut]))
+
+
 def test_columns_can_be_written_to() -> None:
     (micro_batch,) = decode_batch(encode_batch(3, [two_sequences()])).micro_batches
     micro_batch.token_ids[0] = 1

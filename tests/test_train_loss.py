@@ -1,48 +1,172 @@
-"""The policy loss against a slow reference in plain Python, and each case of the mask."""
+"""Each loss against a slow reference in plain Python, one token at a time: values and gradients."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import primerl.train.losses
 import pytest
 import torch
-from primerl.train.config import LossConfig
-from primerl.train.loss import LossStatistics, policy_loss, token_logprobs
+from primerl.train.config import ConfigError, LossConfig
+from primerl.train.data import BatchError, MicroBatch
+from primerl.train.loss import Loss, LossError, load_policy_loss
+from primerl.train.losses import PolicyLoss, Tokens
+from primerl.train.statistics import Groups, Statistics
+from torch import Tensor
 
-CONFIG = LossConfig(mask_low=0.2, mask_high=0.3, kl_tau=0.05)
+LENGTHS = (40, 3, 57, 20)
 
 
-def loss_of(trainer: list[float], engine: list[float], advantages: list[float]) -> tuple[torch.Tensor, LossStatistics]:
-    """Loss and statistics for probabilities (not logarithms)."""
-    return policy_loss(
-        torch.tensor(trainer).log(),
-        torch.tensor(engine).log(),
-        torch.tensor(advantages),
-        torch.zeros(len(trainer)),
-        CONFIG,
+@dataclass
+class Token:
+    """What a reference is told of a token: p and q as probabilities, s the mean of log rho over its sequence."""
+
+    p: float
+    q: float
+    advantage: float
+    s: float
+
+
+# Each reference gives a token's loss and the derivative of that loss by log p.
+Reference = Callable[[Token, dict[str, Any]], tuple[float, float]]
+
+
+def dppo(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    p, q, a = token.p, token.q, token.advantage
+    masked = p - q > args["mask_high"] if a > 0 else p - q < -args["mask_low"]
+    kl, kl_slope = args["kl_tau"] * math.log(p / q) ** 2, 2 * args["kl_tau"] * math.log(p / q)
+    return (kl, kl_slope) if masked else (kl - a * p / q, kl_slope - a * p / q)
+
+
+def clip(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    return clipped(token.p / token.q, token.advantage, args)
+
+
+def clipped(rho: float, a: float, args: dict[str, Any]) -> tuple[float, float]:
+    bounded = min(max(rho, 1 - args["clip_low"]), 1 + args["clip_high"])
+    objective = min(rho * a, bounded * a)
+    limit = args.get("dual_clip")
+    if limit is not None and a < 0 and objective < limit * a:
+        return -limit * a, 0.0
+    return -objective, (-rho * a if objective == rho * a else 0.0)
+
+
+def gspo(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    return clipped(math.exp(token.s), token.advantage, args)
+
+
+def cispo(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    weight = min(max(token.p / token.q, 1 - args["clip_low"]), 1 + args["clip_high"])
+    return -weight * token.advantage * math.log(token.p), -weight * token.advantage
+
+
+def importance(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    rho = token.p / token.q
+    weight = min(rho, args["max_ratio"]) if args["max_ratio"] else rho
+    return -weight * token.advantage * math.log(token.p), -weight * token.advantage
+
+
+def icepop(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    rho = token.p / token.q
+    weight = rho if args["min_ratio"] <= rho <= args["max_ratio"] else 0.0
+    return -weight * token.advantage * math.log(token.p), -weight * token.advantage
+
+
+REFERENCES: dict[str, list[tuple[Reference, dict[str, Any]]]] = {
+    "dppo": [(dppo, {"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05})],
+    "clip": [
+        (clip, {"clip_low": 0.2, "clip_high": 0.28}),
+        (clip, {"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5}),
+    ],
+    "gspo": [(gspo, {"clip_low": 0.2, "clip_high": 0.1})],
+    "cispo": [(cispo, {"clip_low": 1.0, "clip_high": 0.5}), (cispo, {"clip_low": 0.3, "clip_high": 0.5})],
+    "importance": [(importance, {"max_ratio": 1.5}), (importance, {"max_ratio": 0.0})],
+    "icepop": [(icepop, {"min_ratio": 0.5, "max_ratio": 2.0})],
+}
+
+
+def random_tokens(seed: int = 0) -> Tokens:
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(LENGTHS)
+    p, q = (0.02 + 0.96 * torch.rand(count, generator=generator, dtype=torch.float64) for _ in range(2))
+    advantages = torch.randn(count, generator=generator, dtype=torch.float64)
+    advantages[5] = 0.0
+    return Tokens(
+        logprobs=p.log().requires_grad_(),
+        engine_logprobs=q.log(),
+        advantages=advantages,
+        sequences=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
+        sequence_count=len(LENGTHS),
+        staleness=torch.zeros(count, dtype=torch.int64),
     )
 
 
-def reference(p: float, q: float, advantage: float) -> tuple[float, bool]:
-    """Loss of one token, and whether its gain is masked."""
-    masked = p - q > CONFIG.mask_high if advantage > 0 else p - q < -CONFIG.mask_low
-    return (0.0 if masked else -advantage * p / q) + CONFIG.kl_tau * math.log(p / q) ** 2, masked
+def as_python(tokens: Tokens) -> list[Token]:
+    p, q, a = tokens.logprobs.exp().tolist(), tokens.engine_logprobs.exp().tolist(), tokens.advantages.tolist()
+    means: list[float] = []
+    start = 0
+    for length in LENGTHS:
+        ratios = [math.log(p[i] / q[i]) for i in range(start, start + length)]
+        means += [sum(ratios) / length] * length
+        start += length
+    return [Token(*row) for row in zip(p, q, a, means, strict=True)]
 
 
-def test_against_the_formula() -> None:
-    generator = torch.Generator().manual_seed(0)
-    p, q = (0.02 + 0.96 * torch.rand(500, generator=generator) for _ in range(2))
-    advantages = torch.randn(500, generator=generator)
-    loss, statistics = policy_loss(p.log(), q.log(), advantages, torch.full((500,), 0.25), CONFIG)
-    expected = [reference(*row) for row in zip(p.tolist(), q.tolist(), advantages.tolist(), strict=True)]
-    assert loss.item() == pytest.approx(sum(value for value, _ in expected), rel=1e-5)
-    means = statistics.means()
-    assert means["loss/mean"] == pytest.approx(loss.item() / 500, rel=1e-5)
-    assert means["masked/all/mean"] == pytest.approx(sum(masked for _, masked in expected) / 500)
-    assert 0.02 < means["masked/all/mean"] < 0.9
-    assert means["entropy/all/mean"] == pytest.approx(0.25)
-    log_ratio = p.log() - q.log()
-    assert means["mismatch_kl/all/mean"] == pytest.approx((log_ratio.exp() - log_ratio - 1).mean().item(), rel=1e-4)
+def test_every_loss_has_a_reference() -> None:
+    folder = Path(primerl.train.losses.__file__).parent
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "args"),
+    [(name, *case) for name, cases in REFERENCES.items() for case in cases],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_against_the_formula(name: str, reference: Reference, args: dict[str, Any]) -> None:
+    tokens = random_tokens()
+    answer = load_policy_loss(LossConfig(type=name, args=args))(tokens)
+    assert isinstance(answer, PolicyLoss)
+    (gradient,) = torch.autograd.grad(answer.loss.sum(), [tokens.logprobs])
+    expected = [reference(token, args) for token in as_python(tokens)]
+    assert answer.loss.tolist() == pytest.approx([value for value, _ in expected], rel=1e-9, abs=1e-12)
+    assert gradient.tolist() == pytest.approx([slope for _, slope in expected], rel=1e-9, abs=1e-12)
+    if answer.masked is not None:
+        share = answer.masked.double().mean().item()
+        assert 0.02 < share < 0.9
+        gains = [
+            slope - (2 * args.get("kl_tau", 0.0) * math.log(t.p / t.q))
+            for (_, slope), t in zip(expected, as_python(tokens), strict=True)
+        ]
+        silent = [abs(gain) < 1e-12 for gain in gains]
+        masked = answer.masked.tolist()
+        # A token without advantage has no gain to mask.
+        assert [m for i, m in enumerate(masked) if i != 5] == [s for i, s in enumerate(silent) if i != 5]
+    for values in answer.metrics.values():
+        assert 0.0 < values.double().mean().item() < 1.0 or args.get("max_ratio") == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_ratios_beyond_fp32_keep_the_gradient_of_masked_tokens_finite(name: str) -> None:
+    """To be made more likely, and likelier by e^200 than it was: masked or clipped wherever there is a bound."""
+    logprobs = torch.tensor([-0.1, -1.0], requires_grad=True)
+    tokens = Tokens(
+        logprobs,
+        torch.tensor([-200.0, -1.0]),
+        torch.tensor([1.0, 1.0]),
+        torch.tensor([0, 1]),
+        2,
+        torch.zeros(2, dtype=torch.int64),
+    )
+    args = {"kl_tau": 0.0} if name == "dppo" else {}
+    answer = load_policy_loss(LossConfig(type=name, args=args))(tokens)
+    answer.loss.sum().backward()  # type: ignore[union-attr]
+    assert logprobs.grad is not None
+    assert logprobs.grad.isfinite().all()
+    assert logprobs.grad[1].item() == pytest.approx(-1.0)
 
 
 @pytest.mark.parametrize(
@@ -58,41 +182,265 @@ def test_against_the_formula() -> None:
         (0.5, 0.5, 1.0, False),
     ],
 )
-def test_mask(p: float, q: float, advantage: float, masked: bool) -> None:
-    logprobs = torch.tensor([math.log(p)], requires_grad=True)
-    engine = torch.tensor([math.log(q)])
-    loss, statistics = policy_loss(logprobs, engine, torch.tensor([advantage]), torch.zeros(1), CONFIG)
-    loss.backward()
-    assert logprobs.grad is not None
-    kl_gradient = 2 * CONFIG.kl_tau * math.log(p / q)
-    expected = kl_gradient if masked else kl_gradient - advantage * p / q
-    assert logprobs.grad.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert statistics.means()["masked/all/mean"] == float(masked)
+def test_the_default_mask(p: float, q: float, advantage: float, masked: bool) -> None:
+    micro_batch = micro(advantages=[0.0, advantage], logprobs=[0.0, math.log(q)], loss_mask=[0, 1], lengths=(2,))
+    loss = Loss(LossConfig(args={"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05}))
+    _, metrics, _ = run(loss, micro_batch, torch.tensor([math.log(p)]))
+    assert metrics["masked/all/mean"] == float(masked)
     name = "masked_advantage_positive/mean" if advantage > 0 else "masked_advantage_negative/mean"
-    assert statistics.means()[name] == float(masked)
+    assert metrics[name] == float(masked)
 
 
-def test_masked_token_with_overflowing_ratio_keeps_a_finite_gain() -> None:
-    logprobs = torch.tensor([-0.1], requires_grad=True)
-    loss, _ = policy_loss(logprobs, torch.tensor([-200.0]), torch.tensor([1.0]), torch.zeros(1), LossConfig(kl_tau=0.0))
-    loss.backward()
-    assert loss.item() == 0.0
-    assert logprobs.grad is not None
-    assert logprobs.grad.item() == 0.0
+def micro(
+    *,
+    advantages: list[float],
+    logprobs: list[float],
+    loss_mask: list[int],
+    lengths: tuple[int, ...],
+    versions: list[int] | None = None,
+    environments: tuple[int, ...] | None = None,
+    **extra: list[float],
+) -> MicroBatch:
+    count = len(loss_mask)
+    return MicroBatch(
+        token_ids=torch.zeros(count, dtype=torch.int32),
+        loss_mask=torch.tensor(loss_mask, dtype=torch.uint8),
+        logprobs=torch.tensor(logprobs),
+        advantages=torch.tensor(advantages),
+        versions=torch.tensor(versions or [0 if mask else -1 for mask in loss_mask], dtype=torch.int32),
+        temperatures=torch.ones(count),
+        sequence_lengths=lengths,
+        rollouts=tuple(range(70, 70 + len(lengths))),
+        environments=environments or (0,) * len(lengths),
+        extra={name: torch.tensor(values) for name, values in extra.items()},
+    )
+
+
+def run(
+    loss: Loss, micro_batch: MicroBatch, logprobs: Tensor, entropy: Tensor | None = None, step: int = 1, others: int = 0
+) -> tuple[Tensor, dict[str, float], Tensor]:
+    """Loss, metrics and gradient by the log-probabilities of the targets; `others`: rl tokens of other ranks."""
+    targets = loss.targets(micro_batch)
+    logprobs = logprobs.clone().requires_grad_()
+    entropy = torch.full_like(logprobs, 0.25) if entropy is None else entropy
+    counts = loss.counts([targets])
+    counts[0] += others
+    value, values = loss(targets, micro_batch, logprobs, entropy, counts, step)
+    (gradient,) = torch.autograd.grad(value, [logprobs])
+    statistics = Statistics(Groups(max(micro_batch.environments) + 1, step - 1))
+    statistics.add(values, torch.tensor(micro_batch.environments)[targets.sequences])
+    return value.detach(), statistics.metrics(["math", "code"]), gradient
+
+
+# Two sequences; packed tokens 1, 2, 4 and 5 are sampled.
+COLUMNS: dict[str, Any] = {
+    "advantages": [0.0, 1.0, -2.0, 0.0, 0.5, 0.5],
+    "logprobs": [0.0, -1.0, -0.5, 0.0, -2.0, -1.5],
+    "loss_mask": [0, 1, 1, 0, 1, 1],
+    "lengths": (3, 3),
+    "versions": [-1, 0, 2, -1, 1, 2],
+    "environments": (0, 1),
+}
+
+
+def test_each_component_is_divided_by_the_number_of_its_own_tokens() -> None:
+    micro_batch = micro(
+        **COLUMNS,
+        teacher_logprobs=[math.nan, -0.4, -0.6, math.nan, -1.0, math.inf],
+        rl_weights=[0, 1, 1, 0, 0, 0.5],
+        ce_weights=[0, 0, 0, 0, 3, 0],
+        ref_kl_weights=[0, 1, 1, 0, 2, 0],
+    )
+    config = LossConfig(type="importance", rl_weight=2.0, ce_weight=0.5, ref_kl_weight=0.25, entropy_weight=0.1)
+    p, entropy = [-1.2, -0.3, -0.9, -1.6], [0.1, 0.2, 0.3, 0.4]
+    value, metrics, gradient = run(Loss(config), micro_batch, torch.tensor(p), torch.tensor(entropy), step=3, others=5)
+
+    q, a, teacher = [-1.0, -0.5, -2.0, -1.5], [1.0, -2.0, 0.5, 0.5], [-0.4, -0.6, -1.0]
+    total, slopes = 0.0, [0.0] * 4
+    for i, weight in ((0, 1.0), (1, 1.0), (3, 0.5)):  # rl: 3 tokens here, 5 elsewhere
+        rho = min(math.exp(p[i] - q[i]), 2.0)
+        total += weight * (-2.0 * rho * a[i] * p[i] - 0.1 * entropy[i]) / 8
+        slopes[i] += -2.0 * weight * rho * a[i] / 8
+    total += 0.5 * 3 * -p[2] / 1  # ce: one token
+    slopes[2] += 0.5 * 3 * -1.0
+    for i, weight in ((0, 1.0), (1, 1.0), (2, 2.0)):  # ref_kl: three
+        rho = min(math.exp(p[i] - q[i]), 2.0)
+        total += 0.25 * weight * rho * (p[i] - teacher[i]) ** 2 / 2 / 3
+        slopes[i] += 0.25 * weight * rho * (p[i] - teacher[i]) / 3
+    assert value.item() == pytest.approx(total, rel=1e-5)
+    assert gradient.tolist() == pytest.approx(slopes, rel=1e-5)
+    assert metrics["loss/mean"] == pytest.approx(total, rel=1e-5)
+    parts = [metrics[f"loss/{component}/mean"] for component in ("rl", "ce", "ref_kl")]
+    assert sum(parts) == pytest.approx(total, rel=1e-5)
+    assert parts[1] == pytest.approx(0.5 * 3 * 0.9, rel=1e-5)
+
+
+def test_the_gradient_of_ref_kl_is_that_of_the_reverse_kl() -> None:
+    """Summed over all tokens the engine could have sampled, each as often as it would."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    engine = torch.tensor([0.1, -0.7, 0.9, 0.2], dtype=torch.float64).log_softmax(0)
+    teacher = torch.tensor([1.0, 0.0, -0.5, 0.4], dtype=torch.float64).log_softmax(0)
+    student = logits.log_softmax(0)
+    (expected,) = torch.autograd.grad((student.exp() * (student - teacher)).sum(), [logits], retain_graph=True)
+    micro_batch = micro(
+        advantages=[0.0] * 5,
+        logprobs=[0.0, *engine.tolist()],
+        loss_mask=[0, 1, 1, 1, 1],
+        lengths=(5,),
+        teacher_logprobs=[0.0, *teacher.tolist()],
+        ref_kl_weights=[0.0, *engine.exp().tolist()],
+    )
+    loss = Loss(LossConfig(rl_weight=0.0, ref_kl_weight=4.0))  # 4 undoes the division by the number of tokens
+    _, _, by_logprob = run(loss, micro_batch, student.detach().float())
+    (ours,) = torch.autograd.grad(student, [logits], by_logprob.double())
+    assert torch.allclose(ours, expected, atol=1e-6)
+
+
+def test_cross_entropy_of_tokens_nobody_sampled() -> None:
+    micro_batch = micro(
+        advantages=[0.0] * 3, logprobs=[0.0] * 3, loss_mask=[0, 0, 1], lengths=(3,), ce_weights=[0, 1, 0]
+    )
+    value, metrics, gradient = run(Loss(LossConfig(ce_weight=1.0)), micro_batch, torch.tensor([-3.0, 0.0]))
+    assert value.item() == pytest.approx(3.0)
+    assert gradient.tolist() == [-1.0, 0.0]
+    assert metrics["mismatch_kl/all/mean"] == 0.0, "only of what the policy sampled"
+
+
+@pytest.mark.parametrize(
+    ("config", "extra", "message"),
+    [
+        ({"ref_kl_weight": 1.0}, {}, "no column teacher_logprobs"),
+        (
+            {"ref_kl_weight": 1.0},
+            {"teacher_logprobs": [0.0, -1.0, -1.0, 0.0, math.nan, -1.0]},
+            "rollout 71: ref_kl_weights is above 0 where teacher_logprobs is not finite (packed token 4)",
+        ),
+        ({}, {"rl_weights": [0.0, 1, 1, 0, math.nan, 1]}, "rollout 71: rl_weights is not a number of at least 0"),
+        ({}, {"rl_weights": [0.0, -1, 1, 0, 1, 1]}, "rollout 70: rl_weights is not a number of at least 0"),
+        ({"ce_weight": 1.0}, {"ce_weights": [0.0, 0, 0, 1, 0, 0]}, "rollout 71: ce_weights is above 0 at the first"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(config: dict[str, Any], extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchError) as caught:
+        Loss(LossConfig(**config)).targets(micro(**COLUMNS, **extra))
+    assert message in str(caught.value)
+
+
+def test_no_policy_loss_of_what_was_not_sampled() -> None:
+    unsampled = micro(advantages=[0.0] * 3, logprobs=[0.0] * 3, loss_mask=[0, 0, 1], lengths=(3,), rl_weights=[0, 1, 1])
+    with pytest.raises(BatchError, match="rl_weights is above 0 at a token the policy did not sample"):
+        Loss(LossConfig()).targets(unsampled)
+
+
+def test_metrics_by_environment_and_staleness() -> None:
+    p, q = torch.tensor([-1.2, -0.3, -1.9, -0.1]), torch.tensor([-1.0, -0.5, -2.0, -1.5])
+    entropy = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    _, metrics, _ = run(Loss(LossConfig()), micro(**COLUMNS), p, entropy, step=3)
+    kl = ((p - q).exp() - (p - q) - 1).tolist()
+    for group, members in {
+        "all": [0, 1, 2, 3],
+        "math": [0, 1],
+        "code": [2, 3],
+        "staleness_0": [1, 3],  # sampled by version 2, trained in step 3
+        "staleness_1": [2],
+        "staleness_2": [0],
+    }.items():
+        own = [kl[i] for i in members]
+        mean = sum(own) / len(own)
+        assert metrics[f"mismatch_kl/{group}/mean"] == pytest.approx(mean, rel=1e-5)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in own) / len(own))
+        assert metrics[f"mismatch_kl/{group}/std"] == pytest.approx(deviation, rel=1e-4, abs=1e-7)
+        assert metrics[f"mismatch_kl/{group}/max"] == pytest.approx(max(own), rel=1e-5)
+        assert metrics[f"entropy/{group}/mean"] == pytest.approx(sum(entropy[i].item() for i in members) / len(own))
+    # p - q of the last token is 0.68, and its advantage positive.
+    assert metrics["masked_advantage_positive/mean"] == pytest.approx(1 / 3)
+    assert metrics["masked_advantage_positive/code/mean"] == pytest.approx(1 / 2)
+    assert metrics["masked_advantage_negative/mean"] == 0.0
+    assert metrics["masked/staleness_0/mean"] == pytest.approx(1 / 2)
 
 
 def test_statistics_add_up_over_micro_batches() -> None:
-    p, q, advantages = [0.9, 0.2, 0.5, 0.4], [0.5, 0.5, 0.5, 0.1], [1.0, -1.0, 1.0, 2.0]
-    whole = loss_of(p, q, advantages)[1].means()
-    parts = loss_of(p[:1], q[:1], advantages[:1])[1] + loss_of(p[1:], q[1:], advantages[1:])[1]
-    assert parts.means() == pytest.approx(whole)
+    p = torch.tensor([-1.2, -0.3, -1.9, -0.1])
+    loss = Loss(LossConfig())
+    parts = [
+        micro(
+            **{
+                name: values[part] if isinstance(values, list) else values
+                for name, values in COLUMNS.items()
+                if name not in ("lengths", "environments")
+            },
+            lengths=(3,),
+            environments=(index,),
+        )
+        for index, part in enumerate((slice(0, 3), slice(3, 6)))
+    ]
+    whole = run(loss, micro(**COLUMNS), p, step=3)[1]
+    targets = [loss.targets(part) for part in parts]
+    counts = loss.counts(targets)
+    statistics = Statistics(Groups(2, 2))
+    for part, own, logprobs in zip(parts, targets, p.split(2), strict=True):
+        _, values = loss(own, part, logprobs.clone().requires_grad_(), torch.full_like(logprobs, 0.25), counts, 3)
+        statistics.add(values, torch.tensor(part.environments)[own.sequences])
+    assert statistics.metrics(["math", "code"]) == pytest.approx(whole, rel=1e-6)
 
 
-def test_logprobs_are_at_the_sampling_temperature() -> None:
-    logits = torch.tensor([[1.0, 2.0, 0.5], [1.0, 2.0, 0.5]])
-    logprobs, entropy = token_logprobs(logits, torch.tensor([1, 2]), torch.tensor([1.0, 0.5]))
-    for index, (token, temperature) in enumerate([(1, 1.0), (2, 0.5)]):
-        weights = [math.exp(x / temperature) for x in (1.0, 2.0, 0.5)]
-        shares = [weight / sum(weights) for weight in weights]
-        assert logprobs[index].item() == pytest.approx(math.log(shares[token]), rel=1e-5)
-        assert entropy[index].item() == pytest.approx(-sum(s * math.log(s) for s in shares), rel=1e-5)
+# Functions for `loss.custom`.
+
+
+def own_loss(tokens: Tokens, scale: float = 1.0) -> PolicyLoss:
+    gain = -scale * tokens.advantages * tokens.log_ratio.exp()
+    return PolicyLoss(gain, metrics={"own_share": (tokens.advantages > 0).float()})
+
+
+def plain_tensor(tokens: Tokens) -> Tensor:
+    return -tokens.advantages * tokens.logprobs
+
+
+def one_number(tokens: Tokens) -> Tensor:
+    return tokens.logprobs.mean()
+
+
+def without_gradient(tokens: Tokens) -> Tensor:
+    return tokens.logprobs.detach()
+
+
+def nothing(_tokens: Tokens) -> None:
+    return None
+
+
+def test_custom_losses() -> None:
+    p, a = torch.tensor([-1.2, -0.3, -1.9, -0.1]), torch.tensor([1.0, -2.0, 0.5, 0.5])
+    config = LossConfig(custom=f"{__name__}:own_loss", args={"scale": 2.0})
+    value, metrics, _ = run(Loss(config), micro(**COLUMNS), p)
+    rho = (p - torch.tensor([-1.0, -0.5, -2.0, -1.5])).exp()
+    assert value.item() == pytest.approx((-2.0 * a * rho).mean().item(), rel=1e-5)
+    assert metrics["own_share/all/mean"] == pytest.approx(0.75)
+    _, _, gradient = run(Loss(LossConfig(custom=f"{__name__}:plain_tensor")), micro(**COLUMNS), p)
+    assert gradient.tolist() == pytest.approx((-a / 4).tolist())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("one_number", r"one_number\): loss is \[\]; it must be a tensor of \[4\], one value a token"),
+        ("without_gradient", "the loss has no gradient; compute it from tokens.logprobs"),
+        ("nothing", "the answer is None"),
+    ],
+)
+def test_custom_losses_that_do_not_answer_as_they_should(function: str, message: str) -> None:
+    loss = Loss(LossConfig(custom=f"{__name__}:{function}"))
+    with pytest.raises(LossError, match=message):
+        run(loss, micro(**COLUMNS), torch.full((4,), -1.0))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:f", "ModuleNotFoundError"),
+        (f"{__name__}:no_such_function", "has no function 'no_such_function'"),
+        (f"{__name__}:LENGTHS", "has no function 'LENGTHS'"),
+    ],
+)
+def test_custom_losses_that_are_not_there(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loss(LossConfig(custom=path))

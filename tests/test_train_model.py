@@ -131,16 +131,30 @@ def test_attention_that_is_not_told_of_sequences_refuses(folder: Path) -> None:
         load_model(folder)(input_ids=torch.zeros(1, 4, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("asked", [{"softcap": 30.0}, {"dropout": 0.1}, {"s_aux": torch.zeros(2)}])
-def test_attention_that_asks_for_more_is_refused(asked: dict[str, Any]) -> None:
+class _Bidirectional(torch.nn.Linear):
+    is_causal = False
+
+
+@pytest.mark.parametrize(
+    ("asked", "mask", "module"),
+    [
+        ({"dropout": 0.1}, None, torch.nn.Linear(1, 1)),
+        ({}, torch.ones(1, 1, 4, 4), torch.nn.Linear(1, 1)),
+        ({}, None, _Bidirectional(1, 1)),
+    ],
+    ids=["dropout", "mask", "bidirectional"],
+)
+def test_attention_that_asks_for_more_is_refused(
+    asked: dict[str, Any], mask: Tensor | None, module: torch.nn.Module
+) -> None:
     tensor = torch.zeros(1, 2, 4, 8)
     with pytest.raises(ModelError, match="not supported"):
         packed_attention(
-            torch.nn.Linear(1, 1),
+            module,
             tensor,
             tensor,
             tensor,
-            None,
+            mask,
             scaling=1.0,
             packed=PackedSequences.from_lengths([4]),
             **asked,

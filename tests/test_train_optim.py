@@ -1,11 +1,15 @@
-"""Schedules by their formulas; AdamW and clipping against torch's own parts."""
+"""Schedules by their formulas; optimizers and clipping against torch's own parts."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from primerl.train.config import OptimConfig
-from primerl.train.optim import Optimizer, learning_rate
+from primerl.train.config import ConfigError, OptimConfig
+from primerl.train.optim import Optimizer, learning_rate, weight_decay
 
 
 def test_constant_schedule_with_and_without_warmup() -> None:
@@ -24,16 +28,17 @@ def test_linear_schedule_ends_at_its_share() -> None:
 
 def test_step_clips_and_updates_like_adamw() -> None:
     config = OptimConfig(lr=0.1, weight_decay=0.3, max_norm=0.5, betas=(0.8, 0.9))
-    ours = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    ours = torch.nn.Parameter(torch.tensor([[1.0, -2.0, 3.0]]))
     theirs = torch.nn.Parameter(ours.detach().clone())
-    optimizer = Optimizer([ours], config, 10)
+    optimizer = Optimizer([("layer.weight", ours)], config, 10)
     adamw = torch.optim.AdamW([theirs], lr=0.1, betas=(0.8, 0.9), weight_decay=0.3, foreach=False)
     for step in (1, 2, 3):
-        gradient = torch.tensor([3.0, 0.0, 4.0]) * step
+        gradient = torch.tensor([[3.0, 0.0, 4.0]]) * step
         ours.grad = gradient.clone()
-        norm, lr = optimizer.step(step)
-        assert norm == pytest.approx(5.0 * step)
-        assert lr == 0.1
+        update = optimizer.step(step)
+        assert update.grad_norm == pytest.approx(5.0 * step)
+        assert update.lr == 0.1
+        assert update.zero_grad_ratio == pytest.approx(1 / 3)
         assert ours.grad is None
         theirs.grad = gradient * 0.5 / (5.0 * step)
         adamw.step()
@@ -43,9 +48,9 @@ def test_step_clips_and_updates_like_adamw() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = Optimizer([parameter], OptimConfig(lr=0.1), 10)
+    optimizer = Optimizer([("bias", parameter)], OptimConfig(lr=0.1), 10)
     parameter.grad = torch.tensor([bad, 1.0])
-    norm, _ = optimizer.step(1)
+    norm = optimizer.step(1).grad_norm
     assert not norm < float("inf")
     assert parameter.tolist() == [1.0, 2.0]
 
@@ -54,9 +59,175 @@ def test_one_value_that_is_not_finite_is_seen() -> None:
     # Finite, although their norm is not.
     large = torch.nn.Parameter(torch.full((4,), 3e38))
     other = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = Optimizer([large, other], OptimConfig(), 10)
+    optimizer = Optimizer([("large", large), ("other", other)], OptimConfig(), 10)
     assert optimizer.has_finite_parameters()
     for bad in (float("nan"), float("inf"), -float("inf")):
         with torch.no_grad():
             other[1, 0] = bad
         assert not optimizer.has_finite_parameters()
+
+
+def test_cosine_falls_from_the_end_of_the_warm_up() -> None:
+    config = OptimConfig(lr=2.0, schedule="cosine", warmup_steps=10, final_lr_ratio=0.25)
+    assert [learning_rate(config, step, 110) for step in (5, 10, 60, 110)] == pytest.approx([1.0, 2.0, 1.25, 0.5])
+    assert learning_rate(config, 35, 110) == pytest.approx(2.0 * (0.25 + 0.75 * (1 + math.cos(math.pi / 4)) / 2))
+
+
+def test_warm_up_stable_decay() -> None:
+    config = OptimConfig(lr=2.0, schedule="wsd", warmup_steps=4, decay_steps=20, final_lr_ratio=0.0)
+    rates = [learning_rate(config, step, 100) for step in (1, 4, 50, 80, 81, 90, 100)]
+    assert rates == pytest.approx([0.5, 2.0, 2.0, 2.0, 1.9, 1.0, 0.0])
+    tenth = OptimConfig(lr=2.0, schedule="wsd", final_lr_ratio=0.0)
+    assert [learning_rate(tenth, step, 100) for step in (90, 95, 100)] == pytest.approx([2.0, 1.0, 0.0])
+
+
+NAMED = {
+    "model.embed_tokens.weight": (12, 8),
+    "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.self_attn.q_proj.bias": (8,),
+    "model.layers.0.mlp.experts.gate_up_proj": (3, 10, 8),
+    "model.layers.0.mlp.experts.gate_up_proj_bias": (3, 10),
+    "model.norm.weight": (8,),
+    "lm_head.weight": (12, 8),
+}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("adamw", {}),
+    ("muon", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("sgd", {}),
+]
+
+
+def parameters() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in NAMED.items()}
+
+
+def give_gradients(named: dict[str, torch.nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in named.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_weight_decay_by_name() -> None:
+    named = parameters()
+    config = OptimConfig(weight_decay=0.1, weight_decay_by_name={"*embed*": 0.0, "*.q_proj.*": 0.3, "*": 0.1})
+    default = {name: weight_decay(name, parameter, OptimConfig(weight_decay=0.1)) for name, parameter in named.items()}
+    assert [name for name, decay in default.items() if decay] == [
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.experts.gate_up_proj",
+        "lm_head.weight",
+    ]
+    own = {name: weight_decay(name, parameter, config) for name, parameter in named.items()}
+    assert list(own.values()) == [0.0, 0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
+    with pytest.raises(ConfigError, match="no parameter's name matches '\\*wte\\*'"):
+        Optimizer(named.items(), OptimConfig(weight_decay_by_name={"*wte*": 0.0}), 10)
+
+
+def test_weight_decay_reaches_the_optimizer() -> None:
+    named = parameters()
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    optimizer = Optimizer(named.items(), OptimConfig(lr=0.5, weight_decay=0.1), 10)
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(1)
+    for name, parameter in named.items():
+        decayed = parameter.dim() > 1 and not name.endswith("bias")
+        assert torch.allclose(parameter, before[name] * (0.95 if decayed else 1.0)), name
+
+
+def test_muon_updates_matrices_and_adamw_the_rest() -> None:
+    """Against the two optimizers written out, each expert a matrix of its own."""
+    ours, theirs = parameters(), parameters()
+    config = OptimConfig(type="muon", args={"momentum": 0.9}, lr=0.1, weight_decay=0.2, max_norm=1e9)
+    optimizer = Optimizer(ours.items(), config, 10)
+    experts = theirs["model.layers.0.mlp.experts.gate_up_proj"].detach()
+    matrices = [theirs["model.layers.0.self_attn.q_proj.weight"], *(torch.nn.Parameter(e.clone()) for e in experts)]
+    rest = [p for n, p in theirs.items() if n.split("mlp.")[-1] != "experts.gate_up_proj" and "q_proj.weight" not in n]
+    assert len(rest) == 5
+    muon = torch.optim.Muon(matrices, lr=0.1, momentum=0.9, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in rest if p.shape == (12, 8)], "weight_decay": 0.2},
+            {"params": [p for p in rest if p.shape != (12, 8)], "weight_decay": 0.0},
+        ],
+        lr=0.1,
+        betas=(0.9, 0.95),
+    )
+    for step in (1, 2, 3):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        for matrix, gradient in zip(matrices[1:], theirs["model.layers.0.mlp.experts.gate_up_proj"].grad, strict=True):
+            matrix.grad = gradient.clone()
+        optimizer.step(step)
+        muon.step()
+        adamw.step()
+    for name, parameter in ours.items():
+        expected = theirs[name] if name.split("mlp.")[-1] != "experts.gate_up_proj" else torch.stack(matrices[1:])
+        assert torch.allclose(parameter, expected, atol=1e-5), name
+        assert parameter.grad is None
+
+
+def test_sgd_is_torchs() -> None:
+    ours, theirs = parameters(), parameters()
+    config = OptimConfig(type="sgd", args={"momentum": 0.9}, lr=0.1, max_norm=1e9)
+    optimizer = Optimizer(ours.items(), config, 10)
+    sgd = torch.optim.SGD(theirs.values(), lr=0.1, momentum=0.9)
+    for step in (1, 2):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        optimizer.step(step)
+        sgd.step()
+    assert all(torch.allclose(ours[name], theirs[name]) for name in NAMED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "args"), KINDS)
+def test_going_on_from_a_checkpoint_is_exact(
+    kind: str, args: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = OptimConfig(type=kind, args=args, lr=0.1, weight_decay=0.1, schedule="cosine", warmup_steps=2)
+
+    def make() -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
+        named = {name: torch.nn.Parameter(parameter.detach().to(dtype)) for name, parameter in parameters().items()}
+        return named, Optimizer(named.items(), config, 6)
+
+    def train(optimizer: Optimizer, steps: range) -> None:
+        for step in steps:
+            give_gradients(dict(zip(NAMED, optimizer.parameters, strict=True)), step)
+            optimizer.step(step)
+
+    whole, optimizer = make()
+    train(optimizer, range(1, 4))
+    state = {"optimizer": optimizer.state(), "model": {name: p.detach() for name, p in whole.items()}}
+    torch.save(state, tmp_path / "state.pt")
+    train(optimizer, range(4, 7))
+
+    gone_on, optimizer = make()
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    with torch.no_grad():
+        for name, parameter in gone_on.items():
+            parameter.copy_(state["model"][name])
+    optimizer.load(state["optimizer"])
+    train(optimizer, range(4, 7))
+    for name in NAMED:
+        assert torch.equal(whole[name], gone_on[name]), name
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    state = Optimizer(parameters().items(), OptimConfig(), 10).state()
+    with pytest.raises(ValueError, match=r"of the optimizer 'adamw', and optim\.type is 'sgd'"):
+        Optimizer(parameters().items(), OptimConfig(type="sgd"), 10).load(state)
+
+
+def test_share_of_zeros_in_the_gradient() -> None:
+    named = parameters()
+    optimizer = Optimizer(named.items(), OptimConfig(), 10)
+    give_gradients(named, 1)
+    named["lm_head.weight"].grad = None
+    gradient = named["model.norm.weight"].grad
+    assert gradient is not None
+    gradient[:3] = 0.0
+    total = sum(parameter.numel() for parameter in named.values())
+    assert optimizer.step(1).zero_grad_ratio == pytest.approx((96 + 3) / total)

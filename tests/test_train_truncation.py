@@ -10,9 +10,9 @@ import pytest
 import torch
 from primerl.inference.sampling import Rows, sample
 from primerl.reference import SLACK, truncated_logprobs
+from primerl.train import logprobs as chunked
 from primerl.train.data import BatchError, decode_batch
-from primerl.train.loss import token_logprobs
-from primerl.train.truncation import Truncation, truncate
+from primerl.train.truncation import Truncation, replaying, truncate
 from train_helpers import Sequence, encode_batch
 
 VOCABULARY = 50
@@ -90,6 +90,15 @@ def sampled(
         logits, Rows(uniforms, temperatures, truncation.top_p, top_k, truncation.min_p, None)
     )
     return token_ids, processed
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, temperatures: torch.Tensor, truncation: Truncation | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The trainer's, a few tokens at a time, of a model whose hidden states are its logits."""
+    head = chunked.OutputHead(torch.eye(logits.shape[1]))
+    hook = None if truncation is None else replaying(token_ids, truncation)
+    return chunked.token_logprobs(logits, head, token_ids, temperatures, hook=hook, chunk_tokens=7)
 
 
 def setting_of(truncation: Truncation, row: int) -> tuple[float, int, float]:

@@ -24,6 +24,8 @@ class Sequence:
     advantage: float = 1.0
     temperature: float = 1.0
     rollout: int = 0
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    """Columns that not every batch has, a value for each token of prompt and sample."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.sampled)
@@ -51,12 +53,17 @@ def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes
             values[name] += column
     packed = [struct.pack(f"<{len(values[name])}{kind}", *values[name]) for name, kind in FORMATS.items()]
     columns = b"".join(packed)
+    extra = list(sequences[0].extra) if sequences else []
+    for name in extra:
+        column = [value for sequence in sequences for value in sequence.extra[name]]
+        columns += b"\0" * (-len(columns) % 16) + struct.pack(f"<{len(column)}f", *column)
     lengths = [len(sequence) for sequence in sequences]
     header = {
         "tokens": sum(lengths),
         "sequence_lengths": lengths,
         "rollouts": [sequence.rollout for sequence in sequences],
         "environments": [0] * len(sequences),
+        **({"extra_columns": extra} if extra else {}),
     }
     return header, columns + b"\0" * (-len(columns) % 16)
 

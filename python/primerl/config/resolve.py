@@ -117,6 +117,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "orchestrator_url": orchestrator_url,
             "max_steps": config.max_steps,
             "seed": config.seed,
+            "environments": [environment.label for environment in config.orchestrator.train.env],
             "model": TrainedModel(path=absolute(config.model.path)),
         }
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Seconds, Section, Seed, Threads, check_dry_run
+from primerl.config.base import Seconds, Section, Seed, Threads, check_dry_run
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -25,36 +25,83 @@ def pair(given: Any) -> Any:
 Decays = Annotated[tuple[Decay, Decay], BeforeValidator(pair)]
 
 
-class Optimizer(Section):
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) and its learning-rate schedule."""
+Finite = Annotated[float, Field(ge=0)]
+Recomputed = Literal["none", "full", "selective"]
 
+
+class Optimizer(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    type: str = "adamw"
+    """`adamw`, `muon` (for the matrices within layers, AdamW for the rest) or `sgd`: a module of
+    `primerl.train.optimizers`, each with its formula and papers."""
+    args: dict[str, Any] = {}
+    """What the module's `Options` list, such as `momentum`."""
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
     betas: Decays = (0.9, 0.95)
-    """Decay rates of the first and second moment; on the command line `'[0.9, 0.95]'`."""
+    """AdamW's decay rates of the first and second moment; on the command line `'[0.9, 0.95]'`."""
     eps: float = Field(default=1e-8, gt=0)
-    """Term added to the denominator."""
+    """Term added to AdamW's denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
+    """Weight decay of all parameters but norms and biases."""
+    weight_decay_by_name: dict[str, Finite] = {}
+    """Weight decay by pattern of the parameter's name, as in `{"*embed_tokens*" = 0.0}`; the first match counts."""
     max_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """`linear` falls to `final_lr_ratio` of the peak at the last step."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """`linear` and `cosine` fall to `final_lr_ratio` of the peak at the last step, `wsd` (warm-up, stable, decay) over
+    the last `decay_steps`."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from zero."""
+    decay_steps: PositiveInt | None = None
+    """Steps over which `wsd` decays; a tenth of all where it is left out."""
     final_lr_ratio: float = Field(default=0.1, ge=0)
-    """Share of `lr` at which `linear` ends."""
+    """Share of `lr` that a schedule ends at."""
+
+    @model_validator(mode="after")
+    def _type_is_known(self) -> Self:
+        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
+        from primerl.train import optimizers
+
+        optimizers.options(self.type, self.args, "")
+        return self
 
 
 class Loss(Section):
-    """The policy-gradient loss: masked importance ratio and a penalty on its squared logarithm."""
+    """The loss: a sum of components, each divided by the number of its own tokens."""
 
-    mask_low: Fraction = 0.2
-    """A token with a negative advantage is left out when its probability fell by more than this."""
-    mask_high: Fraction = 0.2
-    """A token with a positive advantage is left out when its probability rose by more than this."""
-    kl_tau: float = Field(default=1e-3, ge=0)
-    """Weight of the squared log-ratio."""
+    type: str = "dppo"
+    """The policy loss, a module of `primerl.train.losses`, each with its formula and papers: `dppo`, `clip` (PPO, GRPO,
+    DAPO), `gspo`, `cispo`, `importance` (truncated importance sampling), `icepop`."""
+    args: dict[str, Any] = {}
+    """What the module's `Options` list, such as `clip_low`; of `custom`, its keyword arguments."""
+    custom: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """`module:function`, a policy loss of your own in place of `type` (docs/custom-losses.md)."""
+    rl_weight: Finite = 1.0
+    """Weight of the policy loss."""
+    ce_weight: Finite = 0.0
+    """Weight of the cross-entropy."""
+    ref_kl_weight: Finite = 0.0
+    """Weight of the reverse KL divergence to a teacher, of batches with the teacher's log-probabilities."""
+    ref_kl_max_ratio: float = Field(default=2.0, gt=0)
+    """In that divergence, ratios of trainer to engine above this count as this one."""
+    entropy_weight: Finite = 0.0
+    """Weight of the entropy bonus."""
+
+    @model_validator(mode="after")
+    def _type_is_known(self) -> Self:
+        from primerl.train import losses
+
+        if not (self.rl_weight or self.ce_weight or self.ref_kl_weight):
+            raise ValueError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained")
+        if self.entropy_weight and not self.rl_weight:
+            raise ValueError("entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens")
+        if self.custom is None:
+            losses.options(self.type, self.args, "")
+        elif self.type != "dppo":
+            raise ValueError("custom and type are both set; leave one of the two out")
+        return self
 
 
 class Weights(Section):
@@ -86,7 +133,11 @@ class TrainerSettings(Section):
     """The trainer."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights and activations."""
+    """Number format of the model's computations; weights are updated in fp32."""
+    activation_checkpointing: Recomputed = "none"
+    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
+    compile: bool = False
+    """Compile each layer with `torch.compile`."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     orchestrator_timeout_s: Seconds = 60.0
@@ -118,6 +169,8 @@ class TrainerConfig(TrainerSettings):
     """The run ends after so many steps."""
     seed: Seed = 0
     """Seed of every random choice."""
+    environments: list[str] = []
+    """Names of the orchestrator's environments, in its order, for the metrics."""
     model: TrainedModel
 
 
@@ -190,7 +243,11 @@ class SFTConfig(Section):
     seed: Seed = 0
     """Seed of every random choice."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights and activations."""
+    """Number format of the model's computations; weights are updated in fp32."""
+    activation_checkpointing: Recomputed = "none"
+    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
+    compile: bool = False
+    """Compile each layer with `torch.compile`."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     clean_output_dir: bool = False

@@ -6,6 +6,7 @@ This package cannot use the config library of the command line, which reads the 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,30 +30,48 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, its learning-rate schedule and gradient clipping."""
+    """The optimizer, its learning-rate schedule and gradient clipping."""
 
+    type: str = "adamw"
+    """A module of `primerl.train.optimizers`."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """That module's `Options`."""
     lr: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW, also where Muon leaves parameters to it."""
     eps: float = 1e-8
     weight_decay: float = 0.0
+    """Not of norms and biases."""
+    weight_decay_by_name: dict[str, float] = field(default_factory=dict)
+    """Pattern (`*` and `?`) of parameter names -> weight decay; the first that matches counts."""
     max_norm: float = 1.0
     """Gradients are scaled down to this global L2 norm."""
-    schedule: Literal["constant", "linear"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """See `primerl.train.schedules`."""
     warmup_steps: int = 0
+    decay_steps: int | None = None
+    """Last steps, over which `wsd` decays; a tenth of them where it is left out."""
     final_lr_ratio: float = 0.1
-    """`linear` ends at this share of `lr`."""
+    """Share of `lr` that a schedule ends at."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Policy loss; see `primerl.train.loss` for the formula."""
+    """The loss; see `primerl.train.loss` for its components."""
 
-    mask_low: float = 0.2
-    """Tokens to be made less likely are left out once their probability fell by more than this."""
-    mask_high: float = 0.2
-    """Tokens to be made more likely are left out once their probability rose by more than this."""
-    kl_tau: float = 1e-3
-    """Weight of the squared log-ratio, which keeps trainer and engine together."""
+    type: str = "dppo"
+    """A module of `primerl.train.losses`."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """That module's `Options`, or the keyword arguments of `custom`."""
+    custom: str | None = None
+    """`module:function` in place of `type`; see docs/custom-losses.md."""
+    rl_weight: float = 1.0
+    ce_weight: float = 0.0
+    ref_kl_weight: float = 0.0
+    ref_kl_max_ratio: float = 2.0
+    """Ratios of trainer to engine above this count as this one in `ref_kl`."""
+    entropy_weight: float = 0.0
+    """Of the entropy bonus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +107,15 @@ class TrainerConfig:
     model: ModelConfig
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
+    compile: bool = False
+    """Compile each layer with `torch.compile`."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    environments: list[str] = field(default_factory=list)
+    """Names of the orchestrator's environments, in its order, for the metrics."""
     orchestrator_timeout_s: float = 60.0
     """Give up when the orchestrator has not answered for this long."""
     batch_timeout_s: float = 1800.0
@@ -110,8 +136,7 @@ class TrainerConfig:
         _at_least(config.ckpt, "keep_last", 1, "ckpt.")
         if config.ckpt.interval is not None:
             _at_least(config.ckpt, "interval", 1, "ckpt.")
-        for name in ("mask_low", "mask_high", "kl_tau"):
-            _at_least(config.loss, name, 0.0, "loss.")
+        _check_loss(config.loss)
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
         return config
@@ -150,6 +175,11 @@ class SFTConfig:
     data: DataConfig
     seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
+    compile: bool = False
+    """Compile each layer with `torch.compile`."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -203,6 +233,18 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if value not in get_args(hint):
             raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, get_args(hint)))}")
         return value
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} is {value!r}; it must be a table")
+        _, kind = get_args(hint)
+        return {str(key): _convert(kind, item, f"{name}.{key}") for key, item in value.items()}
+    if origin is list:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{name} is {value!r}; it must be a list")
+        (kind,) = get_args(hint)
+        return [_convert(kind, item, name) for item in value]
+    if hint is Any:
+        return value
     if origin is tuple:
         kinds = get_args(hint)
         if not isinstance(value, list | tuple) or len(value) != len(kinds):
@@ -215,7 +257,33 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     return value
 
 
+def _check_loss(loss: LossConfig) -> None:
+    from primerl.train import losses
+
+    for name in ("rl_weight", "ce_weight", "ref_kl_weight", "entropy_weight"):
+        _at_least(loss, name, 0.0, "loss.")
+    _above_zero(loss, "ref_kl_max_ratio", "loss.")
+    if not (loss.rl_weight or loss.ce_weight or loss.ref_kl_weight):
+        raise ConfigError("loss.rl_weight, loss.ce_weight and loss.ref_kl_weight are all 0; nothing is trained")
+    if loss.entropy_weight and not loss.rl_weight:
+        raise ConfigError("loss.entropy_weight is set, but loss.rl_weight is 0; the bonus is over the rl tokens")
+    if loss.custom is None:
+        losses.options(loss.type, loss.args)
+    elif loss.type != "dppo":
+        raise ConfigError(f"loss.custom and loss.type ({loss.type!r}) are both set; leave one of the two out")
+    elif not re.fullmatch(r"[\w.]+:\w+", loss.custom):
+        raise ConfigError(f"loss.custom is {loss.custom!r}; it must be like package.module:function")
+
+
 def _check_optim(optim: OptimConfig) -> None:
+    from primerl.train import optimizers
+
+    optimizers.options(optim.type, optim.args)
+    for pattern, decay in optim.weight_decay_by_name.items():
+        if not 0 <= decay < float("inf"):
+            raise ConfigError(f"optim.weight_decay_by_name.{pattern} is {decay}; it must be at least 0")
+    if optim.decay_steps is not None:
+        _at_least(optim, "decay_steps", 1, "optim.")
     for name in ("lr", "eps", "max_norm"):
         _above_zero(optim, name, "optim.")
     for name in ("weight_decay", "warmup_steps", "final_lr_ratio"):

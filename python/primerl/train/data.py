@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -55,6 +55,8 @@ class MicroBatch:
     truncation: Truncation | None = None
     """[T], what the engine left out before it sampled (`primerl.train.truncation` leaves out the same); None where it
     left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
 
     def trained(self) -> Tensor:
         """Packed indices of the trained tokens, [N] int64."""
@@ -146,14 +148,16 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
         for name, dtype in COLUMNS.items():
             if offset + tokens * dtype.itemsize > len(columns):
                 raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
-            # torch.frombuffer refuses to make an empty tensor.
-            tensors[name] = (
-                torch.frombuffer(columns, dtype=dtype, count=tokens, offset=offset)
-                if tokens
-                else torch.empty(0, dtype=dtype)
-            )
+            tensors[name] = _tensor(columns, dtype, tokens, offset)
             offset += tokens * dtype.itemsize
         offset += -offset % ALIGNMENT
+        extra = {}
+        for name in header.get("extra_columns", ()):
+            end = offset + tokens * torch.float32.itemsize
+            if end > len(columns):
+                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
+            extra[name] = _tensor(columns, torch.float32, tokens, offset)
+            offset = end + -end % ALIGNMENT
         truncation = _truncation(header["truncations"], tokens) if header.get("truncations") else None
         yield MicroBatch(
             **tensors,
@@ -161,6 +165,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             rollouts=rollouts,
             environments=environments,
             truncation=truncation,
+            extra=extra,
         )
     if offset != len(columns):
         raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
@@ -178,6 +183,13 @@ def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
         own.top_k.fill_(top_k)
         own.min_p.fill_(min_p)
     return truncation
+
+
+def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:
+    # torch.frombuffer refuses to make an empty tensor.
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(columns, dtype=dtype, count=count, offset=offset)
 
 
 def _first_tokens(micro_batch: MicroBatch) -> Tensor:

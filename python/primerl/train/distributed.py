@@ -63,3 +63,19 @@ class Ranks:
             values = values.clone()
             torch.distributed.all_reduce(values)
         return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Largest over the ranks, value by value."""
+        if self.size > 1:
+            values = values.clone()
+            torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+        return values
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """Names of all ranks, sorted."""
+        own = sorted(set(names))
+        if self.size == 1:
+            return own
+        found: list[list[str]] = [[] for _ in range(self.size)]
+        torch.distributed.all_gather_object(found, own)
+        return sorted({name for names in found for name in names})

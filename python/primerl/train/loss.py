@@ -1,116 +1,249 @@
-"""Policy loss: DPPO's binary mask with a squared log-ratio to the engine, and what is measured of it.
+"""The loss of a step: a sum of components, each over tokens of its own and divided by their number on all data ranks.
 
-For every sampled token, with p the trainer's and q the engine's probability of it (both at the sampling temperature),
-A its advantage and rho = p / q:
+    loss = rl_weight      * sum over rl tokens     (policy loss) / their number        primerl.train.losses
+         + ce_weight      * sum over ce tokens     (-log p)      / their number
+         + ref_kl_weight  * sum over ref_kl tokens (ref_kl)      / their number
+         - entropy_weight * sum over rl tokens     (entropy)     / their number
 
-    loss = -keep * A * rho + tau * (log rho)^2
-    keep = 0 if A > 0 and p - q > mask_high, or A <= 0 and p - q < -mask_low;  else 1
+A component's tokens are those the policy sampled (`loss_mask`), or, where the batch has a column `<component>_weights`,
+those it gives a value above 0, which their loss is multiplied by. A component of weight 0 is not computed.
 
-The gradient goes through rho and log rho, not through `keep`. The loss of a step is the sum over all sampled tokens of
-all data ranks, divided by their number. The mask on the difference of probabilities is DPPO's, binary total-variation
-form (Qi et al., "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879), in place of PPO's clip
-on their ratio.
+ref_kl, on-policy distillation: the reverse KL divergence from the policy to a teacher, of which the batch holds the
+log-probabilities of the sampled tokens (column `teacher_logprobs`):
+
+    ref_kl = sg(min(rho, ref_kl_max_ratio)) * (log p - log teacher)^2 / 2
+
+Its gradient, sg(rho) * (log p - log teacher) * grad log p, is that of KL(policy || teacher) over tokens the engine
+sampled (that of `log p - log teacher` itself would be 0 on average; Schulman, "Approximating KL divergence", 2020).
+On-policy distillation: Agarwal et al., arXiv:2306.13649; Lu, "On-Policy Distillation", Thinking Machines, 2025.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from primerl.train.config import LossConfig
-from primerl.train.truncation import Truncation, truncate
+from primerl.train import losses
+from primerl.train.config import ConfigError, LossConfig
+from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
+from primerl.train.losses import LossFunction, PolicyLoss, Tokens
+
+COMPONENTS = ("rl", "ce", "ref_kl")
+SAMPLED = ("rl", "ref_kl")
+"""Components that need what the engine said of a token."""
 
 
-def token_logprobs(
-    logits: Tensor, token_ids: Tensor, temperatures: Tensor, truncation: Truncation | None = None
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token and entropy of its distribution, in nats; both [N].
-
-    Args:
-        logits: [N, V] fp32.
-        token_ids: [N] int64.
-        temperatures: [N] fp32, above 0; the engine sampled from softmax(logits / temperature).
-        truncation: What the engine left out of it; None where it left out nothing.
-    """
-    scaled = logits / temperatures.unsqueeze(1)
-    if truncation is not None:
-        scaled = truncate(scaled, token_ids, truncation)
-    log_softmax = torch.log_softmax(scaled, dim=-1)
-    with torch.no_grad():
-        # `entr` of what was left out is 0, where -inf times 0 is not.
-        entropy = torch.special.entr(log_softmax.exp()).sum(dim=-1)
-    return log_softmax.gather(1, token_ids.unsqueeze(1)).squeeze(1), entropy
+class LossError(ValueError):
+    """A loss function did not answer with what it should. The message names the function."""
 
 
 @dataclass(frozen=True, slots=True)
-class LossStatistics:
-    """Sums over tokens, so that micro-batches and ranks add up; see `LossStatistics.means` for what they become."""
+class Targets:
+    """The tokens of a micro-batch that any component trains on, M of them."""
 
-    values: Tensor  # [len(NAMES)] fp64
+    indices: Tensor  # [M] int64, packed
+    sequences: Tensor  # [M] int64
+    sampled: Tensor  # [M] bool
+    weights: dict[str, Tensor]
+    """Component -> [M] fp32; 0 where the token is none of its own."""
 
-    NAMES: ClassVar = (
-        "tokens",
-        "loss",
-        "mismatch_kl",
-        "abs_log_ratio",
-        "entropy",
-        "positive",
-        "masked_positive",
-        "masked_negative",
-    )
+    def to(self, device: torch.device) -> Targets:
+        weights = {name: weight.to(device) for name, weight in self.weights.items()}
+        return Targets(self.indices.to(device), self.sequences.to(device), self.sampled.to(device), weights)
 
-    @classmethod
-    def zero(cls, device: torch.device | str = "cpu") -> LossStatistics:
-        # MPS aside, every device torch trains on has fp64, and sums of millions of tokens want it.
-        return cls(torch.zeros(len(cls.NAMES), dtype=torch.float64, device=device))
 
-    def __add__(self, other: LossStatistics) -> LossStatistics:
-        return LossStatistics(self.values + other.values)
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """What is measured of M tokens, without gradient: `columns` by name, [M] each, and which of them count."""
 
-    def means(self) -> dict[str, float]:
-        """Metrics under their published names; masked shares are of the tokens with that sign of advantage."""
-        sums = dict(zip(self.NAMES, self.values.tolist(), strict=True))
-        tokens = max(sums["tokens"], 1.0)
-        negative = sums["tokens"] - sums["positive"]
-        return {
-            "loss/mean": sums["loss"] / tokens,
-            "mismatch_kl/all/mean": sums["mismatch_kl"] / tokens,
-            "mismatch_abs_log_ratio/all/mean": sums["abs_log_ratio"] / tokens,
-            "entropy/all/mean": sums["entropy"] / tokens,
-            "masked/all/mean": (sums["masked_positive"] + sums["masked_negative"]) / tokens,
-            "masked_advantage_positive/mean": sums["masked_positive"] / max(sums["positive"], 1.0),
-            "masked_advantage_negative/mean": sums["masked_negative"] / max(negative, 1.0),
+    columns: dict[str, Tensor]
+    sampled: Tensor  # [M] bool
+
+
+class Loss:
+    """The loss that a config asks for."""
+
+    def __init__(self, config: LossConfig) -> None:
+        """Raises ConfigError: there is no such loss, or no such function."""
+        self.config = config
+        self._policy_loss = load_policy_loss(config)
+        weights = (config.rl_weight, config.ce_weight, config.ref_kl_weight)
+        self._weights = {name: weight for name, weight in zip(COMPONENTS, weights, strict=True) if weight}
+
+    def targets(self, micro_batch: MicroBatch) -> Targets:
+        """Raises BatchError for a column that is missing, or that gives a weight where there cannot be one."""
+        columns = {name: self._component(name, micro_batch) for name in self._weights}
+        trained = torch.stack(list(columns.values())).gt(0).any(0)
+        indices = trained.nonzero().squeeze(1)
+        lengths = torch.tensor(micro_batch.sequence_lengths, dtype=torch.int64)
+        sequences = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return Targets(
+            indices,
+            sequences[indices],
+            micro_batch.loss_mask[indices] == 1,
+            {name: column[indices] for name, column in columns.items()},
+        )
+
+    def _component(self, name: str, micro_batch: MicroBatch) -> Tensor:
+        if name == "ref_kl" and "teacher_logprobs" not in micro_batch.extra:
+            raise BatchError(
+                "loss.ref_kl_weight is set, but the batch has no column teacher_logprobs: no teacher's "
+                "log-probabilities of the sampled tokens; set loss.ref_kl_weight to 0 or have a teacher score them"
+            )
+        given = micro_batch.extra.get(f"{name}_weights")
+        column = micro_batch.loss_mask.float() if given is None else given
+        first = torch.zeros_like(column, dtype=torch.bool)
+        first[torch.tensor([0, *micro_batch.sequence_lengths[:-1]]).cumsum(0)[: len(micro_batch.rollouts)]] = True
+        problems = {
+            "is not a number of at least 0": ~(column.isfinite() & (column >= 0)),
+            "is above 0 at the first token of a sequence, which nothing precedes": (column > 0) & first,
         }
+        if name in SAMPLED:
+            problems["is above 0 at a token the policy did not sample"] = (column > 0) & (micro_batch.loss_mask == 0)
+        if name == "ref_kl":
+            problems["is above 0 where teacher_logprobs is not finite"] = (column > 0) & ~micro_batch.extra[
+                "teacher_logprobs"
+            ].isfinite()
+        for what, where in problems.items():
+            if bool(where.any()):
+                index = int(where.nonzero()[0])
+                rollout = micro_batch.rollouts[sequence_at(micro_batch.sequence_lengths, index)]
+                raise BatchError(f"rollout {rollout}: {name}_weights {what} (packed token {index})")
+        return column
+
+    def counts(self, targets: list[Targets]) -> Tensor:
+        """Tokens of each component of COMPONENTS, [3] fp64."""
+        return torch.tensor(
+            [sum(int(t.weights[name].gt(0).sum()) if name in t.weights else 0 for t in targets) for name in COMPONENTS],
+            dtype=torch.float64,
+        )
+
+    def check_counts(self, counts: Tensor, batch: Batch) -> None:
+        """Raises BatchError: the ranks do not hold what the orchestrator says it cut."""
+        chosen = any("rl_weights" in micro_batch.extra for micro_batch in batch.micro_batches)
+        found = int(counts[COMPONENTS.index("rl")])
+        if "rl" in self._weights and not chosen and found != batch.loss_tokens:
+            raise BatchError(
+                f"step {batch.step}: the data ranks hold {found} tokens to train, and the batch has {batch.loss_tokens}"
+            )
+
+    def __call__(
+        self,
+        targets: Targets,
+        micro_batch: MicroBatch,
+        logprobs: Tensor,
+        entropy: Tensor,
+        counts: Tensor,
+        step: int,
+    ) -> tuple[Tensor, TokenValues]:
+        """The micro-batch's part of the loss, one number, and what was measured.
+
+        Args:
+            targets: on the device of `logprobs`.
+            logprobs, entropy: [M], of the targets.
+            counts: [3], tokens of each component on all ranks.
+            step: the batch's.
+        """
+        device = logprobs.device
+        picked = targets.indices.to(micro_batch.token_ids.device)
+
+        def column(values: Tensor) -> Tensor:
+            return values[picked].to(device)
+
+        teacher = micro_batch.extra.get("teacher_logprobs")
+        tokens = Tokens(
+            logprobs=logprobs,
+            engine_logprobs=column(micro_batch.logprobs),
+            advantages=column(micro_batch.advantages),
+            sequences=targets.sequences,
+            sequence_count=len(micro_batch.sequence_lengths),
+            staleness=step - 1 - column(micro_batch.versions).long(),
+            teacher_logprobs=None if teacher is None else column(teacher),
+        )
+        divisors = dict(zip(COMPONENTS, counts.clamp(min=1.0).tolist(), strict=True))
+        values: dict[str, Tensor] = {"is_masked": torch.zeros_like(targets.sampled)}
+        loss = torch.zeros_like(logprobs)
+        for name, weight in self._weights.items():
+            # What could be computed of other components' tokens may be infinite: they are left out, not made 0.
+            chosen = targets.weights[name].nonzero().squeeze(1)
+            if not chosen.numel():
+                continue
+            own, measured = self._compute(name, tokens.at(chosen), entropy[chosen])
+            part = own * targets.weights[name][chosen] * (weight / divisors[name])
+            loss = loss.index_add(0, chosen, part)
+            for key, of_tokens in {**measured, f"loss/{name}": part.detach()}.items():
+                values[key] = of_tokens.new_zeros(logprobs.shape).index_copy(0, chosen, of_tokens)
+        values |= {"loss": loss.detach(), "entropy": entropy.detach(), "staleness": tokens.staleness}
+        values |= _measure(tokens, values.pop("is_masked"))
+        return loss.sum(), TokenValues(values, targets.sampled)
+
+    def _compute(self, name: str, tokens: Tokens, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The component `name` of each of its tokens, and what it says of them."""
+        if name == "ce":
+            return -tokens.logprobs, {}
+        if name == "ref_kl":
+            assert tokens.teacher_logprobs is not None
+            ratio = tokens.log_ratio.detach().exp().clamp(max=self.config.ref_kl_max_ratio)
+            return ratio * (tokens.logprobs - tokens.teacher_logprobs).square() / 2.0, {}
+        answer = self._policy_loss(tokens)
+        if isinstance(answer, Tensor):
+            answer = PolicyLoss(answer)
+        self._check_answer(answer, tokens)
+        measured = {f"metric/{metric}": values.detach().double() for metric, values in answer.metrics.items()}
+        if answer.masked is not None:
+            measured["is_masked"] = answer.masked
+        bonus = self.config.entropy_weight / self.config.rl_weight
+        return (answer.loss - bonus * entropy if bonus else answer.loss), measured
+
+    def _check_answer(self, answer: PolicyLoss, tokens: Tokens) -> None:
+        where = f"loss.custom ({self.config.custom})" if self.config.custom else f"loss.type ({self.config.type})"
+        shape = tokens.logprobs.shape
+        if not isinstance(answer, PolicyLoss):
+            raise LossError(f"{where}: the answer is {answer!r}; it must be a tensor or a PolicyLoss")
+        columns = {"loss": answer.loss, "masked": answer.masked, **answer.metrics}
+        for name, values in columns.items():
+            if name == "masked" and values is None:
+                continue
+            if not isinstance(values, Tensor) or values.shape != shape:
+                found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise LossError(f"{where}: {name} is {found}; it must be a tensor of {list(shape)}, one value a token")
+        if answer.masked is not None and answer.masked.dtype != torch.bool:
+            raise LossError(f"{where}: masked is {answer.masked.dtype}; it must be torch.bool")
+        if not answer.loss.requires_grad:
+            raise LossError(f"{where}: the loss has no gradient; compute it from tokens.logprobs")
 
 
-def policy_loss(
-    logprobs: Tensor, engine_logprobs: Tensor, advantages: Tensor, entropy: Tensor, config: LossConfig
-) -> tuple[Tensor, LossStatistics]:
-    """Sum (not mean) of the loss over N tokens, with its statistics. All arguments are [N] fp32."""
-    log_ratio = logprobs - engine_logprobs
-    with torch.no_grad():
-        moved = logprobs.exp() - engine_logprobs.exp()
-        positive = advantages > 0
-        masked = torch.where(positive, moved > config.mask_high, moved < -config.mask_low)
-    # Masked before the exponential and not by a factor 0 after it: a masked token's ratio may overflow, and 0 times
-    # infinity, here or in the gradient of `exp`, would make the whole loss NaN.
-    ratio = log_ratio.masked_fill(masked, 0.0).exp()
-    gain = (advantages * ratio).masked_fill(masked, 0.0)
-    token_loss = config.kl_tau * log_ratio.square() - gain
-    with torch.no_grad():
-        columns = [
-            torch.ones_like(log_ratio),
-            token_loss,
-            # KL(engine || trainer) by the k3 estimator (Schulman, "Approximating KL divergence", 2020).
-            torch.expm1(log_ratio) - log_ratio,
-            log_ratio.abs(),
-            entropy,
-            positive,
-            masked & positive,
-            masked & ~positive,
-        ]
-        statistics = LossStatistics(torch.stack([column.double().sum() for column in columns]))
-    return token_loss.sum(), statistics
+def load_policy_loss(config: LossConfig) -> LossFunction:
+    """Raises ConfigError."""
+    if config.custom is None:
+        return losses.load(config.type, config.args)
+    module, _, name = config.custom.partition(":")
+    # A command that was installed does not look into the folder it is started in, as `python -m` does.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        raise ConfigError(f"loss.custom is {config.custom!r}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}")
+    return lambda tokens: function(tokens, **config.args)
+
+
+@torch.no_grad()
+def _measure(tokens: Tokens, masked: Tensor) -> dict[str, Tensor]:
+    log_ratio, positive = tokens.log_ratio, tokens.advantages > 0
+    return {
+        # KL(engine || trainer) by the k3 estimator (Schulman, "Approximating KL divergence", 2020).
+        "mismatch_kl": torch.expm1(log_ratio) - log_ratio,
+        "abs_log_ratio": log_ratio.abs(),
+        "positive": positive,
+        "masked_positive": masked & positive,
+        "masked_negative": masked & ~positive,
+    }

@@ -6,10 +6,13 @@ import contextlib
 import json
 import logging
 import math
+import resource
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
+
+import torch
 
 from primerl.train.files import write_text
 
@@ -72,6 +75,14 @@ class Clock:
         self._start = self._last = now
         self._parts = {}
         return times
+
+
+def peak_memory(device: torch.device) -> float:
+    """Most memory held so far, in GiB: of torch's tensors on a GPU, of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def log_to_stdout(level: str) -> None:

@@ -21,6 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from primerl.train.attention import written_out
+from primerl.train.logprobs import OutputHead
+
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
 
@@ -113,15 +116,18 @@ def packed_attention(
             f"{type(module).__name__} does not hand keyword arguments to its attention, so its sequences "
             "cannot be packed; this architecture is not supported"
         )
-    if dropout or softcap is not None or s_aux is not None or attention_mask is not None:
-        raise ModelError(f"{type(module).__name__} asks for dropout, soft-capping, sinks or a mask; not supported")
+    if dropout or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise ModelError(
+            f"{type(module).__name__} asks for dropout, for a mask of its own, or to see later tokens; not supported"
+        )
     if sliding_window is not None and max(packed.lengths) <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    plain = softcap is None and s_aux is None
+    if plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
     else:
-        out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+        out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
 
 
@@ -146,18 +152,29 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: flo
     return out
 
 
-def _by_bucket(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
+def _by_bucket(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packed: PackedSequences,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention bucket by bucket. Empty slots are at the end of their row, where causality hides them from every
     real token, so no mask is needed and the result is exact; what is computed for them is dropped."""
+    how = (scale, window, softcap, sinks)
     if len(packed.buckets) == 1:
         (bucket,) = packed.buckets
-        return _attend(_to_slots(q, bucket), _to_slots(k, bucket), _to_slots(v, bucket), bucket, scale, window)
+        return _attend(_to_slots(q, bucket), _to_slots(k, bucket), _to_slots(v, bucket), bucket, *how)
     parts, tokens = [], []
     for bucket in packed.buckets:
         q_rows, k_rows, v_rows = (_to_slots(x.index_select(0, bucket.tokens), bucket) for x in (q, k, v))
-        parts.append(_attend(q_rows, k_rows, v_rows, bucket, scale, window))
+        parts.append(_attend(q_rows, k_rows, v_rows, bucket, *how))
         tokens.append(bucket.tokens)
-    return torch.empty_like(q).index_copy(0, torch.cat(tokens), torch.cat(parts))
+    # As many heads as queries, as wide as values.
+    return v.new_empty(*q.shape[:2], v.shape[2]).index_copy(0, torch.cat(tokens), torch.cat(parts))
 
 
 def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
@@ -168,13 +185,25 @@ def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
     return x.reshape(bucket.rows, bucket.length, *x.shape[1:]).transpose(1, 2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, scale: float, window: int | None) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bucket: Bucket,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
     """[S, H, L, D] -> [t, H, D]"""
-    mask = None
-    if window is not None:
-        mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-    grouped = q.shape[1] != k.shape[1]
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+    if softcap is not None or sinks is not None:
+        out = written_out(q, k, v, scale, window, softcap, sinks)
+    else:
+        mask = None
+        if window is not None:
+            mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        grouped, causal = q.shape[1] != k.shape[1], mask is None
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     out = out.transpose(1, 2).flatten(0, 1)
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
 
@@ -202,18 +231,35 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     return model.to(device).train()
 
 
+def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
+    """The last hidden states that the tokens at packed indices `targets` are predicted from, [len(targets), H]: those
+    of the tokens before them. No target may be the first token of its sequence."""
+    output = model.base_model(
+        input_ids=token_ids.unsqueeze(0), position_ids=packed.position_ids, use_cache=False, packed=packed
+    )
+    hidden: Tensor = output.last_hidden_state.squeeze(0)
+    return hidden.index_select(0, targets - 1)
+
+
 def predicted_logits(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
-    """Logits of the tokens at packed indices `targets`: [len(targets), V], in fp32.
+    """Logits of the tokens at packed indices `targets`: [len(targets), V], in fp32, all at once.
 
     The logits of a token are those the model gives at the token before it, and only these are computed.
-    No target may be the first token of its sequence.
     """
-    output = model(
-        input_ids=token_ids.unsqueeze(0),
-        position_ids=packed.position_ids,
-        use_cache=False,
-        logits_to_keep=targets - 1,
-        packed=packed,
-    )
-    logits: Tensor = output.logits.squeeze(0)
-    return logits.float()
+    return output_head(model).logits(predicted_hidden(model, token_ids, packed, targets))
+
+
+def output_head(model: Any) -> OutputHead:
+    """What the model makes of its last hidden states. Raises ModelError where that is not known; `prove` compares it
+    with what the model computes itself."""
+    layer, config = model.get_output_embeddings(), model.config.get_text_config()
+    if not isinstance(layer, torch.nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no linear output layer; not supported")
+    scale = 1.0
+    # Under these names transformers has models that multiply (Cohere) and that divide (Granite).
+    if getattr(config, "logit_scale", None) is not None:
+        scale = float(config.logit_scale)
+    elif getattr(config, "logits_scaling", None) is not None:
+        scale = 1.0 / float(config.logits_scaling)
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return OutputHead(layer.weight, layer.bias, scale, None if softcap is None else float(softcap))

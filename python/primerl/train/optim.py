@@ -1,67 +1,160 @@
-"""AdamW, learning-rate schedules and gradient clipping."""
+"""What updates the model: gradient clipping, the optimizer (`primerl.train.optimizers`), its schedule, and weights
+kept in fp32 where the model computes in less."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
-from primerl.train.config import OptimConfig
+from primerl.train import optimizers
+from primerl.train.config import ConfigError, OptimConfig
+from primerl.train.optimizers import NamedParameter
+from primerl.train.schedules import learning_rate
+
+__all__ = ["Optimizer", "Update", "learning_rate"]
+
+OUTSIDE_LAYERS = ("*embed*", "*wte*", "*wpe*", "*lm_head*", "*embed_out*")
+"""Names of embeddings and output layers, which are no matrices for Muon."""
+
+
+class Update(NamedTuple):
+    """What a step did."""
+
+    grad_norm: float
+    """Of the gradient, before it was clipped."""
+    lr: float
+    zero_grad_ratio: float
+    """Share of the gradient's values that are exactly 0."""
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019) over all parameters, with a schedule over steps 1..`max_steps`."""
+    """Updates parameters over steps 1..`max_steps`.
 
-    def __init__(self, parameters: Iterable[Parameter], config: OptimConfig, max_steps: int) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    Weights in less than fp32 have a copy in fp32 here, which is what is updated, and their gradients are added up in
+    fp32: each backward pass adds to the copy's gradient, and leaves none on the weight.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Parameter]], config: OptimConfig, max_steps: int) -> None:
         self.config = config
         self.max_steps = max_steps
-        self._adamw = torch.optim.AdamW(
-            self.parameters,
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self._copies: list[tuple[Parameter, Parameter]] = []
+        self.parameters: list[Parameter] = []
+        """What is updated, and holds the gradients."""
+        described = []
+        for name, parameter in named:
+            if not parameter.requires_grad:
+                continue
+            kept = self._in_fp32(parameter)
+            self.parameters.append(kept)
+            decay = weight_decay(name, parameter, config)
+            described.append(NamedParameter(name, kept, decay, is_matrix(name, parameter)))
+        _check_patterns(config, [parameter.name for parameter in described])
+        self._optimizers = optimizers.build(described, config)
+
+    def _in_fp32(self, parameter: Parameter) -> Parameter:
+        if parameter.dtype not in (torch.bfloat16, torch.float16):
+            return parameter
+        copy = Parameter(parameter.detach().float())
+        self._copies.append((parameter, copy))
+
+        def add_up(weight: Tensor) -> None:
+            gradient, weight.grad = weight.grad, None
+            if gradient is not None:
+                copy.grad = gradient.float() if copy.grad is None else copy.grad.add_(gradient)
+
+        parameter.register_post_accumulate_grad_hook(add_up)  # type: ignore[no-untyped-call]
+        return copy
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return self._adamw.state_dict()
+        return {
+            "type": self.config.type,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "copies": [copy.detach() for _, copy in self._copies],
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        self._adamw.load_state_dict(state)
+        """Raises ValueError when it is the state of another optimizer."""
+        if state.get("type") != self.config.type:
+            raise ValueError(f"it is of the optimizer {state.get('type')!r}, and optim.type is {self.config.type!r}")
+        if len(state["copies"]) != len(self._copies):
+            raise ValueError("it was written with another dtype")
+        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        with torch.no_grad():
+            for (_, copy), saved in zip(self._copies, state["copies"], strict=True):
+                copy.copy_(saved)
 
-    def step(self, step: int) -> tuple[float, float]:
-        """Clip, update, forget the gradients. Returns the gradient's norm before clipping, and the learning rate.
+    def step(self, step: int) -> Update:
+        """Clip, update, forget the gradients.
 
         Nothing is updated when the norm is not finite: the caller sees it in the answer.
         """
+        zeros = self._zero_grad_ratio()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_norm).item()
         lr = learning_rate(self.config, step, self.max_steps)
-        if norm == norm and norm != float("inf"):
-            for group in self._adamw.param_groups:
+        finite = norm == norm and norm != float("inf")
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = lr
-            self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
-        return norm, lr
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        # A stack of matrices is in its optimizer by its parts.
+        for parameter in self.parameters:
+            parameter.grad = None
+        if finite and self._copies:
+            with torch.no_grad():
+                weights, copies = zip(*self._copies, strict=True)
+                torch._foreach_copy_(list(weights), list(copies))
+        return Update(norm, lr, zeros)
+
+    @torch.no_grad()
+    def _zero_grad_ratio(self) -> float:
+        total = sum(parameter.numel() for parameter in self.parameters)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not gradients:
+            return 1.0
+        filled = torch.stack([gradient.count_nonzero() for gradient in gradients]).sum().item()
+        return 1.0 - filled / total
 
     @torch.no_grad()
     def has_finite_parameters(self) -> bool:
         """One answer from the device for all of them: any value that is not finite makes the sum not finite."""
         # The largest value of each, not the norm, which may overflow where every value is finite.
-        largest = torch._foreach_norm([*self.parameters], float("inf"))
-        return bool(torch.stack([value.isfinite() for value in largest]).all())
+        used: list[Tensor] = [*self.parameters, *(weight for weight, _ in self._copies)]
+        largest = torch._foreach_norm(used, float("inf"))
+        return bool(torch.stack([value.float().isfinite() for value in largest]).all())
 
 
-def learning_rate(config: OptimConfig, step: int, max_steps: int) -> float:
-    """Learning rate of step t = 1..N.
+def weight_decay(name: str, parameter: Tensor, config: OptimConfig) -> float:
+    """That of the first pattern the name matches; else none for norms and biases, and `weight_decay` for the rest,
+    embeddings included."""
+    for pattern, decay in config.weight_decay_by_name.items():
+        if fnmatchcase(name, pattern):
+            return decay
+    return 0.0 if _is_vector(name, parameter) else config.weight_decay
 
-    constant: lr * min(1, t / warmup);  linear: that times (1 - (1 - final_lr_ratio) * t / N).
-    """
-    lr = config.lr * min(1.0, step / config.warmup_steps) if config.warmup_steps else config.lr
-    if config.schedule == "linear":
-        lr *= 1.0 - (1.0 - config.final_lr_ratio) * step / max_steps
-    return lr
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """A matrix, or a stack of them, within a layer."""
+    outside = any(fnmatchcase(name, pattern) for pattern in OUTSIDE_LAYERS)
+    return not outside and not _is_vector(name, parameter)
+
+
+def _is_vector(name: str, parameter: Tensor) -> bool:
+    """A norm or a bias. The biases of a mixture's experts are stacked, and have two dimensions."""
+    return parameter.dim() < 2 or name.endswith("bias")
+
+
+def _check_patterns(config: OptimConfig, names: list[str]) -> None:
+    for pattern in config.weight_decay_by_name:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"optim.weight_decay_by_name: no parameter's name matches {pattern!r}; names are like {names[0]!r}"
+            )

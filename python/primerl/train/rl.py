@@ -4,7 +4,7 @@
     for step k in 1..max_steps:
         batch k from the orchestrator        (waits; the orchestrator decides what is in it)
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
-        clip, AdamW                          policy v(k-1) becomes v(k)
+        clip, update                         policy v(k-1) becomes v(k)
         publish v(k)
         save a checkpoint                (every `ckpt.interval` steps)
     save the last policy as a model folder
@@ -29,11 +29,19 @@ from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, Orchest
 from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import Ranks
-from primerl.train.loss import LossStatistics, policy_loss, token_logprobs
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
-from primerl.train.model import ModelError, PackedSequences, load_model, predicted_logits
-from primerl.train.optim import Optimizer
+from primerl.train.files import whole_folder
+from primerl.train.flops import ModelShape, peak_flops
+from primerl.train.logprobs import token_logprobs
+from primerl.train.loss import Loss, LossError, Targets, TokenValues
+from primerl.train.memory import prepare
+from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
+from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model, output_head, predicted_hidden
+from primerl.train.optim import Optimizer, Update
+from primerl.train.proof import prove
+from primerl.train.routing import RoutingLoad, routing_metrics
+from primerl.train.statistics import MOST_STALE, Groups, Statistics
 from primerl.train.stop import Stopped, stop_on_signals
+from primerl.train.truncation import replaying
 from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
@@ -50,6 +58,7 @@ SHOWN = {
     "time/step": "s",
     "time/wait_for_batch": "waited",
     "perf/throughput": "tokens/s",
+    "perf/mfu": "mfu",
 }
 """Metrics of the console line, with their short names."""
 
@@ -77,7 +86,7 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
-    except (OrchestratorError, BatchTimeout, BatchError, TrainingDiverged, CheckpointError) as error:
+    except (OrchestratorError, BatchTimeout, BatchError, LossError, TrainingDiverged, CheckpointError) as error:
         log.error("%s: %s", type(error).__name__, error)
         return 1
     finally:
@@ -90,16 +99,19 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
+    loss = Loss(config.loss)
     ranks = Ranks.join(config.batch_timeout_s)
     heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
     try:
         heartbeat.doing(0, "loading the model")
         with importing():
             model = load_model(config.model.path, config.dtype, ranks.device)
-        optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
+        prove(model)
+        prepare(model, config.activation_checkpointing, config.compile)
+        optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
         checkpoints = Checkpoints(output_dir, config.ckpt.keep_last)
-        trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher, checkpoints)
+        trainer = Trainer(config, ranks, client, heartbeat, model, loss, optimizer, publisher, checkpoints)
         began_after = trainer.restore()
         with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
             steps = trainer.run(writer, began_after)
@@ -122,6 +134,7 @@ class Trainer:
         client: OrchestratorClient,
         heartbeat: Heartbeat,
         model: Any,
+        loss: Loss,
         optimizer: Optimizer,
         publisher: WeightsPublisher,
         checkpoints: Checkpoints,
@@ -131,9 +144,14 @@ class Trainer:
         self.client = client
         self.heartbeat = heartbeat
         self.model = model
+        self.loss = loss
+        self.routing = RoutingLoad(model)
+        self.shape = ModelShape.of(model)
+        self.peak_flops = peak_flops(ranks.device, DTYPES[config.dtype])
         self.optimizer = optimizer
         self.publisher = publisher
         self.checkpoints = checkpoints
+        self.body: bytes | bytearray = b""
         self.tokens_seen = 0
         self.samples_seen = 0
 
@@ -143,7 +161,12 @@ class Trainer:
         if state is None:
             return 0
         self.model.load_state_dict(state.model)
-        self.optimizer.load(state.optimizer)
+        try:
+            self.optimizer.load(state.optimizer)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the optimizer's state of the checkpoint of step {state.step} does not fit: {error}; set it as it was"
+            ) from error
         self.tokens_seen, self.samples_seen = state.tokens_seen, state.samples_seen
         log.info("going on from the checkpoint of step %d", state.step)
         return state.step
@@ -165,22 +188,27 @@ class Trainer:
                 log.info("no more batches after step %d: %s", step - 1, end)
                 return step - 1
             clock.lap("wait_for_batch")
-            self.heartbeat.doing(step, "forward and backward")
-            statistics = self.forward_backward(batch)
-            clock.lap("forward_backward")
-            norm, lr = self.update(batch)
-            clock.lap("optimizer")
+            try:
+                statistics, update = self.train_on(batch, clock)
+            except TrainingDiverged as error:
+                raise TrainingDiverged(f"{error}; {self.keep(batch)}") from None
             self.publish(step)
             clock.lap("broadcast")
-            metrics = self.measure(batch, statistics, clock.step())
-            metrics |= {"optim/grad_norm": norm, "optim/lr": lr}
+            metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
             # What it covers is complete, its line of metrics too.
             self.save(step)
-            clock.lap("checkpoint")
+            clock.lap("save_ckpt")
         return self.config.max_steps
+
+    def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
+        statistics = self.forward_backward(batch)
+        clock.lap("forward_backward")
+        update = self.update(batch)
+        clock.lap("optimizer")
+        return statistics, update
 
     def receive(self, step: int) -> Batch:
         def waiting(reason: str) -> None:
@@ -188,8 +216,8 @@ class Trainer:
             self.heartbeat.doing(step, f"waiting for the batch: {reason}")
 
         self.heartbeat.doing(step, "waiting for the batch")
-        body = self.client.batch(step, self.ranks.rank, self.config.batch_timeout_s, waiting)
-        batch = decode_batch(body)
+        self.body = self.client.batch(step, self.ranks.rank, self.config.batch_timeout_s, waiting)
+        batch = decode_batch(self.body)
         asked = (step, self.ranks.rank, self.ranks.size)
         if (batch.step, batch.rank, batch.ranks) != asked:
             raise BatchError(
@@ -198,29 +226,60 @@ class Trainer:
             )
         return batch
 
-    def forward_backward(self, batch: Batch) -> LossStatistics:
+    def forward_backward(self, batch: Batch) -> Statistics:
         """Accumulate the gradients of this rank's micro-batches, then sum them over the ranks."""
-        statistics = LossStatistics.zero(self.ranks.device)
-        for micro_batch in batch.micro_batches:
-            targets = micro_batch.trained()
-            if not targets.numel():
+        device = self.ranks.device
+        targets = [self.loss.targets(micro_batch) for micro_batch in batch.micro_batches]
+        self.heartbeat.doing(batch.step, "counting tokens over the data ranks")
+        counts = self.ranks.sum(self.loss.counts(targets).to(device))
+        self.loss.check_counts(counts, batch)
+        statistics = Statistics(self.groups(batch), device)
+        self.heartbeat.doing(batch.step, "forward and backward")
+        for micro_batch, own in zip(batch.micro_batches, targets, strict=True):
+            if not own.indices.numel():
                 continue  # the other ranks have one micro-batch more
-            loss, measured = micro_batch_loss(self.model, micro_batch, targets, self.config, self.ranks.device)
+            loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
             if not bool(loss.isfinite()):
-                raise TrainingDiverged(f"step {batch.step}: the loss is {loss.item()}; {_rollouts([micro_batch])}")
-            (loss / batch.loss_tokens).backward()  # type: ignore[no-untyped-call]
-            statistics += measured
+                bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
+                rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
+                raise TrainingDiverged(f"step {batch.step}: the loss is {loss.item()}; {_listed(rollouts)}")
+            loss.backward()  # type: ignore[no-untyped-call]
+            environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
+            statistics.add(values, environments.to(device))
         self.heartbeat.doing(batch.step, "summing gradients over the data ranks")
         self.ranks.sum_gradients(self.optimizer.parameters)
-        return LossStatistics(self.ranks.sum(statistics.values))
+        return statistics.over(self.ranks)
 
-    def update(self, batch: Batch) -> tuple[float, float]:
+    def micro_batch_loss(
+        self, micro_batch: MicroBatch, targets: Targets, counts: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, TokenValues]:
+        device = self.ranks.device
+        packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
+        token_ids = micro_batch.token_ids.long().to(device)
+        with self.routing.recording():
+            hidden = predicted_hidden(self.model, token_ids, packed, targets.indices)
+        temperatures = micro_batch.temperatures.to(device)[targets.indices]
+        predicted, hook = token_ids[targets.indices], None
+        if micro_batch.truncation is not None:
+            hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        logprobs, entropy = token_logprobs(hidden, output_head(self.model), predicted, temperatures, hook=hook)
+        return self.loss(targets, micro_batch, logprobs, entropy, counts, step)
+
+    def groups(self, batch: Batch) -> Groups:
+        """The same on all ranks."""
+        environments = max((max(m.environments) + 1 for m in batch.micro_batches if m.environments), default=0)
+        stale = max(batch.staleness(), default=0)
+        most = torch.tensor([environments, min(stale, MOST_STALE)], device=self.ranks.device)
+        environments, stale = self.ranks.largest(most).tolist()
+        return Groups(environments, stale)
+
+    def update(self, batch: Batch) -> Update:
         self.heartbeat.doing(batch.step, "optimizer")
-        norm, lr = self.optimizer.step(batch.step)
+        update = self.optimizer.step(batch.step)
+        norm, lr = update.grad_norm, update.lr
         if not norm < float("inf"):
-            raise TrainingDiverged(
-                f"step {batch.step}: the norm of the gradient is {norm}; {_rollouts(list(batch.micro_batches))}"
-            )
+            rollouts = [rollout for micro_batch in batch.micro_batches for rollout in micro_batch.rollouts]
+            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; {_listed(rollouts)}")
         # A finite gradient makes weights that are not when the step is too long.
         if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(
@@ -228,7 +287,14 @@ class Trainer:
                 f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command goes on "
                 "from the last checkpoint"
             )
-        return norm, lr
+        return update
+
+    def keep(self, batch: Batch) -> str:
+        """Saves the batch as it came, for whoever looks for the reason; says where."""
+        folder = Path(self.config.output_dir) / "diverged" / f"step_{batch.step}_rank_{batch.rank}"
+        with whole_folder(folder, replace=True) as new:
+            (new / "batch.msgpack").write_bytes(self.body)
+        return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
     def publish(self, version: int) -> None:
         if not self.ranks.leads:
@@ -247,40 +313,40 @@ class Trainer:
         self.checkpoints.save(state)
         self.client.checkpoint(step)
 
-    def measure(self, batch: Batch, statistics: LossStatistics, times: dict[str, float]) -> dict[str, float]:
+    def measure(
+        self, batch: Batch, statistics: Statistics, update: Update, times: dict[str, float]
+    ) -> dict[str, float]:
         """Metrics of the step over all ranks; those of the orchestrator come with the batch."""
         staleness = batch.staleness()
-        tokens = sum(sum(micro_batch.sequence_lengths) for micro_batch in batch.micro_batches)
-        counts = torch.tensor([tokens, len(staleness), sum(staleness)], dtype=torch.float64, device=self.ranks.device)
-        tokens, samples, stale = self.ranks.sum(counts).tolist()
+        lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
+        trained = sum(int(micro_batch.loss_mask.sum()) for micro_batch in batch.micro_batches)
+        own = [sum(lengths), len(staleness), sum(staleness), self.shape.flops(lengths, trained)]
+        counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
+        tokens, samples, stale, flops = self.ranks.sum(counts).tolist()
         self.tokens_seen += int(tokens)
         self.samples_seen += int(samples)
-        return {
+        throughput = tokens / times["time/step"]
+        metrics = {
             **batch.metrics,
-            **statistics.means(),
+            **statistics.metrics(self.config.environments),
             **times,
+            "optim/grad_norm": update.grad_norm,
+            "optim/lr": update.lr,
+            "optim/zero_grad_ratio": update.zero_grad_ratio,
             "staleness/all/mean": stale / max(samples, 1.0),
-            "perf/throughput": tokens / times["time/step"],
+            "perf/throughput": throughput,
+            "perf/throughput_per_gpu": throughput / self.ranks.size,
+            "perf/peak_memory": peak_memory(self.ranks.device),
             "progress/num_tokens": self.tokens_seen,
             "progress/num_samples": self.samples_seen,
         }
+        if self.peak_flops is not None:
+            metrics["perf/mfu"] = flops / times["time/step"] / self.ranks.size / self.peak_flops
+        routed = self.routing.take(self.ranks)
+        return metrics | (routing_metrics(*routed) if routed else {})
 
 
-def micro_batch_loss(
-    model: Any, micro_batch: MicroBatch, targets: torch.Tensor, config: TrainerConfig, device: torch.device
-) -> tuple[torch.Tensor, LossStatistics]:
-    """Summed loss of the micro-batch's trained tokens, at packed indices `targets`."""
-    packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
-    token_ids = micro_batch.token_ids.long().to(device)
-    logits = predicted_logits(model, token_ids, packed, targets.to(device))
-    columns = (micro_batch.logprobs, micro_batch.advantages, micro_batch.temperatures)
-    engine_logprobs, advantages, temperatures = (column[targets].to(device) for column in columns)
-    truncation = None if micro_batch.truncation is None else micro_batch.truncation[targets].to(device)
-    logprobs, entropy = token_logprobs(logits, token_ids[targets.to(device)], temperatures, truncation)
-    return policy_loss(logprobs, engine_logprobs, advantages, entropy, config.loss)
-
-
-def _rollouts(micro_batches: list[MicroBatch]) -> str:
-    rollouts = sorted({rollout for micro_batch in micro_batches for rollout in micro_batch.rollouts})
+def _listed(rollouts: list[int]) -> str:
+    rollouts = sorted(set(rollouts))
     listed = ", ".join(map(str, rollouts[:32]))
     return f"rollouts {listed}" + (f" and {len(rollouts) - 32} more" if len(rollouts) > 32 else "")

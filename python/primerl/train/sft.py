@@ -24,9 +24,12 @@ from primerl.train.checkpoint import save_checkpoint
 from primerl.train.config import ConfigError, SFTConfig
 from primerl.train.conversations import RowError
 from primerl.train.files import whole_folder
+from primerl.train.logprobs import token_logprobs
+from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
-from primerl.train.model import ModelError, PackedSequences, load_model, predicted_logits
+from primerl.train.model import ModelError, PackedSequences, load_model, output_head, predicted_hidden
 from primerl.train.optim import Optimizer
+from primerl.train.proof import prove
 from primerl.train.rows import Row, batches, load_rows, micro_batches
 from primerl.train.stop import Stopped, stop_on_signals
 
@@ -85,7 +88,9 @@ def train(config: SFTConfig) -> None:
             model = load_model(folder, config.dtype, device)
         rows = rendered.result()
     log.info("%d rows, %d tokens", len(rows), sum(map(len, rows)))
-    optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
+    prove(model)
+    prepare(model, config.activation_checkpointing, config.compile)
+    optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
     with MetricsWriter(output_dir) as writer:
         _run(config, rows, model, optimizer, writer, device)
     log.info("saved %s", save_checkpoint(model, folder, output_dir, config.max_steps))
@@ -101,7 +106,7 @@ def _run(
     for step in range(1, config.max_steps + 1):
         batch = next(source)
         loss = forward_backward(model, batch, config.data.seq_len, device)
-        norm, lr = optimizer.step(step)
+        norm, lr, zero_grad_ratio = optimizer.step(step)
         if not norm < float("inf") or loss != loss:
             raise TrainingDiverged(f"step {step}: the loss is {loss}, the norm of the gradient {norm}; lower optim.lr")
         if not optimizer.has_finite_parameters():
@@ -113,6 +118,7 @@ def _run(
             "loss/mean": loss,
             "optim/grad_norm": norm,
             "optim/lr": lr,
+            "optim/zero_grad_ratio": zero_grad_ratio,
             "perf/throughput": tokens / times["time/step"],
             "progress/num_tokens": float(tokens_seen),
             **times,
@@ -134,8 +140,9 @@ def forward_backward(model: Any, batch: list[Row], seq_len: int, device: torch.d
         token_ids = torch.cat([row.token_ids for row in rows]).long().to(device)
         loss_mask = torch.cat([row.loss_mask for row in rows]).to(device)
         targets = ((loss_mask == 1) & (packed.position_ids.squeeze(0) > 0)).nonzero().squeeze(1)
-        logits = predicted_logits(model, token_ids, packed, targets)
-        loss = torch.nn.functional.cross_entropy(logits, token_ids[targets], reduction="sum") / answer_tokens
+        hidden = predicted_hidden(model, token_ids, packed, targets)
+        logprobs, _ = token_logprobs(hidden, output_head(model), token_ids[targets])
+        loss = -logprobs.sum() / answer_tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total

@@ -33,6 +33,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from primerl.train.logprobs import LogitsHook
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -59,6 +61,15 @@ def truncate(scaled: Tensor, token_ids: Tensor, truncation: Truncation) -> Tenso
     kept = scaled.detach() >= _lowest_kept(scaled.detach(), truncation).unsqueeze(1)
     kept.scatter_(1, token_ids.unsqueeze(1), True)
     return scaled.masked_fill(~kept, -torch.inf)
+
+
+def replaying(token_ids: Tensor, truncation: Truncation) -> LogitsHook:
+    """What `primerl.train.logprobs.token_logprobs` calls for each chunk of these N tokens."""
+
+    def leave_out(scaled: Tensor, rows: slice) -> Tensor:
+        return truncate(scaled, token_ids[rows], truncation[rows])
+
+    return leave_out
 
 
 def _lowest_kept(scaled: Tensor, truncation: Truncation) -> Tensor:

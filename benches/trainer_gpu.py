@@ -1,0 +1,200 @@
+"""Throughput of the trainer on one device: a Qwen3-0.6B of random weights, RL and SFT on 16k packed tokens a step.
+
+    PYTHONPATH=python python benches/trainer_gpu.py                     # a GPU machine
+    PYTHONPATH=python python benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
+
+Needs torch >= 2.11, transformers, safetensors, msgpack and xxhash, and of this repository only the folder `python`
+(no compiled extension, no network, no model files). Prints, for each of the two, tokens per second, MFU by the formula
+of `primerl.train.flops` (where the device's peak is known), peak memory and the time of the parts. What is timed is
+what `primerl trainer` and `primerl sft` do with a step, but for receiving the batch and publishing weights.
+
+Sequences are 512 to 4,096 tokens long, their second half sampled (RL) or to be imitated (SFT).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics as median_of
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from primerl.train.config import LossConfig, OptimConfig
+from primerl.train.data import MicroBatch
+from primerl.train.flops import ModelShape, peak_flops
+from primerl.train.logprobs import token_logprobs
+from primerl.train.loss import Loss
+from primerl.train.memory import prepare
+from primerl.train.metrics import peak_memory
+from primerl.train.model import ATTENTION, DTYPES, PackedSequences, output_head, packed_attention, predicted_hidden
+from primerl.train.optim import Optimizer
+from primerl.train.proof import prove
+from primerl.train.statistics import Groups, Statistics
+from torch import Tensor
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "vocab_size": 1024,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def random_model(shape: str, dtype: str, device: torch.device) -> Any:
+    from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    torch.manual_seed(0)
+    config = Qwen3Config(**SHAPES[shape], use_cache=False)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+    return model.train()
+
+
+def sequence_lengths(tokens: int) -> list[int]:
+    """Between 1/32 and 1/4 of the whole, adding up to it."""
+    generator = torch.Generator().manual_seed(0)
+    lengths: list[int] = []
+    while (left := tokens - sum(lengths)) > 0:
+        length = int(torch.randint(tokens // 32, tokens // 4 + 1, (1,), generator=generator))
+        lengths.append(min(max(2, length), left) if left - length >= 2 else left)
+    return lengths
+
+
+def micro_batch(tokens: int, vocabulary: int) -> MicroBatch:
+    lengths = sequence_lengths(tokens)
+    generator = torch.Generator().manual_seed(1)
+    loss_mask = torch.cat([(torch.arange(length) >= length // 2).to(torch.uint8) for length in lengths])
+    sampled = loss_mask == 1
+    return MicroBatch(
+        token_ids=torch.randint(0, vocabulary, (tokens,), generator=generator, dtype=torch.int32),
+        loss_mask=loss_mask,
+        logprobs=torch.where(sampled, -10.0 - 2.0 * torch.rand(tokens, generator=generator), 0.0),
+        advantages=torch.randn(tokens, generator=generator),
+        versions=torch.where(sampled, 0, -1).to(torch.int32),
+        temperatures=torch.ones(tokens),
+        sequence_lengths=tuple(lengths),
+        rollouts=tuple(range(len(lengths))),
+        environments=(0,) * len(lengths),
+    )
+
+
+def policy_gradient(model: Any, batch: MicroBatch, device: torch.device) -> Callable[[], float]:
+    loss = Loss(LossConfig())
+
+    def run() -> float:
+        targets = loss.targets(batch)
+        counts, own = loss.counts([targets]).to(device), targets.to(device)
+        packed = PackedSequences.from_lengths(batch.sequence_lengths, device)
+        token_ids = batch.token_ids.long().to(device)
+        hidden = predicted_hidden(model, token_ids, packed, own.indices)
+        temperatures = batch.temperatures.to(device)[own.indices]
+        logprobs, entropy = token_logprobs(hidden, output_head(model), token_ids[own.indices], temperatures)
+        value, values = loss(own, batch, logprobs, entropy, counts, step=1)
+        value.backward()  # type: ignore[no-untyped-call]
+        statistics = Statistics(Groups(1, 0), device)
+        statistics.add(values, torch.zeros_like(own.sequences))
+        return statistics.metrics()["loss/mean"]
+
+    return run
+
+
+def imitation(model: Any, batch: MicroBatch, device: torch.device) -> Callable[[], float]:
+    def run() -> float:
+        packed = PackedSequences.from_lengths(batch.sequence_lengths, device)
+        token_ids: Tensor = batch.token_ids.long().to(device)
+        targets = batch.trained().to(device)
+        hidden = predicted_hidden(model, token_ids, packed, targets)
+        logprobs, _ = token_logprobs(hidden, output_head(model), token_ids[targets])
+        loss = -logprobs.mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    return run
+
+
+def measure(
+    name: str, run: Callable[[], float], optimizer: Optimizer, batch: MicroBatch, shape: ModelShape, given: Any
+) -> None:
+    device, tokens = torch.device(given.device), sum(batch.sequence_lengths)
+    computing, updating = [], []
+    for step in range(1, given.warmup + given.steps + 1):
+        if step == given.warmup + 1 and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        start = now(device)
+        loss = run()
+        middle = now(device)
+        optimizer.step(step)
+        if step > given.warmup:
+            computing.append(middle - start)
+            updating.append(now(device) - middle)
+    seconds = median_of.median(map(sum, zip(computing, updating, strict=True)))
+    peak = peak_flops(device, DTYPES[given.dtype])
+    flops = shape.flops(batch.sequence_lengths, len(batch.trained()))
+    mfu = "unknown" if peak is None else f"{flops / seconds / peak:.3f}"
+    print(
+        f"{name}: {tokens / seconds:.0f} tokens/s, MFU {mfu}, peak memory {peak_memory(device):.2f} GiB, "
+        f"{seconds:.3f} s a step (forward and backward {median_of.median(computing):.3f}, "
+        f"optimizer {median_of.median(updating):.3f}), {flops / 1e12:.2f} TFLOP, loss {loss:.4f}",
+        flush=True,
+    )
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--activation-checkpointing", choices=("none", "full", "selective"), default="none")
+    parser.add_argument("--compile", action="store_true")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    model = random_model(given.shape, given.dtype, device)
+    prove(model)
+    prepare(model, given.activation_checkpointing, given.compile)
+    optimizer = Optimizer(model.named_parameters(), OptimConfig(type=given.optimizer), 1000)
+    shape, batch = ModelShape.of(model), micro_batch(given.tokens, SHAPES[given.shape]["vocab_size"])
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(
+        f"{given.shape} ({sum(p.numel() for p in model.parameters()) / 1e6:.0f}M parameters), {given.dtype}, {where}, "
+        f"{given.tokens} tokens in {len(batch.sequence_lengths)} sequences, {len(batch.trained())} trained, torch "
+        f"{torch.__version__}",
+        flush=True,
+    )
+    measure("RL", policy_gradient(model, batch, device), optimizer, batch, shape, given)
+    measure("SFT", imitation(model, batch, device), optimizer, batch, shape, given)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

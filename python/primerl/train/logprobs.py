@@ -1,0 +1,195 @@
+"""Log-probabilities and entropies of tokens from hidden states, a few tokens at a time.
+
+With 16k tokens and a vocabulary of 152k, logits are 10 GB in fp32, and so is their gradient. Here neither exists:
+logits are computed for a chunk of tokens, reduced to one number a token, dropped, and computed again in the backward
+pass, where the chunk's share of the gradients of hidden states and output weights is added up at once.
+
+Axes: N tokens, H hidden size, V vocabulary, n tokens of a chunk.
+
+With raw logits r = scale * (W h + b), capped logits x = cap * tanh(r / cap) where the model caps them (x = r else),
+and z = x / temperature, for the token a of each row:
+
+    logprob = z_a - logsumexp(z)              d logprob / dz = onehot(a) - p
+    entropy = -sum(p * log p)                 d entropy / dz = -p * (log p + entropy)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 2**26
+"""Logits of a chunk: 256 MiB in fp32. About three times that is alive at once."""
+
+LOWEST = -1e30
+"""Stands for minus infinity, whose product with the probability 0 is not a number."""
+
+LogitsHook = Callable[[Tensor, slice], Tensor]
+"""`(logits [n, V], rows) -> logits`: leaves tokens out of the distribution by setting their logits to minus infinity.
+
+The logits are fp32 and already divided by the temperatures; `rows` are the chunk's rows among the N. They may be
+changed in place. A hook is called in the forward and again in the backward pass and has to answer the same; it may
+change no value but to minus infinity, for the gradient of what it leaves is taken to be its own.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """What a model makes of its last hidden states: `softcap * tanh(scale * (W h + b) / softcap)`."""
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, H] -> [n, V], in fp32 (fp64 stays as it is)."""
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: OutputHead,
+    token_ids: Tensor,
+    temperatures: Tensor | None = None,
+    *,
+    hook: LogitsHook | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token and entropy of its distribution, in nats; both [N] fp32 and differentiable.
+
+    Args:
+        hidden: [N, H], the state each token is predicted from.
+        token_ids: [N] int64.
+        temperatures: [N], above 0; the engine sampled from softmax(logits / temperature). 1 when left out.
+        chunk_tokens: tokens of a chunk, instead of what `CHUNK_ELEMENTS` allows.
+    """
+    if chunk_tokens is None:
+        chunk_tokens = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+    if temperatures is None:
+        temperatures = torch.ones(token_ids.shape, device=hidden.device)
+    plan = _Plan(head.scale, head.softcap, hook, chunk_tokens)
+    given = (hidden, head.weight, head.bias, token_ids, temperatures, plan)
+    return _TokenLogprobs.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    scale: float
+    softcap: float | None
+    hook: LogitsHook | None
+    chunk_tokens: int
+
+    def chunks(self, tokens: int) -> list[slice]:
+        return [slice(start, min(start + self.chunk_tokens, tokens)) for start in range(0, tokens, self.chunk_tokens)]
+
+    def logits(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, rows: slice
+    ) -> tuple[Tensor, Tensor | None]:
+        """z of the chunk, [n, V], and the derivative of the cap, where there is one."""
+        head = OutputHead(weight, bias, self.scale, self.softcap)
+        logits, slope = head.logits(hidden[rows]), None
+        if self.softcap is not None:
+            slope = (logits / self.softcap).square_().neg_().add_(1.0)
+        logits = logits.div_(temperatures[rows].unsqueeze(1))
+        if self.hook is not None:
+            logits = self.hook(logits, rows).clamp_(min=LOWEST)
+        return logits, slope
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        temperatures: Tensor,
+        plan: _Plan,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropies, normalizers = (
+            torch.empty(token_ids.shape, dtype=dtype, device=hidden.device) for _ in range(3)
+        )
+        for rows in plan.chunks(token_ids.shape[0]):
+            logits, _ = plan.logits(hidden, weight, bias, temperatures, rows)
+            normalizer = torch.logsumexp(logits, dim=1)
+            normalizers[rows] = normalizer
+            log_shares = logits.sub_(normalizer.unsqueeze(1))
+            logprobs[rows] = log_shares.gather(1, token_ids[rows].unsqueeze(1)).squeeze(1)
+            entropies[rows] = -log_shares.exp().mul_(log_shares).sum(dim=1)
+        ctx.plan = plan
+        ctx.save_for_backward(hidden, weight, bias, token_ids, temperatures, normalizers, entropies)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        by_logprob, by_entropy = gradients
+        hidden, weight, bias, token_ids, temperatures, normalizers, entropies = ctx.saved_tensors
+        wanted_hidden, wanted_weight, wanted_bias = ctx.needs_input_grad[:3]
+        dtype = normalizers.dtype
+        for_hidden = torch.empty_like(hidden) if wanted_hidden else None
+        # Added up over the chunks in fp32, whatever the weights are in.
+        for_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if wanted_weight else None
+        for_bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device) if wanted_bias else None
+        for rows in ctx.plan.chunks(token_ids.shape[0]):
+            logits, slope = ctx.plan.logits(hidden, weight, bias, temperatures, rows)
+            gradient = _logits_gradient(
+                logits.sub_(normalizers[rows].unsqueeze(1)),
+                token_ids[rows].unsqueeze(1),
+                entropies[rows].unsqueeze(1),
+                None if by_logprob is None else by_logprob[rows].unsqueeze(1),
+                None if by_entropy is None else by_entropy[rows].unsqueeze(1),
+            )
+            gradient.div_(temperatures[rows].unsqueeze(1)).mul_(ctx.plan.scale)
+            if slope is not None:
+                gradient.mul_(slope)
+            if for_bias is not None:
+                for_bias += gradient.sum(dim=0)
+            gradient = gradient.to(weight.dtype)
+            if for_hidden is not None:
+                for_hidden[rows] = gradient @ weight
+            if for_weight is None:
+                continue
+            if for_weight.dtype == gradient.dtype:
+                for_weight.addmm_(gradient.T, hidden[rows])
+            else:
+                for_weight += gradient.T @ hidden[rows]
+        return (
+            for_hidden,
+            None if for_weight is None else for_weight.to(weight.dtype),
+            None if for_bias is None else for_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _logits_gradient(
+    log_shares: Tensor, token_ids: Tensor, entropy: Tensor, by_logprob: Tensor | None, by_entropy: Tensor | None
+) -> Tensor:
+    """Gradient with respect to z, [n, V], from those with respect to log-probability and entropy, [n, 1].
+
+    `log_shares`, log p, is used up.
+    """
+    shares = log_shares.exp()
+    if by_entropy is None:
+        factor: Tensor | None = None
+    else:
+        factor = log_shares.add_(entropy).mul_(-by_entropy)
+    if by_logprob is None:
+        return shares.zero_() if factor is None else shares.mul_(factor)
+    gradient = shares.mul_(-by_logprob if factor is None else factor.sub_(by_logprob))
+    return gradient.scatter_add_(1, token_ids, by_logprob.to(gradient.dtype))

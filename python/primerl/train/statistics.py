@@ -1,0 +1,126 @@
+"""What is measured of a step's tokens, as sums, so that micro-batches and data ranks add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from primerl.train.distributed import Ranks
+from primerl.train.loss import COMPONENTS, TokenValues
+
+COLUMNS = (
+    "tokens",
+    "mismatch_kl",
+    "mismatch_kl_squared",
+    "abs_log_ratio",
+    "entropy",
+    "positive",
+    "masked_positive",
+    "masked_negative",
+)
+MOST_STALE = 16
+"""Tokens that are staler count as this stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of the tables below: all tokens, those of each environment, those of each staleness."""
+
+    environments: int
+    staleness: int
+    """The highest."""
+
+    @property
+    def count(self) -> int:
+        return 1 + self.environments + self.staleness + 1
+
+    def names(self, environment_names: Sequence[str]) -> list[str]:
+        """An environment without a name goes by its number."""
+        own = [
+            environment_names[i] if i < len(environment_names) else f"environment_{i}" for i in range(self.environments)
+        ]
+        return ["all", *own, *(f"staleness_{n}" for n in range(self.staleness + 1))]
+
+
+class Statistics:
+    """Tables of sums and of largest values, in fp64."""
+
+    def __init__(self, groups: Groups, device: torch.device | str = "cpu") -> None:
+        self.groups = groups
+        # MPS aside, every device torch trains on has fp64, and sums of millions of tokens want it.
+        self.sums = torch.zeros(groups.count, len(COLUMNS), dtype=torch.float64, device=device)
+        self.largest = torch.zeros(groups.count, dtype=torch.float64, device=device)  # of mismatch_kl, at least 0
+        self.losses = torch.zeros(1 + len(COMPONENTS), dtype=torch.float64, device=device)
+        self.extra: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, values: TokenValues, environments: Tensor) -> None:
+        """`environments`: [M] int64, index of each token's environment."""
+        for index, name in enumerate(("loss", *(f"loss/{component}" for component in COMPONENTS))):
+            if name in values.columns:
+                self.losses[index] += values.columns[name].double().sum()
+        columns = {name: column[values.sampled] for name, column in values.columns.items()}
+        columns["tokens"] = torch.ones_like(columns["mismatch_kl"])
+        columns["mismatch_kl_squared"] = columns["mismatch_kl"].double().square()
+        rows = torch.stack([columns[name].double() for name in COLUMNS], dim=1)
+        stale = columns["staleness"].clamp(0, self.groups.staleness)
+        kl = columns["mismatch_kl"].double()
+        for ids in (
+            torch.zeros_like(stale),
+            1 + environments[values.sampled],
+            1 + self.groups.environments + stale,
+        ):
+            self.sums.index_add_(0, ids, rows)
+            self.largest.scatter_reduce_(0, ids, kl, "amax")
+        for name, column in columns.items():
+            if name.startswith("metric/"):
+                own = self.extra.setdefault(name.removeprefix("metric/"), column.new_zeros((), dtype=torch.float64))
+                own += column.sum()
+
+    def over(self, ranks: Ranks) -> Statistics:
+        """Of all data ranks, whose groups have to be the same."""
+        whole = Statistics(self.groups, self.sums.device)
+        whole.sums, whole.losses = ranks.sum(self.sums), ranks.sum(self.losses)
+        whole.largest = ranks.largest(self.largest)
+        # A rank whose micro-batches are empty knows of none of these.
+        for name in ranks.union(self.extra):
+            whole.extra[name] = ranks.sum(self.extra.get(name, self.losses.new_zeros(())))
+        return whole
+
+    def metrics(self, environment_names: Sequence[str] = ()) -> dict[str, float]:
+        """Metrics under their published names; masked shares are of the tokens with that sign of advantage."""
+        total, *components = self.losses.tolist()
+        found = {"loss/mean": total}
+        found |= {f"loss/{name}/mean": value for name, value in zip(COMPONENTS, components, strict=True) if value}
+        for name, row, largest in zip(
+            self.groups.names(environment_names), self.sums.tolist(), self.largest.tolist(), strict=True
+        ):
+            sums = dict(zip(COLUMNS, row, strict=True))
+            if sums["tokens"] or name == "all":
+                found |= _means(name, sums, largest)
+        tokens = max(float(self.sums[0, 0]), 1.0)
+        found |= {f"{name}/all/mean": float(value) / tokens for name, value in self.extra.items()}
+        return found
+
+
+def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float]:
+    tokens = max(sums["tokens"], 1.0)
+    positive, negative = max(sums["positive"], 1.0), max(sums["tokens"] - sums["positive"], 1.0)
+    mean = sums["mismatch_kl"] / tokens
+    variance = sums["mismatch_kl_squared"] / tokens - mean * mean
+    # Of all tokens, the published names of masked shares have no group in them.
+    group = "" if name == "all" else f"{name}/"
+    return {
+        f"mismatch_kl/{name}/mean": mean,
+        f"mismatch_kl/{name}/std": math.sqrt(variance) if variance > 0 else (0.0 if variance <= 0 else math.nan),
+        f"mismatch_kl/{name}/max": largest,
+        f"mismatch_abs_log_ratio/{name}/mean": sums["abs_log_ratio"] / tokens,
+        f"entropy/{name}/mean": sums["entropy"] / tokens,
+        f"masked/{name}/mean": (sums["masked_positive"] + sums["masked_negative"]) / tokens,
+        f"masked_advantage_positive/{group}mean": sums["masked_positive"] / positive,
+        f"masked_advantage_negative/{group}mean": sums["masked_negative"] / negative,
+    }
