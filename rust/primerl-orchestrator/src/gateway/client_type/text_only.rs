@@ -161,6 +161,7 @@ fn take_in(
         logprobs: Arc::default(),
         versions: VersionRuns::default(),
         temperature: request.sampling.temperature as f32,
+        truncation: request.sampling.truncation,
         finish: match stop {
             Some(_) => FinishReason::StopSequence,
             None => answer.finish,
