@@ -1,4 +1,5 @@
-"""Settings of the trainer and of supervised fine-tuning: plain dataclasses read from a mapping (a parsed TOML file).
+"""Settings of the trainer: plain dataclasses read from a mapping (a parsed TOML file). Those of supervised fine-tuning
+are in `sft_config`.
 
 This package cannot use the config library of the command line, which reads the same keys; a test compares the two.
 """
@@ -9,8 +10,6 @@ import dataclasses
 import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from primerl.models.tiny import TinyConfig
 
 Config = TypeVar("Config")
 
@@ -71,6 +70,8 @@ class CheckpointConfig:
     interval: int | None = None
     """Steps between checkpoints; none are saved where it is left out."""
     keep_last: int = 1
+    keep_interval: int | None = None
+    """Those at multiples of this step are kept too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,63 +109,13 @@ class TrainerConfig:
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
         _at_least(config.ckpt, "keep_last", 1, "ckpt.")
-        if config.ckpt.interval is not None:
-            _at_least(config.ckpt, "interval", 1, "ckpt.")
+        for name in ("interval", "keep_interval"):
+            if getattr(config.ckpt, name) is not None:
+                _at_least(config.ckpt, name, 1, "ckpt.")
         for name in ("mask_low", "mask_high", "kl_tau"):
             _at_least(config.loss, name, 0.0, "loss.")
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
-        return config
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTModelConfig:
-    """The model to start from: `path`, or `tiny` to make one from scratch (exactly one of them)."""
-
-    path: str | None = None
-    tiny: TinyConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Rows to imitate."""
-
-    path: str
-    """JSON lines, each with `messages`, or with `prompt` and `completion`."""
-    batch_size: int = 32
-    """Rows a step."""
-    seq_len: int = 2048
-    """Tokens of a packed micro-batch; no row may be longer."""
-    shuffle: bool = True
-    seed: int | None = None
-    """Order of the rows; the run's own `seed` when left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTConfig:
-    """Settings of `primerl sft`."""
-
-    output_dir: str
-    max_steps: int
-    model: SFTModelConfig
-    data: DataConfig
-    seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: int = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> SFTConfig:
-        config = read(cls, values)
-        _check_optim(config.optim)
-        for owner, name, prefix in ((config, "max_steps", ""), (config.data, "batch_size", "data.")):
-            _at_least(owner, name, 1, prefix)
-        _at_least(config, "threads", 0)
-        _at_least(config.data, "seq_len", 2, "data.")
-        if (config.model.path is None) == (config.model.tiny is None):
-            raise ConfigError("model: give either `path` (a model folder) or a table `[model.tiny]`, not both")
         return config
 
 
@@ -203,6 +154,11 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if value not in get_args(hint):
             raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, get_args(hint)))}")
         return value
+    if origin is list:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{name} is {value!r}; it must be a list")
+        (kind,) = get_args(hint)
+        return [_convert(kind, item, f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is tuple:
         kinds = get_args(hint)
         if not isinstance(value, list | tuple) or len(value) != len(kinds):

@@ -98,7 +98,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             model = load_model(config.model.path, config.dtype, ranks.device)
         optimizer = Optimizer(model.parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
-        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last)
+        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval)
         trainer = Trainer(config, ranks, client, heartbeat, model, optimizer, publisher, checkpoints)
         began_after = trainer.restore()
         with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
