@@ -122,7 +122,8 @@ def train(config: SFTConfig) -> None:
     run = Run(config, last, rows, mixture, validation, model, optimizer, checkpoints, device, rendered_at)
     if state is not None:
         run.restore(state)
-    with MetricsWriter(output_dir, after=run.step) as writer:
+    # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
+    with MetricsWriter(output_dir, after=-1 if state is None else run.step) as writer:
         run.train(writer)
 
 
