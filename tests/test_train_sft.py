@@ -185,6 +185,7 @@ def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
         ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval is 0"),
         ({"ckpt": {"resume_step": 0}}, "ckpt.resume_step is 0"),
         ({"ckpt": {"keep_interval": 0}}, "ckpt.keep_interval is 0"),
+        ({"ckpt": {"resume_step": -1, "weights_only": True}}, "ckpt.weights_only saves nothing to go on from"),
     ],
 )
 def test_bad_settings_exit_2(

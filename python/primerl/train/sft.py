@@ -327,7 +327,10 @@ def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> Trainer
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     if config.ckpt.resume_step == -1:
-        return checkpoints.newest()
+        newest = checkpoints.newest()
+        if newest is None:
+            log.info("there is no checkpoint in %s: beginning with step 1", config.output_dir)
+        return newest
     return checkpoints.load(config.ckpt.resume_step)
 
 

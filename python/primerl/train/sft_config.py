@@ -208,3 +208,5 @@ def _check_checkpoints(ckpt: SFTCheckpointConfig) -> None:
             _at_least(ckpt, name, 1, "ckpt.")
     if ckpt.resume_step is not None and ckpt.resume_step < 1 and ckpt.resume_step != -1:
         raise ConfigError(f"ckpt.resume_step is {ckpt.resume_step}; give a step, or -1 for the newest checkpoint")
+    if ckpt.resume_step is not None and ckpt.weights_only:
+        raise ConfigError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
