@@ -258,6 +258,13 @@ def test_a_checkpoint_of_the_former_layout_is_read(tmp_path: Path) -> None:
     assert newest == TrainerState(**former)
 
 
+def test_a_checkpoint_of_the_policy_trainer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    Checkpoints(tmp_path / "run", None).save(TrainerState(5, {}, {}, 0, 0))
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert "the checkpoint of step 5 is not of a supervised fine-tuning" in capsys.readouterr().out
+
+
 def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:
     for step in (0, 2, 4, 5, 8, 9):
         (tmp_path / f"step_{step}").mkdir()

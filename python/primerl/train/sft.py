@@ -327,11 +327,15 @@ def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> Trainer
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     if config.ckpt.resume_step == -1:
-        newest = checkpoints.newest()
-        if newest is None:
+        state = checkpoints.newest()
+        if state is None:
             log.info("there is no checkpoint in %s: beginning with step 1", config.output_dir)
-        return newest
-    return checkpoints.load(config.ckpt.resume_step)
+            return None
+    else:
+        state = checkpoints.load(config.ckpt.resume_step)
+    if not state.data:
+        raise CheckpointError(f"the checkpoint of step {state.step} is not of a supervised fine-tuning")
+    return state
 
 
 def _model_folder(config: SFTConfig) -> Path:
