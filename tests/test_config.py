@@ -22,8 +22,9 @@ from primerl.config.inference import InferenceConfig
 from primerl.config.load import ConfigError, load
 from primerl.config.orchestrator import OrchestratorConfig
 from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
 from primerl.config.simulate import SimulateConfig
-from primerl.config.trainer import SFTConfig, TrainerConfig
+from primerl.config.trainer import TrainerConfig
 from pydantic import BaseModel, ValidationError
 
 CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, EnvWorkerConfig, SimulateConfig]
@@ -343,7 +344,7 @@ def model_defaults(cls: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 # Config class, reader, and keys the command itself acts on before the reader is called.
 READERS = {
     "trainer": (TrainerConfig, "primerl.train.config:TrainerConfig", set()),
-    "sft": (SFTConfig, "primerl.train.config:SFTConfig", {"clean_output_dir", "dry_run"}),
+    "sft": (SFTConfig, "primerl.train.sft_config:SFTConfig", {"clean_output_dir", "dry_run"}),
     "inference": (InferenceConfig, "primerl.inference.server:InferenceConfig", set()),
     "env-worker": (EnvWorkerConfig, "primerl.envs.worker:WorkerConfig", set()),
 }

@@ -60,7 +60,9 @@ def test_trainer_needs_no_config_library_and_no_extension(repository: Path) -> N
     code = """
 import sys
 import primerl.train.rl
-found = {"pydantic_config", "verifiers", "primerl._core", "primerl.config", "aiohttp"} & set(sys.modules)
+import primerl.train.sft
+heavy = {"datasets", "rich"}
+found = {"pydantic_config", "verifiers", "primerl._core", "primerl.config", "aiohttp", *heavy} & set(sys.modules)
 assert not found, found
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,11 +1,10 @@
-"""Supervised fine-tuning: rows, masks, batches, and a run from a config to a checkpoint that has learned."""
+"""Supervised fine-tuning: the gradient, and runs from a config to weights that have learned."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,14 @@ import pytest
 import torch
 from primerl.models.tiny import IM_END, write_model
 from primerl.train import sft
-from primerl.train.conversations import RowError
+from primerl.train.mixture import Mixture
 from primerl.train.model import load_model
-from primerl.train.rows import Row, batches, load_rows, micro_batches
+from primerl.train.packing import step_batches
+from primerl.train.validation import Validation
+from sft_helpers import assistant, load, metrics, settings, user, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +37,6 @@ def own_logging() -> Iterator[None]:
     logger.handlers, logger.level, logger.propagate = before
 
 
-def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}
-
-
 def test_masks_cover_the_answers_and_their_ends(folder: Path, tmp_path: Path) -> None:
     conversation = [
         {"role": "system", "content": "be brief"},
@@ -55,7 +45,8 @@ def test_masks_cover_the_answers_and_their_ends(folder: Path, tmp_path: Path) ->
         user("more"),
         assistant("é!"),
     ]
-    (row,) = load_rows(write_rows(tmp_path / "rows.jsonl", {"messages": conversation}), folder, 200)
+    rows = load(folder, write_rows(tmp_path / "rows.jsonl", {"messages": conversation}), tmp_path / "bad")
+    row = rows.row(0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert row.token_ids.tolist() == tokenizer.apply_chat_template(conversation, return_dict=False)
     trained = row.token_ids[row.loss_mask == 1].tolist()
@@ -63,124 +54,101 @@ def test_masks_cover_the_answers_and_their_ends(folder: Path, tmp_path: Path) ->
     assert trained.count(IM_END) == 2
 
 
-def test_prompt_and_completion_are_messages_in_short(folder: Path, tmp_path: Path) -> None:
-    path = write_rows(
-        tmp_path / "rows.jsonl",
-        {"messages": [user("Reverse: abc"), assistant("cba")]},
-        {"prompt": "Reverse: abc", "completion": "cba", "source": "columns beside these are left alone"},
-        {"prompt": [user("Reverse: abc")], "completion": [assistant("cba")]},
-    )
-    path.write_text(path.read_text() + "\n  \n")
-    first, second, third = load_rows(path, folder, 200)
-    for other in (second, third):
-        assert torch.equal(first.token_ids, other.token_ids)
-        assert torch.equal(first.loss_mask, other.loss_mask)
-
-
-GOOD = json.dumps({"prompt": "a", "completion": "b"})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no rows"),
-        (GOOD + "\n{", "line 2: not JSON"),
-        (GOOD + "\n\n[1]", "line 3: expected an object"),
-        (GOOD + '\n{"prompt": "a"}', r"line 2: needs `messages`, or `prompt` and `completion`; it has \['prompt'\]"),
-        (GOOD + '\n{"messages": ["a"]}', "line 2: messages must be a list of objects"),
-        (GOOD + '\n{"messages": [{"role": "user", "content": "a"}]}', "line 2: nothing to train"),
-        (GOOD + '\n{"prompt": "a", "completion": "' + "b" * 300 + '"}', r"line 2: 31\d tokens, data.seq_len is 200"),
-        (GOOD + '\n{"messages": [], "tools": [{}]}', "line 2: rows with `tools`"),
-        (GOOD + '\n{"prompt": "a", "completion": 5}', "line 2: "),
-    ],
-)
-def test_bad_rows_are_named(folder: Path, tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(text)
-    with pytest.raises(RowError, match=rf"rows\.jsonl.*{message}"):
-        load_rows(path, folder, 200)
-
-
-def test_missing_file_is_named(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RowError, match=r"data\.path: .*nowhere cannot be read"):
-        load_rows(tmp_path / "nowhere", folder, 200)
-
-
-def numbered(count: int, length: int = 3) -> list[Row]:
-    return [Row(torch.full((length,), index, dtype=torch.int32), torch.ones(length)) for index in range(count)]
-
-
-def names(batch: list[Row]) -> list[int]:
-    return [int(row.token_ids[0]) for row in batch]
-
-
-def test_every_epoch_has_every_row_once() -> None:
-    rows = numbered(7)
-    order = [name for batch in islice(batches(rows, 3, shuffle=True, seed=1), 7) for name in names(batch)]
-    epochs = [order[start : start + 7] for start in (0, 7, 14)]
-    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    again = [name for batch in islice(batches(rows, 3, shuffle=True, seed=1), 7) for name in names(batch)]
-    assert order == again
-    assert names(next(batches(rows, 9, shuffle=False, seed=1))) == [0, 1, 2, 3, 4, 5, 6, 0, 1]
-
-
-def test_micro_batches_hold_every_row_and_keep_the_limit() -> None:
-    rows = [row for length in (5, 9, 2, 7, 3, 1, 9) for row in numbered(1, length)]
-    packed = micro_batches(rows, 10)
-    assert sorted(len(row) for group in packed for row in group) == [1, 2, 3, 5, 7, 9, 9]
-    assert all(sum(map(len, group)) <= 10 for group in packed)
-    assert len(packed) == 4
+def reference_losses(model: Any, rows: Any) -> tuple[torch.Tensor, int]:
+    """Summed over all rows, one at a time through `transformers`' own loss."""
+    losses, tokens = [], 0
+    for index in range(len(rows)):
+        row = rows.row(index)
+        labels = torch.where(row.loss_mask == 1, row.token_ids.long(), -100).unsqueeze(0)
+        trained = int((row.loss_mask == 1).sum())
+        losses.append(model(input_ids=row.token_ids.long().unsqueeze(0), labels=labels).loss * trained)
+        tokens += trained
+    return torch.stack(losses).sum(), tokens
 
 
 def test_gradient_is_that_of_the_mean_over_answer_tokens(folder: Path, tmp_path: Path) -> None:
     """Split in several micro-batches, against one row at a time through `transformers`' own loss."""
     texts = [("ab", "c"), ("d", "efghijkl"), ("Reverse: xyz", "zyx"), ("", "m")]
     path = write_rows(tmp_path / "rows.jsonl", *({"prompt": p, "completion": c} for p, c in texts))
-    rows = load_rows(path, folder, 200)
+    rows = load(folder, path, tmp_path / "bad")
+    mixture = Mixture(rows, None, shuffle=False, seed=0)
+    batch = next(step_batches(mixture, rows, batch_size=1000, seq_len=40, epochs=1, device=CPU))
+    assert len(batch.micro_batches) > 1
     ours = load_model(folder)
-    loss = sft.forward_backward(ours, rows, 40, torch.device("cpu"))
+    loss = sft.forward_backward(ours, batch)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    losses = []
-    for row in rows:
-        labels = torch.where(row.loss_mask == 1, row.token_ids.long(), -100).unsqueeze(0)
-        output = theirs(input_ids=row.token_ids.long().unsqueeze(0), labels=labels)
-        losses.append(output.loss * (row.loss_mask == 1).sum())
-    expected = torch.stack(losses).sum() / sum(len(completion) + 1 for _, completion in texts)
+    summed, tokens = reference_losses(theirs, rows)
+    assert tokens == batch.trained_tokens == sum(len(completion) + 1 for _, completion in texts)
+    expected = summed / tokens
     expected.backward()
     assert loss == pytest.approx(expected.item(), abs=1e-5)
     for ours_parameter, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (ours_parameter.grad - parameter.grad).abs().max().item() <= 1e-5
 
 
-def settings(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "output_dir": str(tmp_path / "run"),
-        "max_steps": 40,
-        "threads": 1,
-        "model": {"tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}},
-        "data": {"path": str(tmp_path / "rows.jsonl"), "batch_size": 4, "seq_len": 64},
-        "optim": {"lr": 2e-2, "warmup_steps": 5, "schedule": "linear", "weight_decay": 0.01},
-        **changes,
-    }
+def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
+    from primerl.train.sft_config import SubsetConfig
+
+    for name, texts in (("a", ["b", "cdefgh"]), ("b", ["xyz"])):
+        write_rows(tmp_path / f"{name}.jsonl", *({"prompt": "p", "completion": text} for text in texts))
+    both = [SubsetConfig(path=str(tmp_path / f"{name}.jsonl")) for name in ("a", "b")]
+    model = load_model(folder)
+    measured = Validation(load(folder, both, tmp_path / "bad"), 40, CPU).measure(model)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for name, data in (("val/loss", both), ("val/a/loss", both[:1]), ("val/b/loss", both[1:])):
+        summed, tokens = reference_losses(theirs, load(folder, data, tmp_path / "bad"))
+        assert measured[name] == pytest.approx(summed.item() / tokens, abs=1e-5), name
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_learns_its_rows_and_says_them(tmp_path: Path) -> None:
     answers = {"a": "one", "b": "two", "c": "three", "d": "four"}
     write_rows(tmp_path / "rows.jsonl", *({"prompt": p, "completion": c} for p, c in answers.items()))
     assert sft.main(settings(tmp_path)) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 41))
     assert lines[0]["loss/mean"] > 4
     assert lines[-1]["loss/mean"] < 0.1
     assert lines[4]["optim/lr"] == pytest.approx(2e-2 * (1 - 0.9 * 5 / 40))
     assert sorted(path.name for path in (tmp_path / "run" / "weights").iterdir()) == ["step_0", "step_40"]
+    assert not (tmp_path / "run" / "checkpoints").exists()
     checkpoint = tmp_path / "run" / "weights" / "step_40"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     for prompt, answer in answers.items():
         inputs = tokenizer.apply_chat_template([user(prompt)], add_generation_prompt=True, return_tensors="pt")
         output = model.generate(**inputs, max_new_tokens=10, do_sample=False)
         assert tokenizer.decode(output[0, inputs["input_ids"].shape[1] :]) == answer + "<|im_end|>"
+
+
+def test_two_datasets_are_mixed_validated_and_measured(tmp_path: Path) -> None:
+    for name, count in (("long", 4), ("short", 3)):
+        rows = ({"prompt": str(n), "completion": name * (2 if name == "long" else 1)} for n in range(count))
+        write_rows(tmp_path / f"{name}.jsonl", *rows)
+    subsets = [{"path": str(tmp_path / f"{name}.jsonl"), "ratio": ratio} for name, ratio in (("long", 3), ("short", 1))]
+    val = {"interval": 3, "data": {"path": str(tmp_path / "short.jsonl")}}
+    data = {"subsets": subsets, "epochs": 4}
+    assert sft.main(settings(tmp_path, data=data, val=val, max_steps=None)) == 0
+    lines = metrics(tmp_path / "run")
+    steps = lines[-1]["step"]
+    assert [line["step"] for line in lines] == list(range(steps + 1))
+    assert [line["step"] for line in lines if "val/loss" in line] == sorted({*range(0, steps + 1, 3), steps})
+    assert lines[-1]["val/loss"] < lines[0]["val/loss"]
+    last = lines[-1]
+    assert last["progress/epoch"] == 4.0
+    assert last["progress/num_samples"] == 28
+    assert last["progress/long/ratio_samples"] == 0.75
+    assert last["progress/long/ratio_tokens"] + last["progress/short/ratio_tokens"] == pytest.approx(1)
+    assert last["progress/long/ratio_tokens"] > 0.75
+    expected = {"loss/mean", "optim/lr", "optim/grad_norm", "perf/throughput", "progress/num_tokens"}
+    expected |= {"time/step", "time/forward_backward", "time/wait_for_batch", "time/optimizer"}
+    assert expected <= set(last)
+
+
+def test_a_sample_count_bounds_the_run_where_it_comes_first(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", *({"prompt": str(n), "completion": "x"} for n in range(8)))
+    assert sft.main(settings(tmp_path, data={"epochs": 100}, max_steps=2)) == 0
+    assert (tmp_path / "run" / "weights" / "step_2").is_dir()
 
 
 def test_same_seed_same_weights(tmp_path: Path) -> None:
@@ -206,6 +174,18 @@ def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
         ({"steps": 3}, "unknown setting `steps`"),
         ({"model": {"path": "nowhere"}}, "nowhere"),
         ({"model": {"tiny": {"vocab_size": 10}}}, "model.tiny: vocab_size is 10"),
+        ({"max_steps": None}, "set `max_steps` or `data.epochs`"),
+        ({"data": {"batch_size": 32}}, "data.batch_size is 32, data.seq_len 64"),
+        ({"data": {"loss_mask": {"assistant": False}}}, "data.loss_mask leaves nothing"),
+        ({"data": {"subsets": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}]}}, "2 of them are called 'x'"),
+        ({"data": {"subsets": [{"path": "a", "ratio": 1}, {"path": "b"}]}}, "give `ratio` for all of them"),
+        ({"data": {"subsets": [{"path": "a", "ratio": 0}]}}, "data.subsets[0].ratio is 0.0"),
+        ({"data": {"name": "x", "subsets": [{"path": "a"}]}}, "`name` and `split` belong into each subset"),
+        ({"val": {"data": {"subsets": [{"path": "a", "ratio": 1}]}}}, "leave `ratio` out"),
+        ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval is 0"),
+        ({"ckpt": {"resume_step": 0}}, "ckpt.resume_step is 0"),
+        ({"ckpt": {"keep_interval": 0}}, "ckpt.keep_interval is 0"),
+        ({"ckpt": {"resume_step": -1, "weights_only": True}}, "ckpt.weights_only saves nothing to go on from"),
     ],
 )
 def test_bad_settings_exit_2(
@@ -216,12 +196,28 @@ def test_bad_settings_exit_2(
     captured = capsys.readouterr()
     assert message in captured.out + captured.err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run" / "weights").exists(), "the same command can be given again"
 
 
-def test_bad_row_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(tmp_path / "rows.jsonl", {"prompt": "a"})
+def test_too_many_bad_rows_exit_2_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a"}, *[{"prompt": "a", "completion": "b"}] * 9)
     assert sft.main(settings(tmp_path)) == 2
-    assert "rows.jsonl, line 1: needs `messages`" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "data.max_bad_share is 1.00%" in printed
+    assert "rows, line 1: needs `messages`" in printed
+    (named,) = [json.loads(line) for line in (tmp_path / "run" / "bad_rows.jsonl").read_text().splitlines()]
+    assert (named["dataset"], named["line"], named["kind"]) == ("rows", 1, "not a conversation")
+    assert not (tmp_path / "run" / "weights").exists()
+    assert sft.main(settings(tmp_path, data={"max_bad_share": 0.1}, max_steps=1)) == 0
+    assert "rows: 1 of 10 rows cannot be used" in capsys.readouterr().out
+
+
+def test_an_unusable_dataset_cannot_have_a_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "a.jsonl", {"prompt": "a"})
+    write_rows(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b"})
+    subsets = [{"path": str(tmp_path / f"{name}.jsonl"), "ratio": 1} for name in "ab"]
+    assert sft.main(settings(tmp_path, data={"subsets": subsets, "max_bad_share": 1.0})) == 2
+    assert "no row of a can be used, and it has a ratio" in capsys.readouterr().out
 
 
 def test_results_of_an_earlier_run_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

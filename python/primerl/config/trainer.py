@@ -1,13 +1,13 @@
-"""Trainers: RL and supervised."""
+"""The trainer of a run, and what supervised fine-tuning shares with it (`sft.py`)."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from primerl.config.base import Seconds, Section, Seed, Threads, check_dry_run
+from primerl.config.base import Seconds, Section, Seed, Threads
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -120,6 +120,8 @@ class Checkpoints(Section):
     """Steps between checkpoints; without any, a run that was stopped trains again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
     """Newest checkpoints that are kept."""
+    keep_interval: PositiveInt | None = None
+    """Checkpoints at multiples of this step are kept beside the newest."""
 
 
 class TrainerLog(Section):
@@ -172,95 +174,3 @@ class TrainerConfig(TrainerSettings):
     environments: list[str] = []
     """Names of the orchestrator's environments, in its order, for the metrics."""
     model: TrainedModel
-
-
-class TinyModel(Section):
-    """Shape of a small Qwen3 model that is made from scratch, with a byte-level tokenizer."""
-
-    hidden_size: PositiveInt = 64
-    """Width of the residual stream."""
-    intermediate_size: PositiveInt = 192
-    """Width of the feed-forward layers."""
-    num_hidden_layers: PositiveInt = 2
-    """Layers."""
-    num_attention_heads: PositiveInt = 4
-    """Query heads."""
-    num_key_value_heads: PositiveInt = 2
-    """Key and value heads."""
-    head_dim: PositiveInt = 32
-    """Width of a head."""
-    vocab_size: PositiveInt = 264
-    """Rows of the embedding; the tokenizer has 262 entries."""
-    tie_word_embeddings: bool = True
-    """Use the embedding as output layer too."""
-    rope_theta: float = Field(default=10000.0, gt=0)
-    """Base of the rotary position embedding."""
-    rms_norm_eps: float = Field(default=1e-6, gt=0)
-    """Term added in the normalisation."""
-    max_position_embeddings: PositiveInt = 2048
-    """Longest sequence, in tokens."""
-    initializer_range: float = Field(default=0.08, gt=0)
-    """Standard deviation of the initial weights."""
-
-
-class SFTModel(Section):
-    """The model to start from: exactly one of `path` and `tiny`."""
-
-    path: str | None = None
-    """Model folder."""
-    tiny: TinyModel | None = None
-    """Shape of a model that is made from scratch."""
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError("give either `path` (a model folder) or a table `[model.tiny]`, not both")
-        return self
-
-
-class SFTData(Section):
-    """Rows to imitate."""
-
-    path: str
-    """JSON lines, each with `messages`, or with `prompt` and `completion`."""
-    batch_size: PositiveInt = 32
-    """Rows per step."""
-    seq_len: int = Field(default=2048, ge=2)
-    """Longest micro-batch, in tokens; no row may be longer."""
-    shuffle: bool = True
-    """Read the rows in a random order, another one in each epoch."""
-    seed: Seed | None = None
-    """Seed of the order of rows; the run's own where it is left out."""
-
-
-class SFTConfig(Section):
-    """Supervised fine-tuning on conversations; the loss is on what the assistant says."""
-
-    output_dir: str = Field(min_length=1)
-    """Folder of the run: metrics, weights."""
-    max_steps: PositiveInt
-    """Steps to train."""
-    seed: Seed = 0
-    """Seed of every random choice."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the model's computations; weights are updated in fp32."""
-    activation_checkpointing: Recomputed = "none"
-    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
-    compile: bool = False
-    """Compile each layer with `torch.compile`."""
-    threads: Threads = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
-    clean_output_dir: bool = False
-    """Delete what an earlier run left in output_dir."""
-    dry_run: bool = False
-    """Check everything and write the resolved config, but start nothing and delete nothing (refused beside
-    clean_output_dir)."""
-    model: SFTModel
-    data: SFTData
-    optim: Optimizer = Optimizer()
-    log: TrainerLog = TrainerLog()
-
-    @model_validator(mode="after")
-    def _is_dry_or_cleans(self) -> Self:
-        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
-        return self

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,14 @@ def check(config: RLConfig) -> None:
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir, may_go_on=True)
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=holds_run)
 
 
-def check_output_dir(output_dir: str, *, clean: bool, may_go_on: bool = False) -> None:
-    """`may_go_on`: a run that is there is no obstacle, for it will be continued."""
+def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
+    """`goes_on`: whether a run is there that will be continued, so that it is no obstacle."""
     folder = Path(resolve.absolute(output_dir))
     with _as_config_error(folder):
-        _check_folder(folder, clean=clean, may_go_on=may_go_on)
+        _check_folder(folder, clean=clean, goes_on=goes_on)
 
 
 def holds_run(folder: Path) -> bool:
@@ -63,7 +63,7 @@ def _as_config_error(folder: Path) -> Iterator[None]:
         raise ConfigError(f"output_dir: {folder} cannot be used: {error}; choose another output_dir") from None
 
 
-def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
+def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None) -> None:
     if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
         raise ConfigError(f"output_dir: {str(folder)!r} holds a null character; choose another output_dir")
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
@@ -75,7 +75,7 @@ def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
         return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
-    if _is_dry_run(folder) or (may_go_on and not clean and holds_run(folder)):
+    if _never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
         raise ConfigError(
@@ -89,9 +89,10 @@ def _check_folder(folder: Path, *, clean: bool, may_go_on: bool) -> None:
         )
 
 
-def _is_dry_run(folder: Path) -> bool:
-    """Whether the folder holds no more than the configs that a dry run writes."""
-    entries = {entry.name for entry in folder.iterdir()}
+def _never_began(folder: Path) -> bool:
+    """Whether the folder holds no more than the configs of a dry run, and the list of rows for which a supervised
+    fine-tuning was refused."""
+    entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
     run = folder / LOCK.parent
     return entries == {"configs", run.name} and {entry.name for entry in run.iterdir()} <= {LOCK.name}
 

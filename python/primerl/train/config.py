@@ -1,4 +1,5 @@
-"""Settings of the trainer and of supervised fine-tuning: plain dataclasses read from a mapping (a parsed TOML file).
+"""Settings of the trainer: plain dataclasses read from a mapping (a parsed TOML file). Those of supervised fine-tuning
+are in `sft_config`.
 
 This package cannot use the config library of the command line, which reads the same keys; a test compares the two.
 """
@@ -10,8 +11,6 @@ import re
 import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from primerl.models.tiny import TinyConfig
 
 Config = TypeVar("Config")
 
@@ -90,6 +89,8 @@ class CheckpointConfig:
     interval: int | None = None
     """Steps between checkpoints; none are saved where it is left out."""
     keep_last: int = 1
+    keep_interval: int | None = None
+    """Those at multiples of this step are kept too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,67 +135,12 @@ class TrainerConfig:
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
         _at_least(config.ckpt, "keep_last", 1, "ckpt.")
-        if config.ckpt.interval is not None:
-            _at_least(config.ckpt, "interval", 1, "ckpt.")
+        for name in ("interval", "keep_interval"):
+            if getattr(config.ckpt, name) is not None:
+                _at_least(config.ckpt, name, 1, "ckpt.")
         _check_loss(config.loss)
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
-        return config
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTModelConfig:
-    """The model to start from: `path`, or `tiny` to make one from scratch (exactly one of them)."""
-
-    path: str | None = None
-    tiny: TinyConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Rows to imitate."""
-
-    path: str
-    """JSON lines, each with `messages`, or with `prompt` and `completion`."""
-    batch_size: int = 32
-    """Rows a step."""
-    seq_len: int = 2048
-    """Tokens of a packed micro-batch; no row may be longer."""
-    shuffle: bool = True
-    seed: int | None = None
-    """Order of the rows; the run's own `seed` when left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTConfig:
-    """Settings of `primerl sft`."""
-
-    output_dir: str
-    max_steps: int
-    model: SFTModelConfig
-    data: DataConfig
-    seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
-    activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
-    compile: bool = False
-    """Compile each layer with `torch.compile`."""
-    threads: int = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> SFTConfig:
-        config = read(cls, values)
-        _check_optim(config.optim)
-        for owner, name, prefix in ((config, "max_steps", ""), (config.data, "batch_size", "data.")):
-            _at_least(owner, name, 1, prefix)
-        _at_least(config, "threads", 0)
-        _at_least(config.data, "seq_len", 2, "data.")
-        if (config.model.path is None) == (config.model.tiny is None):
-            raise ConfigError("model: give either `path` (a model folder) or a table `[model.tiny]`, not both")
         return config
 
 
@@ -242,7 +188,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name} is {value!r}; it must be a list")
         (kind,) = get_args(hint)
-        return [_convert(kind, item, name) for item in value]
+        return [_convert(kind, item, f"{name}[{index}]") for index, item in enumerate(value)]
     if hint is Any:
         return value
     if origin is tuple:

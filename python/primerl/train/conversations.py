@@ -1,54 +1,120 @@
-"""The file of supervised fine-tuning: JSON lines, each one conversation. No torch, so that it is checked at once."""
+"""One row of a dataset as a conversation. No torch, so that rows are checked before anything heavy is imported."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+COLUMNS = ("messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs")
+"""What is read of a row; other columns are left alone."""
 
 
 class RowError(ValueError):
-    """A row cannot be trained on. The message names file, line and reason."""
+    """A row cannot be trained on. The message is the reason; `kind` sums reasons up."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
-def read_conversations(path: Path) -> tuple[list[list[dict[str, Any]]], list[int]]:
-    """The messages of every row, and the rows' line numbers. Raises [`RowError`][]."""
-    conversations, lines = [], []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    conversations.append(_conversation(text, f"{path}, line {number}"))
-                    lines.append(number)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RowError(f"data.path: {path} cannot be read: {error}") from error
-    if not conversations:
-        raise RowError(f"data.path: {path} has no rows")
-    return conversations, lines
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the chat template is given."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def _conversation(text: str, where: str) -> list[dict[str, Any]]:
-    """The messages of one line: `messages` as they are, or `prompt` then `completion`, each a text or messages."""
-    try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RowError(f"{where}: not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise RowError(f"{where}: expected an object with `messages`, or with `prompt` and `completion`")
+SCHEMA = "not a conversation"
+
+
+def conversation(row: object) -> Conversation:
+    """`messages` as they are, or `prompt` then `completion`, each a text or messages. A value of None counts as a
+    column that is not there: tables have every column in every row.
+
+    Raises:
+        RowError: of kind `SCHEMA`.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError(SCHEMA, "expected an object with `messages`, or with `prompt` and `completion`")
+    fields = {name: row[name] for name in COLUMNS if row.get(name) is not None}
     if "messages" in fields:
-        messages = fields["messages"]
+        messages = _parsed(fields["messages"], "messages")
     elif "prompt" in fields and "completion" in fields:
-        messages = _as_messages(fields["prompt"], "user") + _as_messages(fields["completion"], "assistant")
+        messages = _as_messages(fields["prompt"], "prompt", "user")
+        messages = messages + _as_messages(fields["completion"], "completion", "assistant")
     else:
-        raise RowError(f"{where}: needs `messages`, or `prompt` and `completion`; it has {sorted(fields)}")
+        raise RowError(SCHEMA, f"needs `messages`, or `prompt` and `completion`; it has {sorted(map(str, row))}")
     if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
     ):
-        raise RowError(f"{where}: messages must be a list of objects with a `role`")
-    if fields.get("tools"):
-        raise RowError(f"{where}: rows with `tools` are not supported")
-    return messages
+        raise RowError(SCHEMA, "messages must be a list of objects with a `role`")
+    if not messages:
+        raise RowError(SCHEMA, "messages is an empty list")
+    kwargs = _parsed(fields.get("chat_template_kwargs", {}), "chat_template_kwargs")
+    if not isinstance(kwargs, Mapping):
+        raise RowError(SCHEMA, "chat_template_kwargs must be an object, or the text of one")
+    return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs))
 
 
-def _as_messages(value: Any, role: str) -> list[Any]:
-    return value if isinstance(value, list) else [{"role": role, "content": value}]
+def without_none(value: Any, keep: tuple[str, ...] = ()) -> Any:
+    """`value` without the keys that are None, at any depth. A table gives every object the keys of all the others."""
+    if isinstance(value, Mapping):
+        return {key: without_none(item) for key, item in value.items() if item is not None or key in keep}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _as_messages(value: Any, name: str, role: str) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, list):
+        return value
+    raise RowError(SCHEMA, f"{name} must be a text or a list of messages")
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """Tables of many shapes are often kept as JSON texts."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise RowError(SCHEMA, f"{name} is a text, but not JSON: {error}") from error
+
+
+def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    name = "tools" if "tools" in fields else "tool_defs"
+    tools = _parsed(fields.get(name, []), name)
+    if not isinstance(tools, list):
+        raise RowError(SCHEMA, f"{name} must be a list, or the text of one")
+    return [_function(_parsed(tool, name), f"{name}[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def _function(tool: Any, where: str) -> dict[str, Any]:
+    """OpenAI's schema, `{"type": "function", "function": {"name", "description", "parameters"}}`, of a tool that is
+    written in it, without its envelope, or with Anthropic's `input_schema`."""
+    if not isinstance(tool, Mapping):
+        raise RowError(SCHEMA, f"{where} must be an object")
+    if tool.get("type", "function") != "function" and "name" not in tool:
+        raise RowError(SCHEMA, f"{where} is of type {tool['type']!r}; only functions can be declared")
+    declared = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+    if not isinstance(declared.get("name"), str) or not declared["name"]:
+        raise RowError(SCHEMA, f"{where} has no `name`")
+    if declared is not tool:
+        # In the order it was written in: templates write it out as it is.
+        envelope = tool if "type" in tool else {"type": "function", **tool}
+        return {**envelope, "function": _with_parameters(declared, where)}
+    return {"type": "function", "function": _with_parameters(declared, where)}
+
+
+def _with_parameters(declared: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = {key: value for key, value in declared.items() if key not in ("type", "input_schema")}
+    parameters = _parsed(function.get("parameters", declared.get("input_schema")), f"{where}.parameters")
+    if parameters is not None:
+        if not isinstance(parameters, Mapping):
+            raise RowError(SCHEMA, f"{where}.parameters must be an object")
+        function["parameters"] = dict(parameters)
+    return function

@@ -110,7 +110,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         prepare(model, config.activation_checkpointing, config.compile)
         optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
         publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
-        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last)
+        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval)
         trainer = Trainer(config, ranks, client, heartbeat, model, loss, optimizer, publisher, checkpoints)
         began_after = trainer.restore()
         with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:

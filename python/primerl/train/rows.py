@@ -1,102 +1,195 @@
-"""Rows for supervised fine-tuning: conversations, rendered to tokens with a loss mask by the model's own template."""
+"""All rows of a run's datasets as tokens: rendered before the first step, so that whatever cannot be used is known
+before anything is trained."""
 
 from __future__ import annotations
 
-import random
+import logging
+import os
+from array import array
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
-from primerl.train.conversations import RowError, read_conversations
-from primerl.train.model import ModelError
+from primerl.train.bad_rows import BadRow, BadRows
+from primerl.train.conversations import Conversation, RowError
+from primerl.train.masks import Columns, Masker
+from primerl.train.progress import Report, progress
+from primerl.train.sft_config import LongRows
+from primerl.train.sources import DataError, Found, Source
+
+log = logging.getLogger(__name__)
+
+CHUNK = 256
+TOO_LONG, NOTHING = "longer than seq_len", "nothing to train"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation. `loss_mask` is 1 on what the assistant says, including the token that ends its turn."""
+    """One conversation. `loss_mask` is 1 on what is trained."""
 
     token_ids: Tensor  # [T] int32
     loss_mask: Tensor  # [T] uint8
+    subset: int = 0
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
 
 
-def load_rows(path: Path, model_folder: Path, seq_len: int) -> list[Row]:
-    """All rows of the file, in its order.
+class Rows:
+    """The usable rows of all subsets, one after the other, in two columns: 5 bytes a token.
+
+    `firsts[s]` is the first row of subset s; `firsts[-1]` is how many rows there are.
+    """
+
+    def __init__(self, titles: list[str], token_ids: Tensor, loss_mask: Tensor, ends: array[int], firsts: list[int]):
+        self.titles = titles
+        self.firsts = firsts
+        self._token_ids = token_ids
+        self._loss_mask = loss_mask
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return self.firsts[-1]
+
+    @property
+    def tokens(self) -> int:
+        return self._token_ids.shape[0]
+
+    def length(self, index: int) -> int:
+        return self._ends[index] - (self._ends[index - 1] if index else 0)
+
+    def row(self, index: int) -> Row:
+        start, end = (self._ends[index - 1] if index else 0), self._ends[index]
+        subset = bisect_right(self.firsts, index) - 1
+        return Row(self._token_ids[start:end], self._loss_mask[start:end], subset)
+
+    def digest(self) -> str:
+        """Of every token and its mask, and of where rows and subsets begin."""
+        digest = xxhash.xxh3_128()
+        for column in (self._token_ids, self._loss_mask):
+            digest.update(column.numpy().data)
+        digest.update(self._ends.tobytes())
+        digest.update(repr((self.titles, self.firsts)).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What makes a row unusable, and how many of them may be."""
+
+    seq_len: int
+    long_rows: LongRows
+    max_bad_share: float
+    key: str
+    """Prefix of these settings, for messages: `data.` or `val.data.`."""
+
+
+class RowsBuilder:
+    """Takes rows in the datasets' order."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._token_ids, self._loss_mask = bytearray(), bytearray()
+        self._ends: array[int] = array("q")
+        self._firsts: list[int] = []
+        self.bad = BadRows(limits.max_bad_share, limits.key)
+
+    def begin(self, source: Source) -> None:
+        self._firsts.append(len(self._ends))
+        self.bad.begin(source.title, source.unit)
+
+    def add(self, index: int, columns: Columns | RowError) -> None:
+        kept = columns if isinstance(columns, RowError) else self._cut(*columns)
+        if isinstance(kept, RowError):
+            self.bad.add(BadRow(index, kept.kind, str(kept)))
+            return
+        self.bad.count()
+        self._token_ids += kept[0]
+        self._loss_mask += kept[1]
+        self._ends.append(len(self._loss_mask))
+
+    def build(self) -> Rows:
+        """Raises DataError when too many rows cannot be used."""
+        self.bad.check()
+        if not self._ends:
+            raise DataError(f"{self._limits.key}path: no row can be used")
+        token_ids = torch.frombuffer(self._token_ids, dtype=torch.int32)
+        loss_mask = torch.frombuffer(self._loss_mask, dtype=torch.uint8)
+        return Rows(self.bad.titles, token_ids, loss_mask, self._ends, [*self._firsts, len(self._ends)])
+
+    def _cut(self, token_ids: bytes, loss_mask: bytes) -> Columns | RowError:
+        seq_len = self._limits.seq_len
+        length = len(loss_mask)
+        if length > seq_len:
+            if self._limits.long_rows != "truncate":
+                return RowError(TOO_LONG, f"{length} tokens, {self._limits.key}seq_len is {seq_len}")
+            self.bad.truncated()
+            token_ids, loss_mask = token_ids[: 4 * seq_len], loss_mask[:seq_len]
+        # The first token of a row has no prediction, whatever its mask says.
+        if loss_mask.find(1, 1) < 0:
+            cut = f" in its first {seq_len} tokens" if length > seq_len else ""
+            return RowError(NOTHING, f"no token of it is trained{cut}; see {self._limits.key}loss_mask")
+        return token_ids, loss_mask
+
+
+def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: Path) -> Rows:
+    """All rows of the sources, rendered on all cores while the next ones are read. Those that cannot be used are named
+    in the file `bad_rows`, which is not there where all can.
 
     Raises:
-        ModelError: the model folder has no tokenizer or chat template that can be used.
-        RowError: the file cannot be read, a row is not what it should be, has nothing to train, or is too long.
+        DataError: a dataset cannot be read, or more than `limits.max_bad_share` of its rows cannot be used.
     """
-    conversations, lines = read_conversations(path)
-    rows = [_row(*columns) for columns in _render(conversations, lines, path, model_folder)]
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) > seq_len:
-            raise RowError(
-                f"{path}, line {line}: {len(row)} tokens, data.seq_len is {seq_len}; raise it or shorten the row"
-            )
-        if not bool(row.loss_mask[1:].any()):
-            raise RowError(f"{path}, line {line}: nothing to train; the row needs an assistant message")
-    return rows
+    builder = RowsBuilder(limits)
+    with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool, ThreadPoolExecutor(1) as renders:
+        for source in sources:
+            builder.begin(source)
+            with progress(f"tokenising {source.title}") as report:
+                _load(source, masker, builder, pool, renders, report)
+    builder.bad.write(bad_rows)
+    for line in builder.bad.summary():
+        log.warning("%s; see %s", line, bad_rows)
+    if limits.long_rows == "error":
+        builder.bad.refuse(TOO_LONG, f"{limits.key}long_rows is 'error'")
+    return builder.build()
 
 
-def _render(
-    conversations: list[list[dict[str, Any]]], lines: list[int], path: Path, model_folder: Path
-) -> list[tuple[bytes, bytes]]:
-    from primerl.render import Renderer
+def _load(
+    source: Source,
+    masker: Masker,
+    builder: RowsBuilder,
+    pool: ThreadPoolExecutor,
+    renders: ThreadPoolExecutor,
+    report: Report,
+) -> None:
+    ahead: deque[tuple[list[Found], Future[list[Columns | RowError]]]] = deque()
+    done = 0
 
-    try:
-        renderer = Renderer(model_folder)
-    except ValueError as error:
-        raise ModelError(f"model.path: {error}") from error
-    try:
-        return list(renderer.render_many_with_mask(conversations))
-    except ValueError:
-        # The whole file was rendered in one call; find the row that does not render, to name it.
-        for line, conversation in zip(lines, conversations, strict=True):
-            try:
-                renderer.render_with_mask(conversation)
-            except ValueError as error:
-                raise RowError(f"{path}, line {line}: {error}") from error
-        raise
+    def take() -> None:
+        nonlocal done
+        chunk, rendering = ahead.popleft()
+        rendered = iter(rendering.result())
+        for found in chunk:
+            builder.add(found.index, found.content if isinstance(found.content, RowError) else next(rendered))
+        done += len(chunk)
+        report(chunk[-1].share, f"{done:,} rows")
 
-
-def _row(token_ids: bytes, loss_mask: bytes) -> Row:
-    return Row(
-        torch.frombuffer(bytearray(token_ids), dtype=torch.int32),
-        torch.frombuffer(bytearray(loss_mask), dtype=torch.uint8),
-    )
-
-
-def batches(rows: list[Row], batch_size: int, shuffle: bool, seed: int) -> Iterator[list[Row]]:
-    """Endless batches of `batch_size` rows. An epoch ends within a batch, which goes on with the next one's rows."""
-    generator = random.Random(seed)
-    order: list[int] = []
-    while True:
-        while len(order) < batch_size:
-            epoch = list(range(len(rows)))
-            if shuffle:
-                generator.shuffle(epoch)
-            order += epoch
-        yield [rows[index] for index in order[:batch_size]]
-        del order[:batch_size]
+    for chunk in _chunks(source.rows()):
+        conversations = [found.content for found in chunk if isinstance(found.content, Conversation)]
+        ahead.append((chunk, renders.submit(masker.many, conversations, pool)))
+        if len(ahead) > 2:
+            take()
+    while ahead:
+        take()
 
 
-def micro_batches(rows: list[Row], seq_len: int) -> list[list[Row]]:
-    """The rows in as few packed rows of at most `seq_len` tokens as first-fit in order of decreasing length finds."""
-    packed: list[list[Row]] = []
-    room: list[int] = []
-    for row in sorted(rows, key=len, reverse=True):
-        place = next((index for index, left in enumerate(room) if len(row) <= left), None)
-        if place is None:
-            packed.append([])
-            room.append(seq_len)
-            place = len(packed) - 1
-        packed[place].append(row)
-        room[place] -= len(row)
-    return packed
+def _chunks(rows: Iterator[Found]) -> Iterator[list[Found]]:
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk

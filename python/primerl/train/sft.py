@@ -1,9 +1,15 @@
-"""Supervised fine-tuning: `primerl sft`. Cross-entropy on what the assistant says, sequences packed without padding.
+"""Supervised fine-tuning: `primerl sft`. Cross-entropy on what is to be imitated, rows packed without padding.
 
 model: from a folder, or made from a config and kept as weights/step_0
 rows:  rendered by the model's own template, all before the first step
-for step in 1..max_steps: batch_size rows, mean loss over their answer tokens, clip, AdamW
-save weights/step_<max_steps>
+(from a checkpoint of step c: weights, optimizer, and the place in the data; on with step c + 1)
+for step in 1..max_steps:
+    the next batch_size tokens          (packed by a thread, some steps ahead)
+    forward and backward: mean loss over the trained tokens
+    clip, AdamW
+    validate                            (every val.interval steps, and last)
+    write the line of metrics
+    save weights, then a checkpoint     (every ckpt.interval steps, and last)
 """
 
 from __future__ import annotations
@@ -12,7 +18,11 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +30,41 @@ import torch
 
 from primerl.models.tiny import write_model
 from primerl.startup import importing
-from primerl.train.checkpoint import save_checkpoint
-from primerl.train.config import ConfigError, SFTConfig
-from primerl.train.conversations import RowError
+from primerl.train.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    TrainerState,
+    keep_newest,
+    random_state,
+    remove_unfinished,
+    save_checkpoint,
+    set_aside_after,
+    set_random_state,
+)
+from primerl.train.config import ConfigError
 from primerl.train.files import whole_folder
-from primerl.train.logprobs import token_logprobs
+from primerl.train.masks import Masker
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
-from primerl.train.model import ModelError, PackedSequences, load_model, output_head, predicted_hidden
-from primerl.train.optim import Optimizer
+from primerl.train.mixture import Mixture, steps
+from primerl.train.model import ModelError, load_model
+from primerl.train.optim import Optimizer, Update
+from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.proof import prove
-from primerl.train.rows import Row, batches, load_rows, micro_batches
+from primerl.train.rows import Limits, Rows, load_rows
+from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
+from primerl.train.sources import DataError, sources
 from primerl.train.stop import Stopped, stop_on_signals
+from primerl.train.validation import Validation, summed_loss
 
 log = logging.getLogger(__name__)
 
 SHOWN = {
     "loss/mean": "loss",
+    "val/loss": "val",
     "optim/grad_norm": "grad_norm",
     "optim/lr": "lr",
+    "progress/epoch": "epoch",
     "time/step": "s",
     "perf/throughput": "tokens/s",
 }
@@ -50,8 +76,8 @@ class TrainingDiverged(Exception):  # noqa: N818 (what happened)
 
 
 def main(values: dict[str, Any]) -> int:
-    """Train by the settings in `values` (see `config.SFTConfig`). Returns the exit code:
-    0 trained, 1 diverged, 2 bad settings, model folder or rows, 128 + n stopped by signal n."""
+    """Train by the settings in `values` (see `sft_config.SFTConfig`). Returns the exit code:
+    0 trained, 1 diverged, 2 bad settings, model folder, rows or checkpoint, 128 + n stopped by signal n."""
     try:
         config = SFTConfig.from_dict(values)
         _check_output(config)
@@ -65,7 +91,7 @@ def main(values: dict[str, Any]) -> int:
     except Stopped as stopped:
         log.info("stopped by %s", stopped)
         return stopped.exit_code
-    except (ConfigError, ModelError, RowError) as error:
+    except (ConfigError, ModelError, DataError, CheckpointError) as error:
         log.error("%s", error)
         return 2
     except TrainingDiverged as error:
@@ -80,89 +106,279 @@ def train(config: SFTConfig) -> None:
     torch.manual_seed(config.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output_dir = Path(config.output_dir)
-    folder = _start_folder(config)
+    for name in ("weights", "checkpoints"):
+        remove_unfinished(output_dir / name)
+    ckpt = config.ckpt or SFTCheckpointConfig()
+    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval)
+    state = _state_to_go_on_from(config, checkpoints)
+    # Templates may write today's date: a run that goes on tomorrow has to see the same rows.
+    rendered_at = state.data["rendered_at"] if state else time.time()
     # Rows are rendered in Rust, beside the model's import, which takes as long.
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        rendered = beside.submit(load_rows, Path(config.data.path), folder, config.data.seq_len)
-        with importing():
-            model = load_model(folder, config.dtype, device)
-        rows = rendered.result()
-    log.info("%d rows, %d tokens", len(rows), sum(map(len, rows)))
+    with _start_folder(config) as folder, ThreadPoolExecutor(max_workers=1) as beside:
+        loading = beside.submit(_load_model, folder, config.dtype, device)
+        rows, validation = _load_data(config, folder, rendered_at, device)
+        model = loading.result()
+    mixture = _mixture(config, rows)
+    last = _last_step(config, rows)
     prove(model)
     prepare(model, config.activation_checkpointing, config.compile)
-    optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
-    with MetricsWriter(output_dir) as writer:
-        _run(config, rows, model, optimizer, writer, device)
-    log.info("saved %s", save_checkpoint(model, folder, output_dir, config.max_steps))
+    optimizer = Optimizer(model.named_parameters(), config.optim, last)
+    run = Run(config, last, rows, mixture, validation, model, optimizer, checkpoints, device, rendered_at)
+    if state is not None:
+        run.restore(state)
+    # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
+    with MetricsWriter(output_dir, after=-1 if state is None else run.step) as writer:
+        run.train(writer)
 
 
-def _run(
-    config: SFTConfig, rows: list[Row], model: Any, optimizer: Optimizer, writer: MetricsWriter, device: torch.device
-) -> None:
-    seed = config.seed if config.data.seed is None else config.data.seed
-    source = batches(rows, config.data.batch_size, config.data.shuffle, seed)
-    clock = Clock()
-    tokens_seen, shown_at = 0, 0.0
-    for step in range(1, config.max_steps + 1):
-        batch = next(source)
-        loss = forward_backward(model, batch, config.data.seq_len, device)
-        norm, lr, zero_grad_ratio = optimizer.step(step)
+@dataclass
+class Run:
+    """The loop over steps, and the parts it is made of."""
+
+    config: SFTConfig
+    last: int
+    rows: Rows
+    mixture: Mixture
+    validation: Validation | None
+    model: Any
+    optimizer: Optimizer
+    checkpoints: Checkpoints
+    device: torch.device
+    rendered_at: float
+
+    def __post_init__(self) -> None:
+        self.step = 0
+        self.samples = [0] * len(self.rows.titles)
+        self.tokens = [0] * len(self.rows.titles)
+        self.position = self.mixture.position()
+        self.output_dir = Path(self.config.output_dir)
+        # What fixes the order of the rows; a checkpoint goes on with the same only.
+        self.data = {"rows": self.rows.digest(), **self.mixture.describe(), "rendered_at": self.rendered_at}
+
+    def restore(self, state: TrainerState) -> None:
+        """Raises CheckpointError when the state is of another model or other data."""
+        where = f"the checkpoint of step {state.step}"
+        for name, value in self.data.items():
+            if state.data[name] != value:
+                what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
+                raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
+        try:
+            self.model.load_state_dict(state.model)
+            self.optimizer.load(state.optimizer)
+            self.mixture.go_to(state.data["position"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{where} is of another model or other data: {error}") from error
+        set_random_state(state.rng)
+        self.step, self.position = state.step, state.data["position"]
+        self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
+        for name in ("weights", "checkpoints"):
+            for path in set_aside_after(self.output_dir / name, state.step):
+                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+        log.info("going on from the checkpoint of step %d", state.step)
+
+    def train(self, writer: MetricsWriter) -> None:
+        if self.step >= self.last:
+            log.info("all %d steps are trained", self.last)
+            return
+        if self.validation is not None and self.config.val and self.config.val.at_start and not self.step:
+            metrics = self.validation.measure(self.model)
+            writer.write(0, metrics)
+            log.info("%s", console_line(0, self.last, metrics, SHOWN))
+        data = self.config.data
+        batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, self.device)
+        ahead = Ahead(batches)
+        try:
+            self._steps(ahead, writer)
+        finally:
+            ahead.close()
+
+    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter) -> None:
+        clock = Clock()
+        shown_at = 0.0
+        for step in range(self.step + 1, self.last + 1):
+            batch = next(batches)
+            clock.lap("wait_for_batch")
+            loss = forward_backward(self.model, batch)
+            clock.lap("forward_backward")
+            update = self._update(step, loss)
+            clock.lap("optimizer")
+            metrics = {
+                "loss/mean": loss,
+                "optim/grad_norm": update.grad_norm,
+                "optim/lr": update.lr,
+                "optim/zero_grad_ratio": update.zero_grad_ratio,
+                **self._advance(step, batch),
+            }
+            if self.validation is not None and self._is_due(self.config.val.interval if self.config.val else None):
+                metrics |= self.validation.measure(self.model)
+                clock.lap("validation")
+            times = clock.step()
+            metrics |= {**times, "perf/throughput": sum(batch.tokens) / _training_s(times)}
+            writer.write(step, metrics)
+            now = time.monotonic()
+            if now - shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
+                log.info("%s", console_line(step, self.last, metrics, SHOWN))
+                shown_at = now
+            # What it covers is complete, its line of metrics too.
+            if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
+                self.save()
+                clock.lap("save_ckpt")
+
+    def _update(self, step: int, loss: float) -> Update:
+        update = self.optimizer.step(step)
+        norm = update.grad_norm
         if not norm < float("inf") or loss != loss:
             raise TrainingDiverged(f"step {step}: the loss is {loss}, the norm of the gradient {norm}; lower optim.lr")
-        if not optimizer.has_finite_parameters():
+        if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(f"step {step}: the weights are not finite after this step; lower optim.lr")
-        times = clock.step()
-        tokens = sum(map(len, batch))
-        tokens_seen += tokens
+        return update
+
+    def _advance(self, step: int, batch: StepBatch) -> dict[str, float]:
+        """The step is trained. Returns `progress/*`."""
+        self.step, self.position = step, batch.position
+        self.samples = [sum(pair) for pair in zip(self.samples, batch.samples, strict=True)]
+        self.tokens = [sum(pair) for pair in zip(self.tokens, batch.tokens, strict=True)]
+        samples, tokens = sum(self.samples), sum(self.tokens)
         metrics = {
-            "loss/mean": loss,
-            "optim/grad_norm": norm,
-            "optim/lr": lr,
-            "optim/zero_grad_ratio": zero_grad_ratio,
-            "perf/throughput": tokens / times["time/step"],
-            "progress/num_tokens": float(tokens_seen),
-            **times,
+            "progress/epoch": batch.epoch,
+            "progress/num_samples": float(samples),
+            "progress/num_tokens": float(tokens),
         }
-        writer.write(step, metrics)
-        now = time.monotonic()
-        if now - shown_at >= CONSOLE_INTERVAL_S or step == config.max_steps:
-            log.info("%s", console_line(step, config.max_steps, metrics, SHOWN))
-            shown_at = now
+        for title, own_samples, own_tokens in zip(self.rows.titles, self.samples, self.tokens, strict=True):
+            metrics[f"progress/{title}/ratio_samples"] = own_samples / samples
+            metrics[f"progress/{title}/ratio_tokens"] = own_tokens / tokens
+        return metrics
+
+    def _is_due(self, interval: int | None) -> bool:
+        return self.step == self.last or (interval is not None and self.step % interval == 0)
+
+    def save(self) -> None:
+        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too."""
+        source = _model_folder(self.config)
+        began = time.monotonic()
+        saved = save_checkpoint(self.model, source, self.output_dir, self.step)
+        ckpt = self.config.ckpt
+        if ckpt is not None:
+            if not ckpt.weights_only:
+                saved = self.checkpoints.save(self._state())
+            keep_newest(self.output_dir / "weights", ckpt.keep_last, ckpt.keep_interval)
+        log.info("saved %s in %.1f s", saved, time.monotonic() - began)
+
+    def _state(self) -> TrainerState:
+        place = {"position": self.position, "samples": self.samples, "tokens": self.tokens}
+        return TrainerState(
+            step=self.step,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state(),
+            tokens_seen=sum(self.tokens),
+            samples_seen=sum(self.samples),
+            rng=random_state(),
+            data={**self.data, **place},
+        )
 
 
-def forward_backward(model: Any, batch: list[Row], seq_len: int, device: torch.device) -> float:
-    """Accumulate the gradient of the mean loss over the batch's answer tokens; returns that loss, in nats."""
-    # The first token of a row has no prediction, whatever its mask says.
-    answer_tokens = sum(int(row.loss_mask[1:].sum()) for row in batch)
-    total = 0.0
-    for rows in micro_batches(batch, seq_len):
-        packed = PackedSequences.from_lengths([len(row) for row in rows], device)
-        token_ids = torch.cat([row.token_ids for row in rows]).long().to(device)
-        loss_mask = torch.cat([row.loss_mask for row in rows]).to(device)
-        targets = ((loss_mask == 1) & (packed.position_ids.squeeze(0) > 0)).nonzero().squeeze(1)
-        hidden = predicted_hidden(model, token_ids, packed, targets)
-        logprobs, _ = token_logprobs(hidden, output_head(model), token_ids[targets])
-        loss = -logprobs.sum() / answer_tokens
+def forward_backward(model: Any, batch: StepBatch) -> float:
+    """Accumulate the gradient of the mean loss over the step's trained tokens; returns that loss, in nats."""
+    losses = []
+    for micro_batch in batch.micro_batches:
+        loss = summed_loss(model, micro_batch) / batch.trained_tokens
         loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    return total
+        losses.append(loss.detach())
+    return torch.stack(losses).sum().item()
 
 
-def _start_folder(config: SFTConfig) -> Path:
-    if config.model.path is not None:
-        return Path(config.model.path)
-    target = Path(config.output_dir) / "weights" / "step_0"
-    with whole_folder(target) as folder:
-        try:
-            write_model(folder, config.model.tiny, seed=config.seed)
-        except ValueError as error:
-            raise ConfigError(f"model.tiny: {error}") from error
-    return target
+def _training_s(times: dict[str, float]) -> float:
+    return times["time/step"] - times.get("time/validation", 0.0) - times.get("time/save_ckpt", 0.0)
+
+
+def _load_model(folder: Path, dtype: str, device: torch.device) -> Any:
+    with importing():
+        return load_model(folder, dtype, device)
+
+
+def _load_data(
+    config: SFTConfig, folder: Path, rendered_at: float, device: torch.device
+) -> tuple[Rows, Validation | None]:
+    data, output_dir = config.data, Path(config.output_dir)
+    masker = Masker(folder, data.loss_mask, rendered_at)
+    limits = Limits(data.seq_len, data.long_rows, data.max_bad_share, "data.")
+    rows = load_rows(sources(config.data, "data."), masker, limits, output_dir / "bad_rows.jsonl")
+    log.info("%s rows, %s tokens", f"{len(rows):,}", f"{rows.tokens:,}")
+    if config.val is None:
+        return rows, None
+    given = config.val.data
+    if given.loss_mask is not None and given.loss_mask != data.loss_mask:
+        masker = Masker(folder, given.loss_mask, rendered_at)
+    seq_len = given.seq_len or data.seq_len
+    limits = Limits(seq_len, given.long_rows, given.max_bad_share, "val.data.")
+    held_out = load_rows(sources(given, "val.data."), masker, limits, output_dir / "val_bad_rows.jsonl")
+    log.info("%s rows, %s tokens for validation", f"{len(held_out):,}", f"{held_out.tokens:,}")
+    return rows, Validation(held_out, seq_len, device)
+
+
+def _mixture(config: SFTConfig, rows: Rows) -> Mixture:
+    """Raises DataError when there is a ratio for a dataset without rows."""
+    ratios = [subset.ratio for subset in config.data.datasets if subset.ratio is not None] or None
+    for title, (first, end) in zip(rows.titles, pairwise(rows.firsts), strict=True):
+        if ratios is not None and first == end:
+            raise DataError(f"data.subsets: no row of {title} can be used, and it has a ratio")
+    return Mixture(rows, ratios, shuffle=config.data.shuffle, seed=config.data_seed)
+
+
+def _last_step(config: SFTConfig, rows: Rows) -> int:
+    data = config.data
+    if data.epochs is None:
+        assert config.max_steps is not None
+        return config.max_steps
+    counted = sum(1 for _ in steps(_mixture(config, rows), rows, data.batch_size, data.epochs))
+    return counted if config.max_steps is None else min(counted, config.max_steps)
+
+
+def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:
+    if config.ckpt is None or config.ckpt.resume_step is None:
+        return None
+    if config.ckpt.resume_step == -1:
+        state = checkpoints.newest()
+        if state is None:
+            log.info("there is no checkpoint in %s: beginning with step 1", config.output_dir)
+            return None
+    else:
+        state = checkpoints.load(config.ckpt.resume_step)
+    if not state.data:
+        raise CheckpointError(f"the checkpoint of step {state.step} is not of a supervised fine-tuning")
+    return state
+
+
+def _model_folder(config: SFTConfig) -> Path:
+    return Path(config.model.path or Path(config.output_dir) / "weights" / "step_0")
+
+
+@contextmanager
+def _start_folder(config: SFTConfig) -> Iterator[Path]:
+    """The model to start from. One that is made from scratch is kept only when the block ends well: after a mistake in
+    the data the same command can be given again."""
+    target = _model_folder(config)
+    if config.model.tiny is None or target.is_dir():
+        yield target
+        return
+    try:
+        with whole_folder(target) as folder:
+            try:
+                write_model(folder, config.model.tiny, seed=config.seed)
+            except ValueError as error:
+                raise ConfigError(f"model.tiny: {error}") from error
+            yield folder
+    finally:
+        if not any(target.parent.iterdir()):
+            target.parent.rmdir()
 
 
 def _check_output(config: SFTConfig) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("primerl sft runs as one process; start it without torchrun")
     weights = Path(config.output_dir) / "weights"
-    if weights.exists():
-        raise ConfigError(f"output_dir: {weights} exists already; choose another folder or pass --clean-output-dir")
+    if weights.exists() and not config.resumes:
+        raise ConfigError(
+            f"output_dir: {weights} exists already; choose another folder, pass --clean-output-dir, or go on with "
+            "--ckpt.resume-step -1"
+        )

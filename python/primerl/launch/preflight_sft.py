@@ -1,0 +1,64 @@
+"""What can be known to be wrong with a supervised fine-tuning before torch is imported or a file is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from primerl.config import resolve
+from primerl.config.load import ConfigError
+from primerl.config.sft import SFTConfig
+from primerl.launch import preflight
+from primerl.train.bad_rows import BadRow, BadRows
+from primerl.train.config import ConfigError as SettingError
+from primerl.train.conversations import RowError
+from primerl.train.sft_config import RowsConfig
+from primerl.train.sft_config import SFTConfig as Settings
+from primerl.train.sources import DataError, Source, sources
+
+CONFIG_FILE = Path("configs") / "sft.toml"
+READ_AT_ONCE = 64 * 2**20
+"""Bytes of a file that are read within a second or two; what is longer is read once, when it is tokenised."""
+
+
+def check(config: SFTConfig, values: dict[str, Any]) -> None:
+    """`values`: the settings as the trainer is given them. Raises `primerl.config.load.ConfigError`."""
+    try:
+        settings = Settings.from_dict(values)
+    except SettingError as error:
+        raise ConfigError(str(error)) from None
+    if settings.resumes and config.clean_output_dir:
+        raise ConfigError("ckpt.resume_step goes on with the run that clean_output_dir deletes; leave one of them out")
+    preflight.check_output_dir(
+        config.output_dir,
+        clean=config.clean_output_dir,
+        goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
+    )
+    if config.model.path is not None:
+        preflight.check_model(Path(resolve.absolute(config.model.path)))
+    try:
+        _check_rows(settings.data, "data.")
+        if settings.val is not None:
+            _check_rows(settings.val.data, "val.data.")
+    except (SettingError, DataError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_rows(rows: RowsConfig, prefix: str) -> None:
+    found = sources(rows, prefix)
+    for source in found:
+        source.check()
+    bad = BadRows(rows.max_bad_share, prefix)
+    for source in found:
+        if source.is_plain and Path(source.config.path).expanduser().stat().st_size <= READ_AT_ONCE:
+            _read(source, bad)
+    bad.check()
+
+
+def _read(source: Source, bad: BadRows) -> None:
+    bad.begin(source.title, source.unit)
+    for row in source.rows():
+        if isinstance(row.content, RowError):
+            bad.add(BadRow(row.index, row.content.kind, str(row.content)))
+        else:
+            bad.count()

@@ -1,0 +1,150 @@
+"""Conversations to token ids with a mask of what is trained, by the model's own template.
+
+What the assistant wrote is told by `primerl.render`. What another role says is its content as the template writes it,
+and the stop token where one follows directly: never the template's own text around it. It is found by putting a
+sentinel in the content's place: the text around the sentinel has to be the text around the content. A token that
+crosses the edge of such a content is not trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primerl.train.conversations import Conversation, RowError
+from primerl.train.model import ModelError
+from primerl.train.sft_config import LossMaskConfig
+
+if TYPE_CHECKING:
+    from primerl.render import Renderer
+
+Columns = tuple[bytes, bytes]
+"""Token ids (int32) and mask (uint8), one entry a token."""
+
+SENTINEL = "zPrimerlRoleSentinelz"
+TEMPLATE = "the chat template refuses it"
+
+
+class Masker:
+    """Renders conversations; its methods may be called from several threads."""
+
+    def __init__(self, model_folder: Path, loss_mask: LossMaskConfig, now: float) -> None:
+        """`now`: the time that templates with today's date in them are given, in seconds since 1970.
+
+        Raises:
+            ModelError: the folder has no tokenizer or chat template that can be used.
+        """
+        from primerl.render import Renderer
+
+        try:
+            self._renderer: Renderer = Renderer(model_folder)
+        except ValueError as error:
+            raise ModelError(f"model.path: {error}") from error
+        self._assistant = loss_mask.assistant
+        self._roles = {role for role in ("system", "user", "tool") if getattr(loss_mask, role)}
+        if "system" in self._roles:
+            self._roles.add("developer")
+        self._now = now
+        self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
+        self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
+
+    def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
+        """Each rendered, or why it cannot be."""
+        if self._roles or not self._assistant:
+            return list(pool.map(self._one, conversations))
+        rendered: list[Columns | RowError | None] = [None] * len(conversations)
+        alike: dict[str, list[int]] = {}
+        for index, conversation in enumerate(conversations):
+            given = (conversation.tools, conversation.template_kwargs)
+            alike.setdefault(json.dumps(given, default=str) if any(given) else "", []).append(index)
+        for indices in alike.values():
+            group = [conversations[index] for index in indices]
+            for index, columns in zip(indices, self._group(group, pool), strict=True):
+                rendered[index] = columns
+        return [columns for columns in rendered if columns is not None]
+
+    def _group(self, group: list[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
+        """Conversations with the same tools and template variables, on all cores in one call."""
+        messages = [conversation.messages for conversation in group]
+        try:
+            return list(self._renderer.render_many_with_mask(messages, **self._options(group[0])))
+        except ValueError:
+            # One of them; the others are wanted.
+            return list(pool.map(self._one, group))
+
+    def _one(self, conversation: Conversation) -> Columns | RowError:
+        options = self._options(conversation)
+        try:
+            if self._assistant:
+                ids, mask = self._renderer.render_with_mask(conversation.messages, **options)
+            else:
+                rendered = self._renderer.render(conversation.messages, add_generation_prompt=False, **options)
+                ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
+            if self._roles:
+                mask = self._with_roles(conversation, ids, mask, options)
+        except ValueError as error:
+            return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
+        return ids, mask
+
+    def _options(self, conversation: Conversation) -> dict[str, Any]:
+        return {
+            "tools": conversation.tools,
+            "template_kwargs": conversation.template_kwargs or None,
+            "now": self._now,
+        }
+
+    def _with_roles(self, conversation: Conversation, ids: bytes, mask: bytes, options: dict[str, Any]) -> bytes:
+        messages = conversation.messages
+        said = [index for index, message in enumerate(messages) if message["role"] in self._roles]
+        if not said:
+            return mask
+        text = self._text(messages, options)
+        assert self._offsets is not None
+        encoded = self._offsets(text, add_special_tokens=False, return_offsets_mapping=True)
+        if b"".join(token.to_bytes(4, "little") for token in encoded["input_ids"]) != ids:
+            raise RowError(TEMPLATE, "transformers' tokenizer gives other ids; only the assistant can be trained on")
+        spans = [self._span(text, messages, index, options) for index in said]
+        trained = bytearray(mask)
+        for token, (start, end) in enumerate(encoded["offset_mapping"]):
+            if any(first <= start < end <= last for first, last in spans):
+                trained[token] = 1
+        return bytes(trained)
+
+    def _span(self, text: str, messages: list[dict[str, Any]], index: int, options: dict[str, Any]) -> tuple[int, int]:
+        """Characters of `text` that messages[index] is responsible for."""
+        replaced = [*messages[:index], {**messages[index], "content": SENTINEL}, *messages[index + 1 :]]
+        before, found, after = self._text(replaced, options).partition(SENTINEL)
+        start, end = len(before), len(text) - len(after)
+        told = found and SENTINEL not in after and start <= end and text.startswith(before) and text.endswith(after)
+        if not told or text[start:end].strip() != _content(messages[index]).strip():
+            raise RowError(
+                TEMPLATE, f"messages[{index}]: the chat template rewrites what the {messages[index]['role']} says"
+            )
+        following = text[end:]
+        stop = max((stop for stop in self._stops if following.startswith(stop)), key=len, default="")
+        return start, end + len(stop)
+
+    def _text(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _tokenizer_with_offsets(model_folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.path: {model_folder}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"model.path: {model_folder} has no fast tokenizer; data.loss_mask needs one for this role")
+    return tokenizer

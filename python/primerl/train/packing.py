@@ -1,0 +1,125 @@
+"""Steps of packed micro-batches, made ready by a thread while the model trains the ones before."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from primerl.train.mixture import Mixture, steps
+from primerl.train.model import PackedSequences
+from primerl.train.rows import Row, Rows
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows one after the other, without padding. `targets` are the packed indices of the trained tokens."""
+
+    token_ids: Tensor  # [T] int64
+    targets: Tensor  # [trained] int64
+    packed: PackedSequences
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one step trains. `position` and `epoch` are those of the data after it."""
+
+    micro_batches: list[MicroBatch]
+    trained_tokens: int
+    samples: list[int]
+    """Rows of each subset."""
+    tokens: list[int]
+    """Tokens of each subset."""
+    position: dict[str, int]
+    epoch: float
+
+
+def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
+    """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds."""
+    groups: list[list[Row]] = []
+    room: list[int] = []
+    for row in sorted(rows, key=len, reverse=True):
+        place = next((index for index, left in enumerate(room) if len(row) <= left), None)
+        if place is None:
+            groups.append([])
+            room.append(seq_len)
+            place = len(groups) - 1
+        groups[place].append(row)
+        room[place] -= len(row)
+    return groups
+
+
+def micro_batch(rows: list[Row], device: torch.device) -> MicroBatch:
+    packed = PackedSequences.from_lengths([len(row) for row in rows], device)
+    token_ids = torch.cat([row.token_ids for row in rows]).long()
+    loss_mask = torch.cat([row.loss_mask for row in rows])
+    starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(0)
+    loss_mask[starts] = 0  # the first token of a row has no prediction, whatever its mask says
+    targets = loss_mask.nonzero().squeeze(1)
+    return MicroBatch(token_ids.to(device), targets.to(device), packed)
+
+
+def step_batches(
+    mixture: Mixture, rows: Rows, batch_size: int, seq_len: int, epochs: int | None, device: torch.device
+) -> Iterator[StepBatch]:
+    """From where the mixture stands."""
+    for indices in steps(mixture, rows, batch_size, epochs):
+        chosen = [rows.row(index) for index in indices]
+        samples, tokens = [0] * len(rows.titles), [0] * len(rows.titles)
+        for row in chosen:
+            samples[row.subset] += 1
+            tokens[row.subset] += len(row)
+        micro_batches = [micro_batch(group, device) for group in packed_groups(chosen, seq_len)]
+        trained = sum(batch.targets.shape[0] for batch in micro_batches)
+        yield StepBatch(micro_batches, trained, samples, tokens, mixture.position(), mixture.epoch)
+
+
+class Ahead(Generic[T]):
+    """An iterator that is read by a thread of its own, `depth` items ahead."""
+
+    def __init__(self, source: Iterator[T], depth: int = 4) -> None:
+        self._source = source
+        self._ready: queue.Queue[T | BaseException] = queue.Queue(depth)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="packing", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            self._ready.put(item)  # asked again, it says the same
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        try:
+            for item in self._source:
+                if not self._put(item):
+                    return
+            self._put(StopIteration())
+        except BaseException as error:  # noqa: BLE001 (raised again by whoever waits for the item)
+            self._put(error)
+
+    def _put(self, item: T | BaseException) -> bool:
+        """Waits for room; false once nothing is wanted any more."""
+        while not self._stopped.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

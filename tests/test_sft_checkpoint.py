@@ -1,0 +1,282 @@
+"""Checkpoints of supervised fine-tuning: whole or absent, and a run that was killed goes on as if it never was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from end_to_end import until
+from primerl.train import sft
+from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, keep_newest
+from sft_helpers import metrics, settings, write_rows
+
+INTERVAL = 3
+STEPS = 17
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    logger = logging.getLogger("primerl")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def write_data(folder: Path) -> None:
+    generator = random.Random(1)
+    for name, count in (("a", 23), ("b", 9)):
+        words = ["x" * generator.randint(1, 12) for _ in range(count)]
+        write_rows(folder / f"{name}.jsonl", *({"prompt": name, "completion": word} for word in words))
+
+
+def values(folder: Path, output: str, **ckpt: Any) -> dict[str, Any]:
+    """Two shuffled datasets, mixed by ratio, over several epochs of either; with validation."""
+    subsets = [{"path": str(folder / f"{name}.jsonl"), "ratio": ratio} for name, ratio in (("a", 2), ("b", 1))]
+    return settings(
+        folder,
+        output_dir=str(folder / output),
+        max_steps=STEPS,
+        data={"subsets": subsets, "batch_size": 150, "seq_len": 100},
+        val={"interval": 5, "data": {"path": str(folder / "b.jsonl")}},
+        ckpt={"interval": INTERVAL, **ckpt},
+    )
+
+
+def command(folder: Path, output: str, *arguments: str) -> list[str]:
+    config = folder / f"{output}.toml"
+    config.write_text(tomli_w.dumps(values(folder, output)))
+    return [sys.executable, "-m", "primerl", "sft", "@", str(config), *arguments]
+
+
+def curve(output: Path) -> list[dict[str, Any]]:
+    """Everything of `metrics.jsonl` but the times."""
+    untimed = ("time/", "perf/", "timestamp")
+    return [{name: value for name, value in line.items() if not name.startswith(untimed)} for line in metrics(output)]
+
+
+def final_weights(output: Path, step: int = STEPS) -> bytes:
+    return (output / "weights" / f"step_{step}" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write_data(folder)
+    done = subprocess.run(command(folder, "run"), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def killed_after(lines: int, process: subprocess.Popen[bytes], output: Path) -> None:
+    """SIGKILL once so many lines of metrics are written: at a moment of the run, not of the clock."""
+    file = output / "metrics.jsonl"
+
+    def is_far_enough() -> bool:
+        assert process.poll() is None, f"ended with {process.returncode} before it could be killed"
+        return file.exists() and file.read_bytes().count(b"\n") >= lines
+
+    until(is_far_enough, 200, f"{lines} lines of metrics")
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.timeout(600)  # starts four times what imports torch
+@pytest.mark.parametrize("seed", [int(os.environ.get("PRIMERL_TEST_SEED", "1"))])
+def test_a_run_killed_at_random_steps_goes_on_bit_by_bit(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
+    """Loss curve, validation, mixture and final weights are those of the run that was never stopped."""
+    write_data(tmp_path)
+    generator = random.Random(seed)
+    arguments = ("--ckpt.resume-step", "-1")
+    for kill in range(2):
+        # The second time it is killed again, after it went on.
+        lines = generator.randint(1 + 7 * kill, 7 + 7 * kill)
+        process = subprocess.Popen(command(tmp_path, "run", *arguments), stdout=subprocess.DEVNULL)
+        killed_after(lines, process, tmp_path / "run")
+    done = subprocess.run(command(tmp_path, "run", *arguments), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on from the checkpoint of step" in done.stdout
+    assert curve(tmp_path / "run") == curve(uninterrupted)
+    assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
+
+
+SLOW_SAVE = """
+import os, sys, threading
+from pathlib import Path
+import torch
+from primerl.train.checkpoint import Checkpoints, TrainerState
+checkpoints = Checkpoints(Path(sys.argv[1]), None)
+def state(step):
+    return TrainerState(step, {"w": torch.full((1000,), float(step))}, {}, 0, 0)
+checkpoints.save(state(1))
+save = torch.save
+def half(value, path):
+    save(value, path)
+    os.truncate(path, path.stat().st_size // 2)
+    print("half", flush=True)
+    threading.Event().wait()
+torch.save = half
+checkpoints.save(state(2))
+"""
+
+
+def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"half\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    folder = tmp_path / "checkpoints"
+    (cut_off,) = [path for path in folder.iterdir() if path.name != "step_1"]
+    assert (cut_off / "trainer" / "state.pt").stat().st_size > 0
+    checkpoints = Checkpoints(tmp_path, None)
+    assert checkpoints.steps() == [1]
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.step == 1
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*; steps there: 1"):
+        checkpoints.load(2)
+    # The next one that is saved takes the remains away.
+    checkpoints.save(TrainerState(3, {}, {}, 0, 0))
+    assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_3"]
+
+
+def test_a_run_killed_while_it_saves_goes_on_from_the_save_before(uninterrupted: Path, tmp_path: Path) -> None:
+    write_data(tmp_path)
+    process = subprocess.Popen(command(tmp_path, "run"), stdout=subprocess.DEVNULL)
+    checkpoints, weights = tmp_path / "run" / "checkpoints", tmp_path / "run" / "weights"
+
+    def is_saving_the_second() -> bool:
+        assert process.poll() is None
+        return any(weights.glob(f".step_{2 * INTERVAL}.*")) or (weights / f"step_{2 * INTERVAL}").exists()
+
+    until(lambda: (checkpoints / f"step_{INTERVAL}").exists() or process.poll() is not None, 200, "a save")
+    while not is_saving_the_second():
+        pass  # a pause would miss what is being written
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # Whatever the kill left of the second save, it is a whole checkpoint or none.
+    assert Checkpoints(tmp_path / "run", None).newest() is not None
+    done = subprocess.run(
+        command(tmp_path, "run", "--ckpt.resume-step", "-1"), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
+    assert not [path for folder in (checkpoints, weights) for path in folder.glob(".*")]
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    assert sft.main(values(tmp_path, "run", interval=2, keep_last=2, keep_interval=6)) == 0
+    kept = ["step_12", "step_16", "step_17", "step_6"]
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == kept
+    assert sorted(os.listdir(tmp_path / "run" / "weights")) == ["step_0", *kept]
+    assert (tmp_path / "run" / "checkpoints" / "step_6" / "trainer" / "state.pt").is_file()
+    saves = [line for line in metrics(tmp_path / "run") if "time/save_ckpt" in line]
+    assert [line["step"] for line in saves] == list(range(3, STEPS + 1, 2)), "in the step after"
+
+
+def test_weights_only_and_the_end_only(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    assert sft.main(values(tmp_path, "weights", interval=8, weights_only=True)) == 0
+    assert sorted(os.listdir(tmp_path / "weights" / "weights")) == ["step_0", "step_16", "step_17", "step_8"]
+    assert not (tmp_path / "weights" / "checkpoints").exists()
+    assert sft.main(values(tmp_path, "end", interval=None)) == 0
+    assert os.listdir(tmp_path / "end" / "checkpoints") == ["step_17"]
+
+
+def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data(tmp_path)
+    assert sft.main(values(tmp_path, "run")) == 0
+    assert sft.main(values(tmp_path, "run", resume_step=6)) == 0
+    assert "going on from the checkpoint of step 6" in capsys.readouterr().out
+    assert curve(tmp_path / "run") == curve(uninterrupted)
+    assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
+    assert (tmp_path / "run" / "checkpoints" / "replaced_step_9").is_dir()
+    # All is trained: nothing happens any more.
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    assert "all 17 steps are trained" in capsys.readouterr().out
+
+
+def test_more_steps_than_before(uninterrupted: Path, tmp_path: Path) -> None:
+    write_data(tmp_path)
+    # The schedule is of all steps, so it would be another one.
+    constant = {"lr": 1e-2, "schedule": "constant", "warmup_steps": 0}
+    assert sft.main({**values(tmp_path, "once"), "optim": constant}) == 0
+    assert sft.main({**values(tmp_path, "twice"), "optim": constant, "max_steps": 8}) == 0
+    assert sft.main({**values(tmp_path, "twice", resume_step=-1), "optim": constant}) == 0
+    assert final_weights(tmp_path / "twice") == final_weights(tmp_path / "once")
+
+
+def test_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 4}) == 0
+    for change, message in [
+        ({"seed": 5}, "data's seed (0, and now 5)"),
+        ({"shuffle": False}, "data's shuffle (True, and now False)"),
+    ]:
+        given = values(tmp_path, "run", resume_step=-1)
+        assert sft.main({**given, "data": {**given["data"], **change}}) == 2
+        assert message in capsys.readouterr().out
+    write_rows(tmp_path / "b.jsonl", {"prompt": "b", "completion": "another"})
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert "the rows are not those of the checkpoint of step 4" in capsys.readouterr().out
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(5))
+
+
+def test_an_unreadable_or_missing_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 4}) == 0
+    assert sft.main(values(tmp_path, "run", resume_step=2)) == 2
+    assert "no checkpoint of step 2" in capsys.readouterr().out
+    state = tmp_path / "run" / "checkpoints" / "step_4" / "trainer" / "state.pt"
+    state.write_bytes(state.read_bytes()[:100])
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert "step_4 to go on from the checkpoint before it" in capsys.readouterr().out
+    assert sft.main(values(tmp_path, "run", resume_step=3)) == 0
+
+
+def test_a_checkpoint_of_the_former_layout_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "step_5"
+    folder.mkdir(parents=True)
+    former = {"step": 5, "model": {}, "optimizer": {}, "tokens_seen": 7, "samples_seen": 3}
+    torch.save(former, folder / "state.pt")
+    newest = Checkpoints(tmp_path, 1).newest()
+    assert newest == TrainerState(**former)
+
+
+def test_a_checkpoint_of_the_policy_trainer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    Checkpoints(tmp_path / "run", None).save(TrainerState(5, {}, {}, 0, 0))
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert "the checkpoint of step 5 is not of a supervised fine-tuning" in capsys.readouterr().out
+
+
+def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:
+    for step in (0, 2, 4, 5, 8, 9):
+        (tmp_path / f"step_{step}").mkdir()
+    keep_newest(tmp_path, 1, 4)
+    assert sorted(os.listdir(tmp_path)) == ["step_0", "step_4", "step_8", "step_9"]
+
+
+def test_the_command_refuses_what_contradicts_itself(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    done = subprocess.run(
+        command(tmp_path, "run", "--ckpt.resume-step", "-1", "--clean-output-dir"), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "ckpt.resume_step goes on with the run that clean_output_dir deletes" in done.stderr
+    assert not (tmp_path / "run").exists()

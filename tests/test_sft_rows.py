@@ -1,0 +1,266 @@
+"""Rows of supervised fine-tuning: what is read of them, from where, and what becomes of those that cannot be used."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from primerl.models.tiny import write_model
+from primerl.train.config import ConfigError
+from primerl.train.conversations import RowError, conversation
+from primerl.train.sft_config import RowsConfig, SubsetConfig
+from primerl.train.sources import DataError, sources
+from sft_helpers import assistant, load, user, write_rows
+from transformers import AutoTokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(path, seed=3)
+    return path
+
+
+CHAT = [user("Reverse: abc"), assistant("cba")]
+WEATHER = {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {}}}
+WRAPPED = {"type": "function", "function": WEATHER}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": CHAT},
+        {"messages": CHAT, "prompt": "not this one", "completion": "nor this"},
+        {"messages": json.dumps(CHAT)},
+        {"prompt": "Reverse: abc", "completion": "cba", "source": "columns beside these are left alone"},
+        {"prompt": [user("Reverse: abc")], "completion": [assistant("cba")]},
+        {"messages": None, "prompt": "Reverse: abc", "completion": "cba", "tools": None, "tool_defs": []},
+    ],
+)
+def test_one_conversation_in_several_forms(row: dict[str, Any]) -> None:
+    read = conversation(row)
+    assert (read.messages, read.tools, read.template_kwargs) == (CHAT, None, {})
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"tools": [WRAPPED]},
+        {"tools": json.dumps([WRAPPED])},
+        {"tool_defs": [WEATHER]},
+        {"tool_defs": [{**WEATHER, "type": "function"}]},
+        {"tool_defs": json.dumps([WEATHER])},
+        {"tools": [json.dumps(WRAPPED)]},
+        {"tools": [{"function": WEATHER}]},
+        {"tools": [{**WEATHER, "parameters": json.dumps(WEATHER["parameters"])}]},
+        {"tools": [{"name": "weather", "description": "d", "input_schema": WEATHER["parameters"]}]},
+        {"tools": [WRAPPED], "tool_defs": [{"name": "another"}]},
+    ],
+)
+def test_tools_become_openais_schema(columns: dict[str, Any]) -> None:
+    assert conversation({"messages": CHAT, **columns}).tools == [WRAPPED]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1], "expected an object"),
+        ({"prompt": "a"}, r"needs `messages`, or `prompt` and `completion`; it has \['prompt'\]"),
+        ({"messages": ["a"]}, "messages must be a list of objects with a `role`"),
+        ({"messages": []}, "messages is an empty list"),
+        ({"messages": "["}, "messages is a text, but not JSON"),
+        ({"prompt": "a", "completion": 5}, "completion must be a text or a list of messages"),
+        ({"messages": CHAT, "tools": {"a": 1}}, "tools must be a list"),
+        ({"messages": CHAT, "tools": ["x"]}, "tools is a text, but not JSON"),
+        ({"messages": CHAT, "tools": [{}]}, r"tools\[0\] has no `name`"),
+        ({"messages": CHAT, "tools": [WRAPPED, {"type": "web_search"}]}, r"tools\[1\] is of type 'web_search'"),
+        ({"messages": CHAT, "tool_defs": [{"name": "a", "parameters": 3}]}, r"tool_defs\[0\].parameters must be"),
+        ({"messages": CHAT, "chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
+    ],
+)
+def test_what_is_no_conversation_says_why(row: object, message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        conversation(row)
+
+
+GOOD = json.dumps({"prompt": "a", "completion": "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "\n{", "line 2: not JSON"),
+        (GOOD + "\n\n[1]", "line 3: expected an object"),
+        (GOOD + '\n{"messages": [{"role": "user", "content": "a"}]}', "line 2: no token of it is trained"),
+        (GOOD + '\n{"prompt": "a", "completion": "' + "b" * 300 + '"}', r"line 2: 31\d tokens, data.seq_len is 200"),
+        (GOOD + '\n{"messages": [{"role": "user", "content": 5}]}', "line 2: .*content must be a string"),
+    ],
+)
+def test_bad_rows_are_named_in_a_table(folder: Path, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=rf"max_bad_share is 0.00%(?s:.*)rows, {message}"):
+        load(folder, path, tmp_path / "bad.jsonl")
+    (named,) = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert (named["dataset"], named["line"]) == ("rows", text.count("\n") + 1)
+
+
+def test_reasons_are_counted_and_a_small_share_of_them_is_left_out(folder: Path, tmp_path: Path) -> None:
+    good = [{"prompt": str(number), "completion": "x"} for number in range(95)]
+    bad: list[dict[str, Any]] = [{"prompt": "a"}, {"messages": [user("b")]}, {"messages": [user("c")]}]
+    bad += [{"prompt": "a", "completion": "b" * 300}, {"messages": [{"role": "user", "content": 5}]}]
+    path = write_rows(tmp_path / "rows.jsonl", *good[:50], *bad, *good[50:])
+    rows = load(folder, path, tmp_path / "bad.jsonl", max_bad_share=0.05)
+    assert len(rows) == 95
+    kept = AutoTokenizer.from_pretrained(folder).decode(rows.row(50).token_ids)
+    assert kept.startswith("<|im_start|>user\n50"), "the row after those that are left out"
+    named = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in named] == [51, 52, 53, 54, 55]
+    with pytest.raises(DataError) as caught:
+        load(folder, path, tmp_path / "bad.jsonl", max_bad_share=0.049)
+    table = str(caught.value).splitlines()
+    assert [line.split()[-2:] for line in table if line.endswith("%")] == [
+        ["2", "2.00%"],
+        ["1", "1.00%"],
+        ["1", "1.00%"],
+        ["1", "1.00%"],
+    ]
+    assert "5.00%" in table[0]
+
+
+def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path) -> None:
+    long = {"prompt": "a", "completion": "b" * 300}
+    hopeless = {"prompt": "a" * 300, "completion": "b"}
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"}, long, hopeless)
+    bad = tmp_path / "bad.jsonl"
+    assert len(load(folder, path, bad, max_bad_share=1.0)) == 1
+    cut = load(folder, path, bad, max_bad_share=1.0, long_rows="truncate")
+    assert [len(cut.row(index)) for index in range(len(cut))] == [12, 200]
+    (left_out,) = bad.read_text().splitlines()
+    assert "no token of it is trained in its first 200 tokens" in left_out
+    with pytest.raises(DataError, match=r"data\.long_rows is 'error'(?s:.*)line 2: 31"):
+        load(folder, path, bad, max_bad_share=1.0, long_rows="error")
+
+
+def dataset_files(tmp_path: Path) -> dict[str, Path]:
+    """The same three conversations in every kind of file and folder."""
+    import datasets
+
+    rows = [
+        {"messages": [user("a"), {**assistant(""), "tool_calls": calls}, {"role": "tool", "content": "r"}]}
+        for calls in ([{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],)
+    ]
+    rows += [{"prompt": text, "completion": text * 2} for text in ("b", "é")]
+    columns = ("messages", "prompt", "completion")
+    table = datasets.Dataset.from_list([{name: row.get(name) for name in columns} for row in rows])
+    paths = {name: tmp_path / f"chats.{name}" for name in ("jsonl", "json", "parquet", "arrow", "folder", "splits")}
+    write_rows(paths["jsonl"], *rows)
+    paths["json"].write_text(json.dumps(rows))
+    table.to_parquet(paths["parquet"])
+    table.save_to_disk(paths["folder"])
+    datasets.DatasetDict({"train": table, "test": table.select([1])}).save_to_disk(paths["splits"])
+    paths["arrow"].write_bytes(next(paths["folder"].glob("*.arrow")).read_bytes())
+    (tmp_path / "parts").mkdir()
+    table.to_parquet(tmp_path / "parts" / "train-00000-of-00001.parquet")
+    table.select([2]).to_parquet(tmp_path / "parts" / "test-00000-of-00001.parquet")
+    paths["gz"] = tmp_path / "chats.jsonl.gz"
+    paths["gz"].write_bytes(gzip.compress(paths["jsonl"].read_bytes()))
+    return {**paths, "parts": tmp_path / "parts"}
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_every_kind_of_file_gives_the_same_rows(folder: Path, tmp_path: Path) -> None:
+    paths = dataset_files(tmp_path)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.tool_calls is defined %}{{ m.tool_calls | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    try:
+        expected = load(folder, paths["jsonl"], tmp_path / "bad.jsonl")
+        assert len(expected) == 3
+        for name, path in paths.items():
+            rows = load(folder, path, tmp_path / "bad.jsonl")
+            assert len(rows) == 3, name
+            for index in range(3):
+                assert torch.equal(rows.row(index).token_ids, expected.row(index).token_ids), (name, index)
+        for name, row in (("splits", 1), ("parts", 2)):
+            split = [SubsetConfig(path=str(paths[name]), split="test")]
+            assert torch.equal(
+                load(folder, split, tmp_path / "bad.jsonl").row(0).token_ids, expected.row(row).token_ids
+            )
+        part = [SubsetConfig(path=str(paths["jsonl"]), split="train[1:2]")]
+        assert torch.equal(load(folder, part, tmp_path / "bad.jsonl").row(0).token_ids, expected.row(1).token_ids)
+    finally:
+        write_model(folder, seed=3)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_hub_name_is_asked_for_with_its_configuration_and_split(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    asked = []
+
+    def load_dataset(*arguments: Any, **named: Any) -> Any:
+        asked.append((arguments, named))
+        return datasets.Dataset.from_list([{"prompt": "a", "completion": "b", "id": 7}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    subset = SubsetConfig(path="org/chats", name="short", split="train[:5%]")
+    rows = load(folder, [subset], tmp_path / "bad.jsonl")
+    assert asked == [(("org/chats", "short"), {"split": "train[:5%]"})]
+    assert (len(rows), rows.titles) == (1, ["chats-short"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_hub_that_cannot_be_reached_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.subsets\[0\]\.path: nobody/nothing cannot be loaded"):
+        load(folder, [SubsetConfig(path="nobody/nothing")], tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize("path", ["rows.jsonl", "./rows", "/nowhere/rows", "a/b/c", "~/rows.parquet"])
+def test_a_missing_file_is_not_taken_for_a_hub_name(path: str) -> None:
+    (source,) = sources(RowsConfig(path=path), "data.")
+    with pytest.raises(ConfigError, match=r"data\.path: there is no file"):
+        source.check()
+
+
+def test_unreadable_files_are_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("a")
+    (source,) = sources(RowsConfig(path=str(tmp_path / "rows.txt")), "data.")
+    with pytest.raises(ConfigError, match="of no kind that can be read"):
+        source.check()
+    for name, content, message in [("a.jsonl", b"\xff\n", "cannot be read"), ("b.jsonl", b"\n", "has no rows")]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load(folder, tmp_path / name, tmp_path / "bad.jsonl")
+
+
+def test_plain_files_need_no_table_library(folder: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    code = f"""
+import sys
+from pathlib import Path
+from primerl.train.sft_config import RowsConfig
+from primerl.train.sources import sources
+(source,) = sources(RowsConfig(path={str(path)!r}), "data.")
+assert len(list(source.rows())) == 1
+assert not {{"datasets", "torch", "pyarrow"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
