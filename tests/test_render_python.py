@@ -7,12 +7,13 @@ import re
 import textwrap
 from collections import UserDict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import primerl
 import primerl.render as rendering
 import pytest
 import render_helpers as helpers
+from primerl.config.orchestrator import Parsers
 from primerl.render import NotExtendableError, Renderer, RenderError
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs" / "render.md"
@@ -63,12 +64,14 @@ def test_the_examples_of_the_docstrings_run(renderer: Renderer) -> None:
         exec(compile(code, f"docstring of {name}", "exec"), names)
 
 
-def test_every_parser_is_on_the_page(qwen: Path) -> None:
+def test_every_parser_is_on_the_page_and_in_the_config(qwen: Path) -> None:
     text = DOCUMENTATION.read_text(encoding="utf-8")
-    for kind in ("tool_parser", "reasoning_parser"):
+    for kind in ("tool", "reasoning"):
         with pytest.raises(RenderError, match="there are ") as error:
-            Renderer(qwen, **{kind: "unheard-of"})
+            Renderer(qwen, **{f"{kind}_parser": "unheard-of"})
         names = str(error.value).partition("there are ")[2].split(", ")
+        literal, _ = get_args(Parsers.model_fields[kind].annotation)
+        assert list(get_args(literal)) == names
         assert len(names) > 3
         assert [name for name in names if f"| `{name}` |" not in text] == []
 
