@@ -27,6 +27,8 @@ def test_scenarios_are_a_table(qwen: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["template", "check", str(qwen)]) == 0
     text = capsys.readouterr().out
     assert "a turn ends with <|im_end|>" in text
+    assert "tool calls: parser hermes; reasoning: parser think" in text
+    assert "slower library" not in text
     assert "12 extends" in text
     assert "forks" not in text
 
@@ -56,6 +58,24 @@ def test_forks_name_their_reason(tmp_path: Path, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert "Conversation roles must alternate" in text
     assert "refused" in text
+
+
+def test_a_reason_is_explained_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = helpers.write_family(tmp_path / "deepseek", helpers.trl_template("deepseekv3"))
+    assert main(["template", "check", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("depends_on_history") > 3
+    assert text.count("depends_on_history: what the template writes") == 1
+
+
+def test_a_tokenizer_that_only_the_slower_library_reads_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = helpers.QWEN_SPLIT.replace(r"\p{L}+", r"[\p{L}\p{M}]+")
+    tokenizer = helpers.trained_tokenizer(split, helpers.QWEN_SPECIAL, helpers.QWEN_PLAIN, nfc=True)
+    folder = helpers.write_model(tmp_path / "marks", tokenizer, helpers.CHATML, eos_token="<|im_end|>")
+    assert main(["template", "check", str(folder)]) == 0
+    assert "encoded by the slower library" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

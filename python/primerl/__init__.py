@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from primerl._core import NotExtendableError as NotExtendableError
     from primerl._core import PrimerlError as PrimerlError
     from primerl._core import RenderError as RenderError
     from primerl.api import Batch as Batch
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 _LAZY = {
     "Batch": "primerl.api",
     "MicroBatch": "primerl.api",
+    "NotExtendableError": "primerl._core",
     "PrimerlError": "primerl._core",
     "RenderError": "primerl._core",
     "Run": "primerl.api",
     "__version__": "primerl._core",
 }
 
-__all__ = ["Batch", "MicroBatch", "PrimerlError", "RenderError", "Run", "__version__"]
+__all__ = ["Batch", "MicroBatch", "NotExtendableError", "PrimerlError", "RenderError", "Run", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, final
 
 __all__ = [
+    "AnswerStream",
     "Answered",
     "Cancelled",
     "Ended",
@@ -15,6 +16,7 @@ __all__ = [
     "Lease",
     "Leased",
     "LeasesVoid",
+    "NotExtendableError",
     "Orchestrator",
     "ParsedAnswer",
     "PrimerlError",
@@ -179,7 +181,21 @@ class PrimerlError(Exception):
     """Base of the errors that primerl raises."""
 
 class RenderError(PrimerlError, ValueError):
-    """A model folder, conversation or text that cannot be rendered."""
+    """A model folder, conversation or text that cannot be rendered. The message names file, or message and field."""
+
+class NotExtendableError(RenderError):
+    """New messages that cannot be appended to recorded tokens: render the conversation in full."""
+
+    reason: Literal[
+        "no_new_messages",
+        "template_failed",
+        "answer_not_verbatim",
+        "no_turn_end",
+        "other_stop_token",
+        "depends_on_history",
+        "tokens_merge",
+    ]
+    """`docs/templates.md` says what each means."""
 
 # Messages to tokens and back (rust/primerl-py/src/render.rs)
 
@@ -202,6 +218,33 @@ class ParsedAnswer:
         """Reason and text of what looked like a tool call and is content."""
 
 @final
+class AnswerStream:
+    """An answer that arrives id by id (`Renderer.answer_stream`). It is the same for any split of the ids.
+
+        stream = renderer.answer_stream()
+        pieces = stream.push(renderer.encode("It is ")) + stream.push(renderer.encode("4."))
+        last, answer = stream.finish()
+        assert "".join(text for kind, text in pieces + last) == answer.message["content"]
+
+    Pieces of a kind add up to the message's field.
+    """
+
+    def push(self, ids: Sequence[int]) -> list[tuple[Literal["content", "reasoning", "tool_call"], Any]]:
+        """Take the next sampled ids; return what is certain by now: texts of content and reasoning, whole tool calls.
+
+        Raises:
+            RenderError: The answer is finished.
+        """
+    def finish(
+        self,
+    ) -> tuple[list[tuple[Literal["content", "reasoning", "tool_call"], Any]], ParsedAnswer]:
+        """The answer is over: the remaining pieces, and all of it. Can be called once.
+
+        Raises:
+            RenderError: The answer is finished already.
+        """
+
+@final
 class Renderer:
     """A model folder's tokenizer and chat template.
 
@@ -210,7 +253,12 @@ class Renderer:
     of the template, such as `enable_thinking`; `documents` are mappings (by custom `title` and `text`) for templates
     that know them. None and an empty list of tools or documents differ to some templates. `now` is the time that a
     template's `strftime_now` formats in the local time zone, in seconds since 1970; None asks the clock. All methods
-    may be called from many threads at once; they release the GIL. They raise `RenderError`.
+    may be called from many threads at once; they release the GIL.
+
+    Values are those of JSON: dicts with text keys (or any mapping), lists (or any sequence), text, numbers, booleans
+    and None. NaN, integers of more than 64 bits, halves of surrogate pairs, other keys, and values nested more than
+    127 deep or within themselves are refused by their place, as in `messages[0].content`. All of this is a
+    `RenderError`, which is a `ValueError`; so is a template that refuses the messages.
     """
 
     def __new__(
@@ -221,10 +269,13 @@ class Renderer:
         Args:
             model_dir: A local model folder.
             tool_parser: How tool calls are read from answers: "hermes", "qwen3_coder", "llama3_json",
-                "llama3_pythonic", "glm", "kimi", "deepseek", "harmony", "minimax", "mistral" or "none". Default: by the
-                model's chat template, else by its `config.json`.
-            reasoning_parser: How reasoning is told from content: "think", "mistral", "harmony" or "none". Default: by
-                the chat template.
+                "llama3_pythonic", "glm", "kimi", "deepseek", "deepseek_v32", "gemma4", "cohere", "harmony", "minimax",
+                "mistral" or "none". Default: by the model's chat template, else by its `config.json`.
+            reasoning_parser: How reasoning is told from content: "think", "mistral", "gemma4", "cohere", "harmony" or
+                "none". Default: by the chat template.
+
+        Raises:
+            RenderError: A file is missing or wrong, or there is no such parser.
         """
     def render_text(
         self,
@@ -235,7 +286,14 @@ class Renderer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         now: float | None = None,
     ) -> str:
-        """Text of the conversation, byte for byte that of `apply_chat_template(..., tokenize=False)`."""
+        """Text of the conversation, byte for byte that of `apply_chat_template(..., tokenize=False)`.
+
+            messages = [{"role": "user", "content": "What is 2 + 2?"}]
+            renderer.render_text(messages, template_kwargs={"enable_thinking": False})
+
+        Raises:
+            RenderError: A value is no JSON, content is no text, or the template refuses the messages.
+        """
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -245,7 +303,7 @@ class Renderer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         now: float | None = None,
     ) -> list[int]:
-        """Token ids of that text."""
+        """Token ids of that text: `encode(render_text(...))`, with its errors."""
     def render_with_mask(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -257,7 +315,14 @@ class Renderer:
         """Ids (int32) and mask (uint8) of a whole conversation, without a generation prompt.
 
         The mask is 1 on each assistant message and on the stop token that ends it, not on white space after it; for
-        a template with `{% generation %}` blocks, on these blocks. `RenderError` where that cannot be told exactly.
+        a template with `{% generation %}` blocks, on these blocks. Both are columns for `torch.frombuffer`:
+
+            conversation = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+            ids, mask = renderer.render_with_mask(conversation)
+            assert len(ids) == 4 * len(mask)
+
+        Raises:
+            RenderError: As `render`; or it cannot be told exactly which tokens are the assistant's.
         """
     def render_many_with_mask(
         self,
@@ -280,7 +345,24 @@ class Renderer:
     ) -> list[int]:
         """Ids to append to `prompt ids + sampled` so that the conversation goes on with `new_messages`.
 
-        `answer` is the assistant message that `sampled` stands for. `RenderError` where the template does not allow it.
+        They begin with the stop token that closes the answer, unless it was sampled.
+
+            sampled = renderer.encode("It is 4.")
+            answer = renderer.parse(sampled)
+            new = [{"role": "user", "content": "And 3 + 3?"}]
+            try:
+                suffix = renderer.extend(answer, sampled, new)
+            except NotExtendableError as error:
+                print(error.reason)
+
+        Args:
+            answer: The assistant message that `sampled` stands for.
+            sampled: Its ids; the last one tells whether the answer was closed.
+            new_messages: What follows it.
+
+        Raises:
+            NotExtendableError: Not allowed by the template; `reason` says why in a word. Render in full (a fork).
+            RenderError: A value is no JSON.
         """
     def check_template(self, conversations: str | Path | None = None) -> list[dict[str, Any]]:
         """Every turn after an assistant message, and whether it extends the recorded tokens.
@@ -288,7 +370,10 @@ class Renderer:
         Of built-in scenarios, or of a file with a JSON object a line (`messages`; optional `tools`, `documents`,
         `chat_template_kwargs`). Each dict has conversation, answer (which message is continued), new_messages (roles)
         and verdict: `extends` (with tokens, closes_with, keeps_history), `forks` (with reason, detail) or `refused`
-        (with detail). `RenderError` names the file, line and field that cannot be read.
+        (with detail).
+
+        Raises:
+            RenderError: Names the file, line and field that cannot be read.
         """
     def parse(
         self,
@@ -309,13 +394,27 @@ class Renderer:
             sampled: The answer's ids; a stop token at its end is left out.
             tools: Those of the request. Without tools no call is parsed: its text stays content.
             starts_in_reasoning: Whether the prompt opened the reasoning: `starts_in_reasoning(prompt)`.
+
+        Nothing that a model writes is an error: a call that cannot be read is content, and listed in `malformed`.
+
+            answer = renderer.parse_answer(renderer.encode("<think>\\nEasy.\\n</think>\\n\\nIt is 4."))
+            for kind, text, first, end in answer.segments:
+                print(kind, repr(text), "tokens", first, "to", end)
         """
+    def answer_stream(
+        self, tools: Sequence[Mapping[str, Any]] | None = None, starts_in_reasoning: bool = False
+    ) -> AnswerStream:
+        """`parse_answer` for an answer that is still being sampled."""
     def starts_in_reasoning(self, prompt: Sequence[int]) -> bool:
         """Whether the generation prompt at the end of these ids opened a reasoning block."""
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written in it become their ids, none is added."""
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Ids without a token have no text. As `transformers` decodes, but for byte tokens of SentencePiece that are not
+        UTF-8: each becomes U+FFFD by itself, not together with the good ones beside it.
+        """
     @property
     def tool_parser(self) -> str:
         """Name of the parser of tool calls."""

@@ -8,10 +8,11 @@
 
 `ids` and `mask` are little-endian columns, made for `torch.frombuffer(..., dtype=torch.int32)` and `torch.uint8`.
 Everything that cannot be done exactly is a `RenderError` that names the message or the file.
+`docs/render.md` shows it all.
 """
 
 from __future__ import annotations
 
-from primerl._core import ParsedAnswer, PrimerlError, Renderer, RenderError
+from primerl._core import AnswerStream, NotExtendableError, ParsedAnswer, PrimerlError, Renderer, RenderError
 
-__all__ = ["ParsedAnswer", "PrimerlError", "RenderError", "Renderer"]
+__all__ = ["AnswerStream", "NotExtendableError", "ParsedAnswer", "PrimerlError", "RenderError", "Renderer"]

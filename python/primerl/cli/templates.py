@@ -15,7 +15,7 @@ TITLE = "Not checked"
 NOTES = {
     "extends": "the recorded tokens stay as they were sampled, and only the new messages are rendered",
     "forks": "the conversation is rendered in full, and trained as a branch of its own",
-    "refused": "the template does not take the conversation",
+    "refused": "the template does not take the conversation; a request with it is refused, too",
 }
 
 
@@ -50,9 +50,20 @@ def check_template(model: Path, conversations: Path | None, as_json: bool) -> in
         return fail(str(error), title=TITLE)
     stops = [renderer.decode([token]) for token in renderer.stop_token_ids]
     if as_json:
-        print(json.dumps({"model": str(model), "stop_tokens": stops, "scenarios": scenarios, "conversations": own}))
+        about = {
+            "model": str(model),
+            "stop_tokens": stops,
+            "tool_parser": renderer.tool_parser,
+            "reasoning_parser": renderer.reasoning_parser,
+            "tokenizer": renderer.backend,
+            "tokenizer_reason": renderer.backend_reason,
+        }
+        print(json.dumps({**about, "scenarios": scenarios, "conversations": own}))
         return 0
     print(f"{model}: a turn ends with {' or '.join(stops) or 'no known token'}")
+    print(f"  tool calls: parser {renderer.tool_parser}; reasoning: parser {renderer.reasoning_parser}")
+    if renderer.backend_reason is not None:
+        print(f"  encoded by the slower library, the fast one cannot be trusted: {shortened(renderer.backend_reason)}")
     print("\n".join(section("built-in scenarios", scenarios)))
     if conversations is not None:
         print("\n".join(section(str(conversations), own)))
@@ -74,14 +85,22 @@ def section(title: str, turns: list[dict[str, Any]]) -> list[str]:
         for turn in turns
     ]
     totals = Counter(turn["verdict"] for turn in turns)
+    reasons = dict.fromkeys(f"  {turn['reason']}: {turn['detail']}" for turn in turns if turn["verdict"] == "forks")
     lines = [f"{totals[verdict]} {verdict}: {note}" for verdict, note in NOTES.items() if totals[verdict]]
-    return [title, *(table(header, rows) if rows else ["  no turn follows an assistant message"]), *lines]
+    return [
+        title,
+        *(table(header, rows) if rows else ["  no turn follows an assistant message"]),
+        *reasons,
+        *lines,
+    ]
 
 
 def why(turn: dict[str, Any]) -> str:
     if turn["verdict"] == "extends":
         text = f"closed by {turn['closes_with']}, {turn['tokens']} tokens"
-        return text + (", earlier messages kept as sampled" if turn["keeps_history"] else "")
-    if turn["verdict"] == "forks":
-        return f"{turn['reason']}: {turn['detail']}"
-    return str(turn["detail"])
+        return text + (", keeps what a full render would rewrite" if turn["keeps_history"] else "")
+    return str(turn["reason"] if turn["verdict"] == "forks" else turn["detail"])
+
+
+def shortened(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else f"{text[:most]} .."

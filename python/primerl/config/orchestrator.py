@@ -168,6 +168,9 @@ class Parsers(Section):
             "glm",
             "kimi",
             "deepseek",
+            "deepseek_v32",
+            "gemma4",
+            "cohere",
             "harmony",
             "minimax",
             "mistral",
@@ -176,7 +179,7 @@ class Parsers(Section):
         | None
     ) = None
     """Syntax of tool calls."""
-    reasoning: Literal["think", "mistral", "harmony", "none"] | None = None
+    reasoning: Literal["think", "mistral", "gemma4", "cohere", "harmony", "none"] | None = None
     """Marks around reasoning."""
 
 

@@ -5,6 +5,7 @@ mod envs;
 mod errors;
 mod inspect;
 mod interrupt;
+mod json;
 mod orchestrator;
 mod render;
 mod simulate;
@@ -34,7 +35,7 @@ mod _core {
     use orchestrator::{Orchestrator, orchestrate};
 
     #[pymodule_export]
-    use render::{ParsedAnswer, Renderer};
+    use render::{AnswerStream, ParsedAnswer, Renderer};
 
     #[pymodule_export]
     use simulate::simulate;

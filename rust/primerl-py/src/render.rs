@@ -1,15 +1,17 @@
 //! Messages to tokens for Python: conversions of `primerl_render`.
 
-use crate::errors::{render_error, with_causes};
+use crate::errors::{fork_error, render_error, with_causes};
+use crate::json::from_python;
 use primerl_render::{
-    AnswerContext, BackendChoice, ExtensionContext, LoadOptions, MaskedIds, Message, Parsed,
-    RenderOptions, Renderer as Inner, SegmentKind,
+    AnswerContext, AnswerStream as InnerStream, BackendChoice, Delta, ExtensionContext,
+    LoadOptions, MaskedIds, Message, Parsed, RenderOptions, Renderer as Inner, SegmentKind,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// A model folder's tokenizer and chat template. Methods release the GIL while they work.
@@ -17,8 +19,9 @@ use std::time::{Duration, SystemTime};
 pub struct Renderer(Inner);
 
 fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
-    pythonize::depythonize(value)
-        .map_err(|error| render_error(value.py(), format!("{name}: {error}")))
+    from_python(name, value)
+        .and_then(|json| serde_json::from_value(json).map_err(|error| format!("{name}: {error}")))
+        .map_err(|message| render_error(value.py(), message))
 }
 
 /// What a template is given besides the messages, as Python passes it.
@@ -97,6 +100,77 @@ impl ParsedAnswer {
         };
         self.0.malformed.iter().map(one).collect()
     }
+}
+
+/// An answer that arrives id by id.
+#[pyclass(frozen, module = "primerl._core")]
+pub struct AnswerStream {
+    /// None once it is finished.
+    stream: Mutex<Option<InnerStream>>,
+    renderer: Py<Renderer>,
+}
+
+#[pymethods]
+impl AnswerStream {
+    fn push<'py>(
+        &self,
+        py: Python<'py>,
+        ids: Vec<u32>,
+    ) -> PyResult<Vec<(&'static str, Bound<'py, PyAny>)>> {
+        let renderer = &self.renderer.get().0;
+        let deltas = py.detach(|| {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            stream.as_mut().map(|stream| stream.push(renderer, &ids))
+        });
+        match deltas {
+            Some(Ok(deltas)) => pieces(py, deltas),
+            Some(Err(error)) => Err(render_error(py, with_causes(&error))),
+            None => Err(render_error(py, FINISHED.to_owned())),
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "a tuple of Python's")]
+    fn finish<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Vec<(&'static str, Bound<'py, PyAny>)>, ParsedAnswer)> {
+        let renderer = &self.renderer.get().0;
+        let finished = py.detach(|| {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            stream.take().map(|stream| stream.finish(renderer))
+        });
+        match finished {
+            Some(Ok((deltas, parsed))) => Ok((pieces(py, deltas)?, ParsedAnswer(parsed))),
+            Some(Err(error)) => Err(render_error(py, with_causes(&error))),
+            None => Err(render_error(py, FINISHED.to_owned())),
+        }
+    }
+}
+
+const FINISHED: &str = "the answer is finished; begin another with answer_stream()";
+
+/// Text of content and reasoning; a call as it is in the message.
+fn pieces(py: Python<'_>, deltas: Vec<Delta>) -> PyResult<Vec<(&'static str, Bound<'_, PyAny>)>> {
+    let piece = |delta| {
+        Ok(match delta {
+            Delta::Content(text) => ("content", PyString::new(py, &text).into_any()),
+            Delta::Reasoning(text) => ("reasoning", PyString::new(py, &text).into_any()),
+            Delta::ToolCall {
+                id,
+                name,
+                arguments,
+                ..
+            } => {
+                let mut call =
+                    json!({"type": "function", "function": {"name": name, "arguments": arguments}});
+                if let Some(id) = id {
+                    call["id"] = Value::String(id);
+                }
+                ("tool_call", pythonize::pythonize(py, &call)?)
+            }
+        })
+    };
+    deltas.into_iter().map(piece).collect()
 }
 
 /// Little-endian columns: int32 ids, uint8 mask.
@@ -271,7 +345,8 @@ impl Renderer {
             sampled: &sampled,
             options: &options,
         };
-        self.work(py, |renderer| renderer.extend(&previous, &new_messages))
+        py.detach(|| self.0.extend(&previous, &new_messages))
+            .map_err(|error| fork_error(py, with_causes(&error), error.code()))
     }
 
     #[pyo3(signature = (conversations=None))]
@@ -316,6 +391,23 @@ impl Renderer {
             renderer.parse_answer(&sampled, &context)
         })
         .map(ParsedAnswer)
+    }
+
+    #[pyo3(signature = (tools=None, starts_in_reasoning=false))]
+    fn answer_stream(
+        slf: &Bound<'_, Self>,
+        tools: Option<&Bound<'_, PyAny>>,
+        starts_in_reasoning: bool,
+    ) -> PyResult<AnswerStream> {
+        let tools: Option<Vec<Value>> = tools.map(|tools| owned("tools", tools)).transpose()?;
+        let context = AnswerContext {
+            tools: tools.as_deref(),
+            starts_in_reasoning,
+        };
+        Ok(AnswerStream {
+            stream: Mutex::new(Some(slf.get().0.answer_stream(&context))),
+            renderer: slf.clone().unbind(),
+        })
     }
 
     fn starts_in_reasoning(&self, py: Python<'_>, prompt: Vec<u32>) -> bool {

@@ -121,6 +121,9 @@ fn answer(tool_parser: &str) -> String {
         "minimax" => "\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Berlin</parameter>\n</invoke>\n</minimax:tool_call>".to_owned(),
         "kimi" => format!("<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"),
         "deepseek" => format!("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{arguments}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        "deepseek_v32" => "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Berlin</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>".to_owned(),
+        "gemma4" => "<|tool_call>call:get_weather{city:<|\"|>Berlin<|\"|>,days:3}<tool_call|>".to_owned(),
+        "cohere" => format!("<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {arguments}}}\n]<|END_ACTION|>"),
         "mistral" => format!("[TOOL_CALLS]get_weather[ARGS]{arguments}"),
         "harmony" => {
             return format!("<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{arguments}<|call|>");

@@ -43,6 +43,8 @@ static MERGING: LazyLock<Tokenizer> = LazyLock::new(|| {
     load(folder.path())
 });
 
+const METASPACE_SIZE: u32 = 267;
+
 /// The same, with bytes as a fallback of a vocabulary of words with `▁`, as Llama 2's.
 static METASPACE: LazyLock<Tokenizer> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -139,6 +141,16 @@ proptest! {
         prop_assert_eq!(streamed(&MERGING, &ids, skip_special), whole);
     }
 
+    /// The same for a vocabulary of SentencePiece, whose bytes are tokens of their own.
+    #[test]
+    fn pieces_add_up_whatever_the_bytes(
+        ids in prop::collection::vec(0..METASPACE_SIZE, 0..64),
+        skip_special: bool,
+    ) {
+        let whole = METASPACE.decode(&ids, skip_special).expect("decodes");
+        prop_assert_eq!(streamed(&METASPACE, &ids, skip_special), whole);
+    }
+
     #[test]
     fn no_piece_holds_half_a_character(text in text()) {
         let ids = MERGING.encode(&text).expect("encodes");
@@ -155,6 +167,19 @@ proptest! {
         let ids = METASPACE.encode(&text).expect("encodes");
         prop_assert_eq!(streamed(&METASPACE, &ids, true), METASPACE.decode(&ids, true).expect("decodes"));
     }
+}
+
+#[test]
+fn no_text_is_lost_beside_bytes_that_are_none() {
+    let byte = |byte: u32| 3 + byte;
+    // `é` in bytes, then a byte that begins nothing, then a word.
+    let ids = [byte(0xc3), byte(0xa9), byte(0xff), 264, 260];
+    for skip_special in [true, false] {
+        let text = METASPACE.decode(&ids, skip_special).expect("decodes");
+        assert_eq!(text, "é\u{fffd} aa");
+        assert_eq!(streamed(&METASPACE, &ids, skip_special), text);
+    }
+    assert_eq!(METASPACE.decode(&[264, 264], true).expect("decodes"), "a a");
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! Which parsers an answer of a model needs.
 
-use super::machine::{MISTRAL_THINK, THINK, ThinkMarkers};
+use super::machine::{COHERE_THINK, GEMMA_THINK, MISTRAL_THINK, THINK, ThinkMarkers};
 use super::tagged::{Syntax, Tagged};
-use super::{CallGrammar, deepseek, glm, harmony, hermes, kimi, llama, minimax, mistral};
-use super::{pythonic, qwen3_coder};
+use super::{CallGrammar, cohere, deepseek, dsml, gemma, glm, harmony, hermes, kimi, llama};
+use super::{minimax, mistral, pythonic, qwen3_coder};
 use crate::error::LoadError;
 use serde_json::Value;
 
 /// Names that a tool parser can be set by.
-pub const TOOL_PARSERS: [&str; 11] = [
+pub const TOOL_PARSERS: [&str; 14] = [
     "hermes",
     "qwen3_coder",
     "llama3_json",
@@ -16,13 +16,17 @@ pub const TOOL_PARSERS: [&str; 11] = [
     "glm",
     "kimi",
     "deepseek",
+    "deepseek_v32",
+    "gemma4",
+    "cohere",
     "harmony",
     "minimax",
     "mistral",
     "none",
 ];
 /// Names that a reasoning parser can be set by.
-pub const REASONING_PARSERS: [&str; 4] = ["think", "mistral", "harmony", "none"];
+pub const REASONING_PARSERS: [&str; 6] =
+    ["think", "mistral", "gemma4", "cohere", "harmony", "none"];
 
 /// The parsers of a model, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,8 @@ impl ParserChoice {
         match self.reasoning {
             "think" => Some(&THINK),
             "mistral" => Some(&MISTRAL_THINK),
+            "gemma4" => Some(&GEMMA_THINK),
+            "cohere" => Some(&COHERE_THINK),
             _ => None,
         }
     }
@@ -87,9 +93,10 @@ impl ParserChoice {
             return Some(Box::new(Tagged::new(syntax, tools)));
         }
         match self.tool {
-            "llama3_json" => Some(Box::new(llama::LlamaJson::new())),
+            "llama3_json" => Some(Box::new(llama::LlamaJson::new(tools))),
             "llama3_pythonic" => Some(Box::new(pythonic::Pythonic::new())),
             "mistral" => Some(Box::new(mistral::Mistral::new())),
+            "cohere" => Some(Box::new(cohere::Cohere::new())),
             _ => None,
         }
     }
@@ -101,6 +108,7 @@ impl ParserChoice {
             (None, "llama3_json") => &llama::MARKERS,
             (None, "llama3_pythonic") => &pythonic::MARKERS,
             (None, "mistral") => &mistral::MARKERS,
+            (None, "cohere") => &cohere::MARKERS,
             _ if self.is_harmony() => &harmony::MARKERS,
             _ => &[],
         }
@@ -117,6 +125,8 @@ impl ParserChoice {
             "glm" => Some(&glm::SYNTAX),
             "kimi" => Some(&kimi::SYNTAX),
             "deepseek" => Some(&deepseek::SYNTAX),
+            "deepseek_v32" => Some(&dsml::SYNTAX),
+            "gemma4" => Some(&gemma::SYNTAX),
             "minimax" => Some(&minimax::SYNTAX),
             _ => None,
         }
@@ -129,7 +139,10 @@ fn tool_of_template(template: &str) -> Option<&'static str> {
     let families = [
         ("harmony", is_harmony(template)),
         ("kimi", says("<|tool_calls_section_begin|>")),
+        ("deepseek_v32", says("｜DSML｜")),
         ("deepseek", says("<｜tool▁calls▁begin｜>")),
+        ("gemma4", says("<|tool_call>call:")),
+        ("cohere", says("<|START_ACTION|>")),
         ("minimax", says("<minimax:tool_call>")),
         ("glm", says("<tool_call>") && says("<arg_key>")),
         ("qwen3_coder", says("<function=") && says("<parameter=")),
@@ -153,6 +166,7 @@ fn tool_of_model(model_type: &str) -> Option<&'static str> {
         "gpt_oss" => Some("harmony"),
         "kimi_k2" => Some("kimi"),
         "deepseek_v3" => Some("deepseek"),
+        "deepseek_v32" | "deepseek_v4" => Some("deepseek_v32"),
         "minimax_m2" => Some("minimax"),
         "glm4_moe" => Some("glm"),
         "llama4" => Some("llama3_pythonic"),
@@ -166,6 +180,10 @@ fn reasoning_of_template(template: &str, model_type: Option<&str>) -> &'static s
         "harmony"
     } else if template.contains("[THINK]") {
         "mistral"
+    } else if template.contains(GEMMA_THINK.close) {
+        "gemma4"
+    } else if template.contains(COHERE_THINK.open) {
+        "cohere"
     } else if template.contains("</think>") || model_type == Some("minimax_m2") {
         "think"
     } else {

@@ -1,5 +1,6 @@
 //! The text of an answer, and the cuts made in it so far.
 
+use super::json;
 use super::{Call, CallProblem, Delta, MalformedCall, SegmentKind};
 use crate::message::ToolCall;
 use std::collections::VecDeque;
@@ -15,6 +16,8 @@ pub(super) struct Cut {
     pub segments: Vec<(SegmentKind, Range<usize>)>,
     pub calls: Vec<ToolCall>,
     pub malformed: Vec<MalformedCall>,
+    /// The answer is over, and a stop token ended it.
+    pub is_complete: bool,
     deltas: Vec<Delta>,
 }
 
@@ -96,6 +99,38 @@ impl Cut {
             Err(reason) => self.no_call(end, reason),
         }
         is_call
+    }
+
+    /// Cuts the calls of a JSON list. One that cannot be read is shown; if none can, so is what announced them.
+    pub fn call_list(
+        &mut self,
+        list: Range<usize>,
+        read: fn(&str) -> Result<Call, CallProblem>,
+    ) -> bool {
+        let text = &self.text[list.clone()];
+        if let Err(reason) = json::check(text) {
+            self.no_call(list.end, reason);
+            return false;
+        }
+        let place = |element: &str| {
+            let start = list.start + (element.as_ptr().addr() - text.as_ptr().addr());
+            start..start + element.len()
+        };
+        let calls: Vec<_> = json::elements(text)
+            .map(|element| (place(element), read(element)))
+            .collect();
+        if calls.iter().all(|(_, call)| call.is_err()) {
+            let first = calls.into_iter().find_map(|(_, call)| call.err());
+            let reason = first.unwrap_or(CallProblem::Structure("the list holds no call"));
+            self.no_call(list.end, reason);
+            return false;
+        }
+        for (range, call) in calls {
+            self.hide(range.start);
+            self.call_or_text(range.end, call);
+        }
+        self.hide(list.end);
+        true
     }
 
     /// `end` without up to `most` newlines before it that are not cut yet.

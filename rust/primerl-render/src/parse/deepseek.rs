@@ -10,7 +10,7 @@ const CALL: [&str; 2] = ["<｜tool▁call▁begin｜>", "<｜tool▁call▁end�
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: Some(["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]),
+    sections: &[["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]],
     calls: &[CALL],
     openers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
     markers: &[

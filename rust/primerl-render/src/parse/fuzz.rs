@@ -1,6 +1,6 @@
 //! Entries for fuzzers: one function a tool parser, which takes any bytes and fails where a promise of this module does.
 //!
-//! The first byte says whether there are tools and open reasoning, the second one how the text is split; the rest is the
+//! The first byte says whether there are tools, open reasoning and a stop token, the second one how the text is split; the rest is the
 //! text of an answer.
 
 use super::choice::ParserChoice;
@@ -35,6 +35,9 @@ entries! {
     minimax: "think",
     mistral: "mistral",
     none: "think",
+    deepseek_v32: "think",
+    gemma4: "gemma4",
+    cohere: "cohere",
 }
 
 fn run(choice: ParserChoice, data: &[u8]) {
@@ -44,6 +47,7 @@ fn run(choice: ParserChoice, data: &[u8]) {
     let text = String::from_utf8_lossy(rest);
     let tools = [
         json!({"function": {"name": "f", "parameters": {"properties": {"a": {"type": ["integer", "null"]}}}}}),
+        json!({"function": {"name": "python"}}),
     ];
     let context = AnswerContext {
         tools: (flags & 1 == 1).then_some(&tools),
@@ -60,6 +64,7 @@ fn run(choice: ParserChoice, data: &[u8]) {
                 deltas.extend(cut.take_deltas());
             }
         }
+        cut.is_complete = flags & 4 == 4;
         engine.run(&mut cut, true);
         deltas.extend(cut.take_deltas());
         (cut, deltas)

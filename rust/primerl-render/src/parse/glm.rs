@@ -7,7 +7,7 @@ use super::{Call, CallProblem};
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: None,
+    sections: &[],
     calls: &[CALL],
     openers: &["<tool_call>"],
     markers: &[

@@ -6,7 +6,7 @@ use super::tagged::{Syntax, inside};
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: None,
+    sections: &[],
     calls: &[CALL],
     openers: &["<tool_call>"],
     markers: &CALL,

@@ -45,9 +45,36 @@ impl JsonScan {
     }
 }
 
+/// Deeper values are refused here, as whoever reads them refuses them (serde_json: 127, Python: about 1,000).
+const MAX_DEPTH: usize = 100;
+
+/// How deep the containers of valid JSON are nested.
+fn depth(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0);
+    let (mut in_string, mut is_escaped) = (false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_string => is_escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
 /// Whether `text` is JSON.
 pub(super) fn check(text: &str) -> Result<(), CallProblem> {
     match serde_json::from_str::<IgnoredAny>(text) {
+        Ok(_) if depth(text) > MAX_DEPTH => Err(CallProblem::InvalidJson(format!(
+            "nested more than {MAX_DEPTH} deep"
+        ))),
         Ok(_) => Ok(()),
         Err(error) => Err(CallProblem::InvalidJson(error.to_string())),
     }
@@ -66,7 +93,12 @@ pub(super) fn object<'a>(text: &'a str, what: &'static str) -> Result<&'a str, C
 
 /// `{"name": .., "arguments": {..}}` as [`named_object`]; a call may leave its arguments out.
 pub(super) fn call(text: &str) -> Result<Call, CallProblem> {
-    let (name, id, arguments) = named_object(text)?;
+    call_named(text, "\"name\"")
+}
+
+/// [`call`] with another key (in quotes) for the name.
+pub(super) fn call_named(text: &str, name_key: &str) -> Result<Call, CallProblem> {
+    let (name, id, arguments) = named_object(text, name_key)?;
     let arguments = arguments.unwrap_or("{}");
     if !arguments.starts_with('{') {
         return Err(CallProblem::NotAnObject("value of the arguments"));
@@ -80,18 +112,19 @@ pub(super) fn call(text: &str) -> Result<Call, CallProblem> {
 
 /// Whether a JSON object that no marker announces is meant as a call.
 pub(super) fn looks_like_call(text: &str) -> bool {
-    named_object(text).is_ok_and(|(name, _, arguments)| name.is_some() && arguments.is_some())
+    named_object(text, "\"name\"")
+        .is_ok_and(|(name, _, arguments)| name.is_some() && arguments.is_some())
 }
 
 type NamedObject<'a> = (Option<String>, Option<String>, Option<&'a str>);
 
 /// Name, id and arguments (which some families call parameters), the arguments as they are written.
-fn named_object(text: &str) -> Result<NamedObject<'_>, CallProblem> {
+fn named_object<'a>(text: &'a str, name_key: &str) -> Result<NamedObject<'a>, CallProblem> {
     let text = object(text, "call")?;
     let (mut name, mut id, mut arguments) = (None, None, None);
     for (key, value) in members(text) {
         match key {
-            "\"name\"" => name = serde_json::from_str::<String>(value).ok(),
+            key if key == name_key => name = serde_json::from_str::<String>(value).ok(),
             "\"id\"" => id = serde_json::from_str::<String>(value).ok(),
             "\"arguments\"" | "\"parameters\"" => arguments = Some(value),
             _ => {}

@@ -9,7 +9,7 @@ const CALL: [&str; 2] = ["<|tool_call_begin|>", "<|tool_call_end|>"];
 const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: Some(["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"]),
+    sections: &[["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"]],
     calls: &[CALL],
     openers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
     markers: &[

@@ -1,22 +1,32 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, several separated by `;`, with or without
-//! `<|python_tag|>` before them.
+//! `<|python_tag|>` before them. After the tag there may also be a built-in tool ([`super::llama_builtin`]), to the end.
 
 use super::cut::Cut;
 use super::json::{self, JsonScan};
+use super::llama_builtin::Builtins;
 use super::markers::skip_blank;
 use super::{Begins, CallGrammar, CallProblem, Progress};
+use serde_json::Value;
 
 pub(super) const MARKERS: [&str; 1] = ["<|python_tag|>"];
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Start,
-    Object { start: usize, scan: JsonScan },
+    Object {
+        start: usize,
+        scan: JsonScan,
+    },
     AfterObject,
+    /// In a built-in call, of which `code` is what follows the tag.
+    Builtin {
+        code: usize,
+    },
 }
 
 /// The state of one answer.
 pub(super) struct LlamaJson {
+    builtins: Builtins,
     place: Place,
     /// The tag says that a call is meant; without it an object may be an answer.
     is_tagged: bool,
@@ -26,8 +36,9 @@ pub(super) struct LlamaJson {
 }
 
 impl LlamaJson {
-    pub fn new() -> Self {
+    pub fn new(tools: &[Value]) -> Self {
         Self {
+            builtins: Builtins::new(tools),
             place: Place::Start,
             is_tagged: false,
             searched: 0,
@@ -46,15 +57,25 @@ impl LlamaJson {
         match cut.text.as_bytes().get(at) {
             None if !is_end => None,
             Some(b'{') => Some(self.enter_object(at)),
-            found => {
-                let reason = match found {
-                    None => CallProblem::CutOff,
-                    Some(_) => CallProblem::Structure("no JSON object follows the marker"),
-                };
-                cut.no_call(at, reason);
+            Some(_) if self.is_tagged => {
+                self.place = Place::Builtin { code: at };
+                Some(Progress::More)
+            }
+            _ => {
+                cut.no_call(at, CallProblem::CutOff);
                 Some(self.leave(false))
             }
         }
+    }
+
+    // Neither quotes nor code are escaped: only the end of the answer ends it.
+    fn builtin(&mut self, cut: &mut Cut, code: usize, is_end: bool) -> Option<Progress> {
+        if !is_end {
+            return None;
+        }
+        let read = self.builtins.read(&cut.text[code..], cut.is_complete);
+        let is_call = cut.call_or_text(cut.text.len(), read);
+        Some(self.leave(is_call))
     }
 
     fn object(
@@ -151,6 +172,7 @@ impl CallGrammar for LlamaJson {
                 Place::Start => self.start(cut, is_end),
                 Place::Object { start, scan } => self.object(cut, start, scan, is_end),
                 Place::AfterObject => self.after_object(cut, is_end),
+                Place::Builtin { code } => self.builtin(cut, code, is_end),
             };
             match progress {
                 None => return Progress::More,

@@ -20,6 +20,15 @@ pub(super) const MISTRAL_THINK: ThinkMarkers = ThinkMarkers {
     close: "[/THINK]",
 };
 
+pub(super) const GEMMA_THINK: ThinkMarkers = ThinkMarkers {
+    open: "<|channel>thought",
+    close: "<channel|>",
+};
+pub(super) const COHERE_THINK: ThinkMarkers = ThinkMarkers {
+    open: "<|START_THINKING|>",
+    close: "<|END_THINKING|>",
+};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Only white space so far.

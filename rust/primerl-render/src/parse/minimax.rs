@@ -8,7 +8,7 @@ use super::{Call, CallProblem};
 const CALL: [&str; 2] = ["<invoke name=", "</invoke>"];
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: Some(["<minimax:tool_call>", "</minimax:tool_call>"]),
+    sections: &[["<minimax:tool_call>", "</minimax:tool_call>"]],
     calls: &[CALL],
     openers: &["<minimax:tool_call>"],
     markers: &[

@@ -5,7 +5,6 @@ use super::cut::Cut;
 use super::json::{self, JsonScan};
 use super::markers::{Found, find, skip_blank};
 use super::{Call, CallGrammar, CallProblem, Progress};
-use std::ops::Range;
 
 const OPENERS: [&str; 1] = ["[TOOL_CALLS]"];
 const CALL_ID: &str = "[CALL_ID]";
@@ -92,7 +91,7 @@ impl Mistral {
         };
         let is_list = cut.text[start..].starts_with('[');
         let is_call = if is_list {
-            cut_list(cut, start..end)
+            cut.call_list(start..end, json::call)
         } else {
             let read = read(&cut.text[cut.position()..start], &cut.text[start..end]);
             cut.call_or_text(end, read)
@@ -144,32 +143,4 @@ fn read(header: &str, arguments: &str) -> Result<Call, CallProblem> {
     let mut call = Call::new(name.trim(), arguments.to_owned())?;
     call.id = id.filter(|id| !id.is_empty()).map(str::to_owned);
     Ok(call)
-}
-
-/// Cuts the calls of a JSON list. One that cannot be read is shown; if none can, so is the marker.
-fn cut_list(cut: &mut Cut, list: Range<usize>) -> bool {
-    let text = &cut.text[list.clone()];
-    if let Err(reason) = json::check(text) {
-        cut.no_call(list.end, reason);
-        return false;
-    }
-    let place = |element: &str| {
-        let start = list.start + (element.as_ptr().addr() - text.as_ptr().addr());
-        start..start + element.len()
-    };
-    let calls: Vec<_> = json::elements(text)
-        .map(|element| (place(element), json::call(element)))
-        .collect();
-    if calls.iter().all(|(_, call)| call.is_err()) {
-        let first = calls.into_iter().find_map(|(_, call)| call.err());
-        let reason = first.unwrap_or(CallProblem::Structure("the list holds no call"));
-        cut.no_call(list.end, reason);
-        return false;
-    }
-    for (range, call) in calls {
-        cut.hide(range.start);
-        cut.call_or_text(range.end, call);
-    }
-    cut.hide(list.end);
-    true
 }

@@ -13,16 +13,20 @@
 
 mod arguments;
 mod choice;
+mod cohere;
 mod cut;
 mod deepseek;
+mod dsml;
 #[cfg(feature = "testing")]
 pub mod fuzz;
+mod gemma;
 mod glm;
 mod harmony;
 mod hermes;
 mod json;
 mod kimi;
 mod llama;
+mod llama_builtin;
 mod machine;
 mod markers;
 mod minimax;

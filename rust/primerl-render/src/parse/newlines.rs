@@ -35,6 +35,10 @@ impl Newlines {
     /// As the model's own template writes them; the usual ones where it writes no such part.
     pub fn learn(renderer: &Renderer, think: Option<&ThinkMarkers>, call_openers: &[&str]) -> Self {
         let mut newlines = Self::USUAL;
+        // DeepSeek's own code writes an empty line; its folders come without a template.
+        if call_openers.contains(&super::dsml::OPENERS[0]) {
+            newlines.before_call = 2;
+        }
         let plain = render(renderer, false);
         let called = render(renderer, true);
         if let Some(think) = think

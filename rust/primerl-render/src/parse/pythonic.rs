@@ -233,6 +233,21 @@ fn read_call(reader: &mut Reader<'_>) -> Result<Call, CallProblem> {
     if !reader.take("(") {
         return Err(CallProblem::Structure("no parenthesis follows the name"));
     }
+    Call::new(name, keywords(reader)?)
+}
+
+/// `a=1, b="c"` as the text of a JSON object.
+pub(super) fn read_arguments(text: &str) -> Result<String, CallProblem> {
+    let closed = format!("{text})");
+    let mut reader = Reader::new(&closed);
+    let arguments = keywords(&mut reader)?;
+    match reader.rest().is_empty() {
+        true => Ok(arguments),
+        false => Err(CallProblem::Structure("text after the arguments")),
+    }
+}
+
+fn keywords(reader: &mut Reader<'_>) -> Result<String, CallProblem> {
     let mut arguments = Arguments::default();
     while !reader.take(")") {
         let key = reader.name();
@@ -244,5 +259,5 @@ fn read_call(reader: &mut Reader<'_>) -> Result<Call, CallProblem> {
         arguments.add_json(key, value);
         reader.separator(")")?;
     }
-    Call::new(name, arguments.into_json())
+    Ok(arguments.into_json())
 }

@@ -8,7 +8,7 @@ use super::{Call, CallProblem};
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 pub(super) static SYNTAX: Syntax = Syntax {
-    section: None,
+    sections: &[],
     // The models often forget the outer marker; vLLM takes the inner one alone, too.
     calls: &[CALL, ["<function=", "</function>"]],
     openers: &["<tool_call>", "<function="],

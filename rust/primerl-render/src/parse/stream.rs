@@ -151,6 +151,7 @@ impl AnswerStream {
     /// The answer is over: the remaining deltas, and all of it.
     pub fn finish(mut self, renderer: &Renderer) -> Result<(Vec<Delta>, Parsed), RenderError> {
         std::mem::take(&mut self.decoder).finish(renderer.tokenizer(), &mut self.cut.text)?;
+        self.cut.is_complete = self.stop_token.is_some();
         self.engine.run(&mut self.cut, true);
         let deltas = self.cut.take_deltas();
         let message = self.message();

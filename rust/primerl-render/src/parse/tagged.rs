@@ -7,8 +7,8 @@ use super::{Call, CallGrammar, CallProblem, Progress};
 
 /// A family's syntax.
 pub(super) struct Syntax {
-    /// Markers around all calls of an answer.
-    pub section: Option<[&'static str; 2]>,
+    /// Markers around all calls of an answer; the first is the canonical form. None: every call stands alone.
+    pub sections: &'static [[&'static str; 2]],
     /// Markers around one call; the first is the canonical form.
     pub calls: &'static [[&'static str; 2]],
     /// What begins a call in content: the section's marker and those of `calls` that may stand alone.
@@ -25,12 +25,10 @@ enum Place {
     /// At an opener.
     Outside,
     /// Between the calls of a section.
-    Section {
-        has_call: bool,
-    },
+    Section { section: usize, has_call: bool },
     Call {
         which: usize,
-        in_section: bool,
+        section: Option<usize>,
     },
 }
 
@@ -65,25 +63,27 @@ impl Tagged {
     fn enter(&mut self, cut: &Cut) -> Progress {
         let rest = cut.rest();
         let position = cut.position();
-        if let Some([open, _]) = self.syntax.section
-            && rest.starts_with(open)
-        {
-            self.searched = position + open.len();
-            self.place = Place::Section { has_call: false };
+        let mut sections = self.syntax.sections.iter();
+        if let Some(section) = sections.position(|[open, _]| rest.starts_with(open)) {
+            self.searched = position + self.syntax.sections[section][0].len();
+            self.place = Place::Section {
+                section,
+                has_call: false,
+            };
             return Progress::More;
         }
         match self.call_openers().position(|open| rest.starts_with(open)) {
             Some(which) => {
-                self.enter_call(which, position, false);
+                self.enter_call(which, position, None);
                 Progress::More
             }
             None => self.leave(false),
         }
     }
 
-    fn enter_call(&mut self, which: usize, start: usize, in_section: bool) {
+    fn enter_call(&mut self, which: usize, start: usize, section: Option<usize>) {
         self.searched = start + self.syntax.calls[which][0].len();
-        self.place = Place::Call { which, in_section };
+        self.place = Place::Call { which, section };
     }
 
     fn leave(&mut self, after_call: bool) -> Progress {
@@ -92,13 +92,19 @@ impl Tagged {
     }
 
     // `None`: more text decides.
-    fn section(&mut self, cut: &mut Cut, has_call: bool, is_end: bool) -> Option<Progress> {
+    fn section(
+        &mut self,
+        cut: &mut Cut,
+        section: usize,
+        has_call: bool,
+        is_end: bool,
+    ) -> Option<Progress> {
         self.searched = skip_blank(&cut.text, self.searched);
         let rest = &cut.text[self.searched..];
         if rest.is_empty() && !is_end {
             return None;
         }
-        let close = self.syntax.section.map_or("", |[_, close]| close);
+        let close = self.syntax.sections[section][1];
         match starts(rest, &[close], is_end) {
             Starts::With(_) => {
                 cut.hide(self.searched + close.len());
@@ -112,7 +118,7 @@ impl Tagged {
             match starts(rest, &[open], is_end) {
                 Starts::With(_) => {
                     cut.hide(self.searched);
-                    self.enter_call(which, self.searched, true);
+                    self.enter_call(which, self.searched, Some(section));
                     return Some(Progress::More);
                 }
                 Starts::Maybe => may_be_call = true,
@@ -139,7 +145,7 @@ impl Tagged {
         &mut self,
         cut: &mut Cut,
         which: usize,
-        in_section: bool,
+        section: Option<usize>,
         is_end: bool,
     ) -> Option<Progress> {
         let close = self.syntax.calls[which][1];
@@ -149,8 +155,11 @@ impl Tagged {
                 let read = (self.syntax.read)(&cut.text[cut.position()..end], &self.types);
                 let is_call = cut.call_or_text(end, read);
                 self.searched = end;
-                if in_section {
-                    self.place = Place::Section { has_call: true };
+                if let Some(section) = section {
+                    self.place = Place::Section {
+                        section,
+                        has_call: true,
+                    };
                     return Some(Progress::More);
                 }
                 Some(self.leave(is_call))
@@ -176,8 +185,10 @@ impl CallGrammar for Tagged {
         loop {
             let progress = match self.place {
                 Place::Outside => Some(self.enter(cut)),
-                Place::Section { has_call } => self.section(cut, has_call, is_end),
-                Place::Call { which, in_section } => self.call(cut, which, in_section, is_end),
+                Place::Section { section, has_call } => {
+                    self.section(cut, section, has_call, is_end)
+                }
+                Place::Call { which, section } => self.call(cut, which, section, is_end),
             };
             match progress {
                 None => return Progress::More,

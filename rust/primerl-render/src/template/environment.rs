@@ -18,8 +18,13 @@ pub(crate) const SPAN_START: &str = "\u{f0001}\u{f0a11}\u{f0002}";
 pub(crate) const SPAN_END: &str = "\u{f0001}\u{f0b22}\u{f0002}";
 pub(super) const MARK_GENERATION: &str = "__primerl_mark_generation";
 
+/// Instructions after which a template is said not to end: half a minute. Templates that look at all messages for each
+/// message take a tenth of it for a thousand messages. Recursion has minijinja's own limit.
+pub(super) const MOST_STEPS: u64 = 1_000_000_000;
+
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(MOST_STEPS));
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
@@ -54,5 +59,29 @@ fn generation_span(state: &State, body: String) -> String {
     match state.lookup(MARK_GENERATION) {
         Some(mark) if mark.is_true() => format!("{SPAN_START}{body}{SPAN_END}"),
         _ => body,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use minijinja::ErrorKind;
+
+    fn kind(source: &str) -> ErrorKind {
+        let mut environment = environment();
+        environment.set_fuel(Some(100_000));
+        let rendered = environment.render_str(source, ());
+        rendered.expect_err("does not end").kind()
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_stopped() {
+        let rows = "{% for x in range(10000) %}{% for y in range(10000) %}{% endfor %}{% endfor %}";
+        assert_eq!(kind(rows), ErrorKind::OutOfFuel);
+        assert_eq!(kind("{{ range(100000000) }}"), ErrorKind::InvalidOperation);
+        let recursion = "{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(1) }}";
+        assert_eq!(kind(recursion), ErrorKind::InvalidOperation);
+        let tree = "{% macro f(n) %}{% if n < 30 %}{{ f(n + 1) }}{{ f(n + 1) }}{% endif %}{% endmacro %}{{ f(0) }}";
+        assert_eq!(kind(tree), ErrorKind::OutOfFuel);
     }
 }

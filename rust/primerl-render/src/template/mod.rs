@@ -10,14 +10,15 @@ mod python_text;
 mod python_value;
 mod source;
 
+use environment::MOST_STEPS;
 pub(crate) use environment::{SPAN_END, SPAN_START};
 pub use prepared::RenderOptions;
 pub(crate) use prepared::{PreparedCache, PreparedOptions};
 
 use crate::error::{LoadError, RenderError};
 use crate::message::{Content, Message, ToolCall};
-use minijinja::Environment;
 use minijinja::value::{Value, merge_maps};
+use minijinja::{Environment, ErrorKind};
 use python_value::{dict, from_json, list};
 use serde_json::{Map, Value as Json};
 use std::path::Path;
@@ -210,6 +211,9 @@ impl ChatTemplate {
 
 fn template_error(error: minijinja::Error) -> RenderError {
     let message = match error.detail() {
+        _ if error.kind() == ErrorKind::OutOfFuel => {
+            format!("it does not end after {MOST_STEPS} steps")
+        }
         Some(detail) => format!("{detail} (line {})", error.line().unwrap_or(0)),
         None => error.to_string(),
     };

@@ -59,19 +59,16 @@ pub(super) fn decodes_alike(
         let Ok(ids) = backend.encode(text) else {
             return false;
         };
-        let bytes: Vec<u8> = ids
-            .iter()
-            .flat_map(|&id| table.get(id).iter().copied())
-            .collect();
+        let text = table.text(ids.iter().copied());
         backend
             .decode(&ids, false)
-            .is_ok_and(|decoded| decoded == String::from_utf8_lossy(&bytes))
+            .is_ok_and(|decoded| decoded == text)
     });
     probes_agree
         && (0..table.len() as u32).all(|id| {
             backend
                 .decode(&[id], false)
-                .is_ok_and(|decoded| decoded == String::from_utf8_lossy(table.get(id)))
+                .is_ok_and(|decoded| decoded == table.text([id].into_iter()))
         })
 }
 

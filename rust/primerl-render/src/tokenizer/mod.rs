@@ -135,9 +135,10 @@ impl Tokenizer {
     /// Text of `ids`. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, RenderError> {
         match &self.token_bytes {
-            Some(table) => Ok(
-                String::from_utf8_lossy(&self.concatenate(table, ids, skip_special)).into_owned(),
-            ),
+            Some(table) => {
+                let shown = |id: &u32| !(skip_special && self.is_special(*id));
+                Ok(table.text(ids.iter().copied().filter(shown)))
+            }
             None => self
                 .backend
                 .decode(ids, skip_special)
@@ -185,13 +186,9 @@ impl Tokenizer {
         self.token_bytes.as_ref().map(|table| table.get(id))
     }
 
-    fn concatenate(&self, table: &TokenBytes, ids: &[u32], skip_special: bool) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(ids.len() * 4);
-        for &id in ids {
-            if !(skip_special && self.is_special(id)) {
-                bytes.extend_from_slice(table.get(id));
-            }
-        }
-        bytes
+    /// Spaces that decoding leaves out at the start of a text.
+    pub(crate) fn spaces_to_strip(&self) -> usize {
+        let table = self.token_bytes.as_ref();
+        table.map_or(0, |table| table.spaces_to_strip)
     }
 }

@@ -1,6 +1,7 @@
 //! Decoding token by token, without ever returning half a character.
 
 use super::Tokenizer;
+use super::bytes::leading_spaces;
 use crate::error::RenderError;
 
 /// Feeds ids one at a time; the pieces, with the last of [`StreamDecoder::finish`], add up to exactly what
@@ -40,7 +41,10 @@ impl<'a> StreamDecoder<'a> {
 #[derive(Default)]
 pub(crate) struct DecodeState {
     skip_special: bool,
-    /// Byte-level: the tail that is not yet a whole character (at most 3 bytes).
+    /// Whether the text has begun: before, spaces may have to be left out ([`Tokenizer::spaces_to_strip`]).
+    has_begun: bool,
+    stripped: usize,
+    /// Tokens that are bytes: the tail that is not yet a whole character (at most 3 bytes).
     pending: Vec<u8>,
     /// Otherwise: ids decoded together with each new one. The first `context` of them are out already, as the first
     /// `shown` bytes of the window's text.
@@ -62,6 +66,7 @@ impl DecodeState {
         }
         match tokenizer.bytes_of(id) {
             Some(bytes) => {
+                let bytes = self.without_leading_spaces(tokenizer, bytes);
                 match std::str::from_utf8(bytes) {
                     Ok(text) if self.pending.is_empty() => out.push_str(text),
                     _ => {
@@ -82,13 +87,24 @@ impl DecodeState {
             return Ok(());
         }
         let text = tokenizer.decode(&self.window, self.skip_special)?;
-        out.push_str(text.get(self.shown..).unwrap_or_default());
+        out.push_str(from(&text, self.shown));
         Ok(())
     }
 
     /// Whether a token's text is not out in full.
     pub(crate) fn holds_back(&self) -> bool {
         !self.pending.is_empty() || self.window.len() > self.context
+    }
+
+    fn without_leading_spaces<'a>(&mut self, tokenizer: &Tokenizer, bytes: &'a [u8]) -> &'a [u8] {
+        if self.has_begun {
+            return bytes;
+        }
+        let most = tokenizer.spaces_to_strip() - self.stripped;
+        let spaces = leading_spaces(bytes, most);
+        self.stripped += spaces;
+        self.has_begun = spaces < bytes.len() || spaces == most;
+        &bytes[spaces..]
     }
 
     fn take_complete(&mut self, out: &mut String) {
@@ -125,10 +141,17 @@ impl DecodeState {
         if text.len() <= self.shown || text.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(());
         }
-        out.push_str(text.get(self.shown..).unwrap_or_default());
+        out.push_str(from(&text, self.shown));
         self.window.drain(..self.context);
         self.context = self.window.len();
         self.shown = tokenizer.decode(&self.window, self.skip_special)?.len();
         Ok(())
     }
+}
+
+/// The rest of `text`. A decoder that changed what it had shown may leave `at` within a character: nothing is lost then.
+fn from(text: &str, at: usize) -> &str {
+    let starts = (0..=at.min(text.len())).rev();
+    let start = starts.into_iter().find(|at| text.is_char_boundary(*at));
+    &text[start.unwrap_or(0)..]
 }

@@ -115,6 +115,50 @@ pub const FAMILIES: &[Family] = &[
         ..HERMES
     },
     Family {
+        name: "deepseek_v32",
+        call: "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Zürich</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        two_calls: "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get_weather\">\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"clock\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        broken: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">x\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        opener: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
+        markers: &["｜DSML｜"],
+        ..HERMES
+    },
+    Family {
+        name: "gemma4",
+        reasoning_parser: "gemma4",
+        reasoning: "<|channel>thought\nHm.\nOk\n<channel|>",
+        call: "<|tool_call>call:get_weather{city:<|\"|>Zürich<|\"|>}<tool_call|>",
+        two_calls: "<|tool_call>call:get_weather{}<tool_call|><|tool_call>call:clock{}<tool_call|>",
+        broken: "<|tool_call>call:get_weather{city:Zürich}<tool_call|>",
+        opener: "<|tool_call>call:get_weather{",
+        markers: &[
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|\"|>",
+            "<|channel>",
+            "<channel|>",
+        ],
+        ..HERMES
+    },
+    Family {
+        name: "cohere",
+        reasoning_parser: "cohere",
+        reasoning: "<|START_THINKING|>Hm.\nOk<|END_THINKING|>",
+        call: "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\"}}\n]<|END_ACTION|>",
+        two_calls: "<|START_ACTION|>[{\"tool_name\": \"get_weather\", \"parameters\": {}}, {\"tool_name\": \"clock\"}]<|END_ACTION|>",
+        broken: "<|START_ACTION|>[{\"tool_name\": \"get_weather\", \"parameters\": }]<|END_ACTION|>",
+        opener: "<|START_ACTION|>[{",
+        markers: &[
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+        ],
+        ..HERMES
+    },
+    Family {
         name: "minimax",
         call: "\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Zürich</parameter>\n</invoke>\n</minimax:tool_call>",
         two_calls: "<minimax:tool_call>\n<invoke name=\"get_weather\">\n</invoke>\n<invoke name=\"clock\"></invoke>\n</minimax:tool_call>",
