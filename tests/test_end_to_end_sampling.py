@@ -77,4 +77,4 @@ def test_log_probabilities_are_of_what_was_sampled_from(model: Path, tmp_path: P
     if TRUNCATIONS[name]:
         plain = verify(without_truncations(run, tmp_path / "copy"))
         assert not plain.passed
-        assert plain.mean_difference > 1e-3
+        assert plain.mean_difference > 100 * report.mean_difference

@@ -253,7 +253,8 @@ mod tests {
             "sampling of environment 0".to_owned(),
             "Sampling { temperature: 1.0, max_tokens: 12, rollout_max_tokens: None }".to_owned(),
         );
-        assert_eq!(of(""), [plain.clone()]);
+        let alone = of("");
+        assert_eq!((alone.len(), &alone[0]), (1, &plain));
         let truncated = of("truncated = \"replay\"\ntop_k = 5");
         assert_eq!(truncated[0], plain);
         assert_eq!(truncated[1].0, "truncated sampling of environment 0");
