@@ -246,7 +246,7 @@ mod tests {
             );
             let config = Config::from_toml(&toml, "test").expect("is a config");
             let mut identity = identity(&config, &primerl_core::testing::config());
-            identity.retain(|name, _| name.contains("sampl"));
+            identity.retain(|name, _| name.contains("sampling of environment"));
             identity.into_iter().collect::<Vec<_>>()
         };
         let plain = (
