@@ -1,5 +1,6 @@
 use super::*;
-use crate::engines::{PromptIds, Truncation};
+use crate::engines::PromptIds;
+use primerl_core::Truncation;
 use primerl_core::conversation::History;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ fn config() -> EnginesConfig {
         update_timeout: Duration::from_secs(20),
         stop_token_ids: vec![256],
         vocabulary_size: Some(300),
+        needs_processed: false,
         written_ids: Arc::default(),
         engines_render: true,
     }

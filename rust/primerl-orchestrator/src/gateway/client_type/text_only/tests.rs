@@ -1,7 +1,7 @@
 use super::*;
-use crate::engines::Truncation;
 use crate::gateway::request::Input;
 use crate::gateway::sampling::TurnSampling;
+use primerl_core::Truncation;
 
 fn request() -> TurnRequest {
     TurnRequest {
@@ -76,14 +76,8 @@ fn what_the_server_cannot_do_is_refused_by_name() {
     };
     assert!(check(&request()).is_ok());
     assert_eq!(refused(|sampling| sampling.logprobs = Some(0)), "logprobs");
-    assert_eq!(
-        refused(|sampling| sampling.truncation.top_k = Some(4)),
-        "top_k"
-    );
-    assert_eq!(
-        refused(|sampling| sampling.truncation.min_p = Some(0.1)),
-        "min_p"
-    );
+    assert_eq!(refused(|sampling| sampling.truncation.top_k = 4), "top_k");
+    assert_eq!(refused(|sampling| sampling.truncation.min_p = 0.1), "min_p");
     let choice = |sampling: &mut TurnSampling| {
         sampling.structured_outputs = Some(json!({"choice": ["a", "b"]}));
     };
