@@ -179,7 +179,7 @@ VOCABULARIES = {
         ),
         split=LLAMA4_SPLIT,
     ),
-    "mistral_v1": Vocabulary("mistral_common", "data/tokenizer.model.v1", _from_sentencepiece, ("llava_next",)),
+    "mistral_v1": Vocabulary("mistral_common", "data/tokenizer.model.v1", _from_sentencepiece),
     "mistral_v7": Vocabulary("mistral_common", "data/mistral_instruct_tokenizer_241114.model.v7", _from_sentencepiece),
     "mistral_tekken": Vocabulary("mistral_common", "data/tekken_240911.json", _from_tekken),
     "anthropic": Vocabulary(
