@@ -79,7 +79,7 @@ async fn a_whole_run_trains_what_rendering_engines_sampled() {
     let reason = orchestrator.end().await.unwrap();
     assert!(reason.0.contains("all 4 steps"), "{}", reason.0);
     working.await.unwrap();
-    let mut versions = std::collections::BTreeSet::<String>::new();
+    let mut versions = std::collections::BTreeSet::<i32>::new();
     for batch in training.await.unwrap() {
         for sequence in batch.sequences() {
             let expected = expected_logprobs(&sequence.ids, &sequence.versions);
