@@ -8,8 +8,10 @@ use common::engine::{Engine, expected_logprobs};
 use common::worker::{Worker, outcome};
 use common::{Orchestrator, Place, chat, trainer, user};
 use primerl_engine::mock::{MockConfig, fold_all};
+use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const CLIENT_TYPE: &str = "client_type = \"openai_chat_completions_token\"";
@@ -21,7 +23,12 @@ async fn start(
     mock: &MockConfig,
 ) -> (Orchestrator, Engine) {
     let extra = format!("{CLIENT_TYPE}\n{extra}");
-    let orchestrator = Orchestrator::start(place.config(&extra, tables)).await;
+    // These tests send no heartbeats, and their engines are slow.
+    let toml = place.toml(&extra, tables);
+    let toml = toml.replace("worker_s = 5.0", "worker_s = 60.0");
+    let toml = toml.replace("rollout_s = 20.0", "rollout_s = 120.0");
+    let config = Config::from_toml(&toml, "test").unwrap();
+    let orchestrator = Orchestrator::start(config).await;
     let engine = rendering(&orchestrator, place, mock).await;
     (orchestrator, engine)
 }
@@ -33,10 +40,11 @@ async fn rendering(orchestrator: &Orchestrator, place: &Place, mock: &MockConfig
     engine
 }
 
+/// Answers of the letters `a` to `z`: the tiny model's ids begin with the byte 33.
 fn letters() -> MockConfig {
     MockConfig {
-        first_token: 97,
-        last_token: 123,
+        first_token: 97 - 33,
+        last_token: 123 - 33,
         ..MockConfig::default()
     }
 }
@@ -79,7 +87,7 @@ async fn a_whole_run_trains_what_rendering_engines_sampled() {
     let reason = orchestrator.end().await.unwrap();
     assert!(reason.0.contains("all 4 steps"), "{}", reason.0);
     working.await.unwrap();
-    let mut versions = std::collections::BTreeSet::<i32>::new();
+    let mut versions: BTreeSet<i32> = BTreeSet::new();
     for batch in training.await.unwrap() {
         for sequence in batch.sequences() {
             let expected = expected_logprobs(&sequence.ids, &sequence.versions);
@@ -245,7 +253,7 @@ async fn an_engine_that_cannot_render_ends_the_run_with_the_reason() {
 #[test]
 fn text_cannot_be_trained() {
     let toml = Place::new().toml("client_type = \"openai_chat_completions\"", "");
-    let error = primerl_orchestrator::Config::from_toml(&toml, "test").unwrap_err();
+    let error = Config::from_toml(&toml, "test").unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with("client_type: is openai_chat_completions"),
