@@ -1,4 +1,4 @@
-"""What engines sampled, written down before the orchestrator sees it, and its comparison with what is to be trained."""
+"""What engines sampled, written down as the orchestrator gets it, and its comparison with what is to be trained."""
 
 from __future__ import annotations
 
@@ -59,14 +59,19 @@ def recording(recorder: Recorder, engine_url: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            answer = client.request(self.command, self.path, content=body, headers={"content-type": "application/json"})
-            if self.path == GENERATE and answer.status_code == 200:
-                recorder.note(json.loads(body), answer.content)
-            self.send_response(answer.status_code)
-            self.send_header("content-type", answer.headers.get("content-type", "application/json"))
-            self.send_header("content-length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
+            headers = {"content-type": "application/json"}
+            # When the orchestrator hangs up, so does this.
+            gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+            with gone, client.stream(self.command, self.path, content=body, headers=headers) as answer:
+                self.send_response(answer.status_code)
+                self.send_header("content-type", answer.headers.get("content-type", "application/json"))
+                self.end_headers()
+                whole = b""
+                for piece in answer.iter_bytes():
+                    whole += piece
+                    self.wfile.write(piece)
+                if self.path == GENERATE and answer.status_code == 200:
+                    recorder.note(json.loads(body), whole)
 
         do_POST = do_GET  # noqa: N815
 

@@ -135,7 +135,8 @@ def running(kind: str, command: list[str], model: Path | None, log: Path) -> Ite
 
 def mock_command(binary: Path, *flags: str) -> list[str]:
     # Slow enough that a test can act while requests are in flight.
-    return [str(binary), "--served-model-name", "m", "--max-model-len", "1024", "--step-latency-ms", "1", *flags]
+    latency = [] if "--step-latency-ms" in flags else ["--step-latency-ms", "1"]
+    return [str(binary), "--served-model-name", "m", "--max-model-len", "1024", *latency, *flags]
 
 
 def torch_command(model: Path, folder: Path, settings: str = "") -> list[str]:

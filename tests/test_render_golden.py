@@ -35,6 +35,12 @@ class Pair:
                 self.ours.render_text(messages, tools, generate, kwargs)
             return False
         assert self.ours.render_text(messages, tools, generate, kwargs) == text
+        without = self.reference(messages, tools=None, add_generation_prompt=generate, **kwargs)[0] if tools else ""
+        if without == text:
+            # The text is the reference's, but a model would miss the tools.
+            with pytest.raises(RenderError, match="tools are given"):
+                self.ours.render(messages, tools, generate, kwargs)
+            return True
         assert self.ours.render(messages, tools, generate, kwargs) == ids
         assert self.ours.decode(ids) == self.theirs.decode(ids)
         return True
@@ -121,6 +127,15 @@ def test_content_parts_of_text_are_joined(tiny: Pair) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     whole = tiny.ours.render([{"role": "user", "content": "one\ntwo"}])
     assert tiny.ours.render([{"role": "user", "content": parts}]) == whole
+
+
+def test_tools_that_the_template_leaves_out_are_refused(tiny: Pair, qwen3: Pair) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    for render in (tiny.ours.render, tiny.ours.render_with_mask, lambda m, t: tiny.ours.render_many_with_mask([m], t)):
+        with pytest.raises(ValueError, match="tools are given, but the model's chat template does not write them"):
+            render(messages, helpers.TOOLS)
+        render(messages, [])
+    assert helpers.TOOLS[0]["function"]["name"] in qwen3.ours.decode(qwen3.ours.render(messages, helpers.TOOLS))
 
 
 def test_errors_name_what_is_wrong(tiny: Pair, tmp_path: Path) -> None:

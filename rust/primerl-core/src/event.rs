@@ -6,6 +6,7 @@ use crate::ids::*;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 // Tagged outside: an inner tag would buffer the fields, and serde cannot buffer the 128-bit digests of a turn.
@@ -52,6 +53,12 @@ pub enum Event {
     TurnFinished {
         rollout: RolloutId,
         turn: Turn,
+    },
+    /// What the shell will have to know of the rollout after a restart, in its own words. Notes are kept in their order
+    /// for as long as the rollout is open, and nothing is decided by them.
+    Noted {
+        rollout: RolloutId,
+        note: Arc<str>,
     },
     /// The engine's request failed for good (no engine could answer within the rollout's deadline).
     TurnFailed {
@@ -141,6 +148,7 @@ impl Event {
             Event::WorkerSeen { .. }
                 | Event::SamplingStarted { .. }
                 | Event::TurnFinished { .. }
+                | Event::Noted { .. }
                 | Event::TurnFailed { .. }
                 | Event::EngineLoad { .. }
                 | Event::Tick

@@ -60,6 +60,9 @@ pub struct Rollout {
     pub deadline: Time,
     state: State,
     turns: Vec<Turn>,
+    /// [`crate::Event::Noted`]
+    #[serde(default)]
+    notes: Vec<Arc<str>>,
     /// Versions that sampled anything, ascending.
     versions: Vec<PolicyVersion>,
     /// The oldest of them in each session that sampled anything.
@@ -112,6 +115,7 @@ impl Rollout {
             deadline,
             state: State::Leased,
             turns: Vec::new(),
+            notes: Vec::new(),
             versions: Vec::new(),
             oldest_in: Vec::new(),
             began_at: None,
@@ -129,6 +133,15 @@ impl Rollout {
     /// Those recorded so far; none once it was reported, when they have become samples.
     pub fn turns(&self) -> &[Turn] {
         &self.turns
+    }
+
+    /// Those of an open rollout.
+    pub fn notes(&self) -> &[Arc<str>] {
+        &self.notes
+    }
+
+    pub fn note(&mut self, note: Arc<str>) {
+        self.notes.push(note);
     }
 
     /// Its first turn begins, on an engine that serves this version.
@@ -189,6 +202,7 @@ impl Rollout {
         self.check(outcome, rules.lowest_reward)?;
         let trace_of = self.join(&outcome.traces);
         let turns = std::mem::take(&mut self.turns);
+        self.notes = Vec::new();
         let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
         if samples.is_empty() {
             return Err(error(

@@ -160,6 +160,12 @@ pub struct Turn {
     /// The answer of a server that gives no ids; all columns are empty then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<Arc<TextAnswer>>,
+    /// Which of the rollout's requests it answers, from 1. 0 in journals that did not say.
+    #[serde(default)]
+    pub request: u32,
+    /// Which of that request's answers it is, from 0.
+    #[serde(default)]
+    pub choice: u32,
 }
 
 impl Turn {

@@ -127,7 +127,11 @@ impl From<crate::driver::RunOver> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, [(header::CONTENT_TYPE, JSON)], self.to_json()).into_response()
+        let kind = [(header::CONTENT_TYPE, JSON)];
+        let mut response = (self.status, kind, self.to_json()).into_response();
+        // Where the route speaks another dialect, it is written again.
+        response.extensions_mut().insert(self);
+        response
     }
 }
 

@@ -241,6 +241,89 @@ async fn refusals_have_openais_shape() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_before_any_handler_have_the_shape_of_the_routes_dialect() {
+    let scene = Scene::new().await;
+    let url = &scene.orchestrator.url;
+    let root = format!("{url}/rollouts/{}/v1", scene.lease.rollout);
+    let key = scene.lease.api_key.reveal().to_owned();
+    let post = |path: &str| client().post(path).json(&json!({}));
+    // Method not allowed, wrong key, no such route, over the body's limit; with and without a rollout.
+    let large = vec![b' '; 65 << 20];
+    for (messages, others) in [
+        ("messages", "chat/completions"),
+        ("messages/count_tokens", "responses"),
+    ] {
+        let both = |path: &str| {
+            let at = format!("{root}/{path}");
+            [
+                (405, client().get(&at).bearer_auth(&key)),
+                (401, post(&at).bearer_auth("guess")),
+                (
+                    404,
+                    post(&format!("{at}/batches/all/of/them")).bearer_auth(&key),
+                ),
+                (
+                    413,
+                    client().post(&at).bearer_auth(&key).body(large.clone()),
+                ),
+            ]
+        };
+        for (expected, request) in both(messages) {
+            let (status, answer) = outcome_of(request).await;
+            assert_eq!(status, expected, "{answer}");
+            assert_eq!(answer["type"], "error", "{answer}");
+            assert!(answer["error"]["type"].is_string() && answer["error"]["message"].is_string());
+        }
+        for (expected, request) in both(others) {
+            let (status, answer) = outcome_of(request).await;
+            assert_eq!(status, expected, "{answer}");
+            assert!(answer.get("type").is_none(), "{answer}");
+            assert!(answer["error"]["code"].is_string(), "{answer}");
+        }
+    }
+    let (status, answer) = outcome_of(post(&format!("{url}/v1/messages"))).await;
+    assert_eq!(
+        (status, &answer["type"]),
+        (404, &json!("error")),
+        "{answer}"
+    );
+    let odd = format!("{root}/responses/%ff");
+    let (status, answer) = outcome_of(client().get(odd).bearer_auth(&key)).await;
+    assert_eq!(status, 400);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("URL"));
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_template_would_leave_out_is_refused_by_its_field() {
+    let scene = Scene::new().await;
+    let misspelt = [
+        user("hi"),
+        json!({"role": "asistant", "content": "x"}),
+        user("y"),
+    ];
+    let (status, answer) = scene.ask(&misspelt, json!({})).await;
+    let error = &answer["error"];
+    assert_eq!((status, &error["param"]), (400, &json!("messages[1].role")));
+    assert!(
+        error["message"].as_str().unwrap().contains("asistant"),
+        "{answer}"
+    );
+    // The tiny model's template does not look at tools.
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+    let (status, answer) = scene.ask(&[user("hi")], json!({"tools": tools})).await;
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("tools")));
+    let (status, _) = scene
+        .ask(
+            &[user("hi")],
+            json!({"tools": tools, "tool_choice": "none"}),
+        )
+        .await;
+    assert_eq!(status, 200, "the model is not told of them");
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rollout_that_has_ended_answers_410() {
     let scene = Scene::new().await;
     let (status, _) = scene.ask(&[user("hi")], json!({})).await;

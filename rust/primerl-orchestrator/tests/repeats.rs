@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::engine::Engine;
+use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
-use common::{Orchestrator, Place, client, trainer, user};
+use common::{Orchestrator, PATIENCE, Place, client, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
@@ -163,6 +163,35 @@ async fn an_answer_goes_on_for_the_clients_that_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_retry_of_a_repeat_gets_the_repeats_answer_running_and_over() {
+    let scene = Scene::new(paced(Duration::from_millis(40))).await;
+    let ask = |retries: u32| {
+        let request = scene.request(json!({}));
+        content(request.header("x-stainless-retry-count", retries))
+    };
+    let first = ask(0).await;
+    let second = tokio::spawn(ask(0));
+    scene.running("the repeat", 1).await;
+    let retry = ask(1).await;
+    let second = second.await.unwrap();
+    assert_ne!(first, second);
+    assert_eq!(retry, second, "it joined");
+    assert_eq!(ask(1).await, second, "it was recorded");
+    assert_eq!(scene.sampled().await, 24);
+    // A repeat that its client gives up: its retry is sampled anew.
+    let request = scene.request(json!({}));
+    let given_up = tokio::spawn(async move { request.send().await });
+    scene.running("another repeat", 1).await;
+    given_up.abort();
+    scene.running("it is aborted", 0).await;
+    let third = ask(1).await;
+    assert!(third != first && third != second);
+    assert_eq!(ask(1).await, third);
+    assert_eq!(scene.sampled().await, 36);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_sequence_ends_the_engines_request_and_the_next_turn_extends() {
     let scene = Scene::new(MockConfig {
         // a and b.
@@ -212,53 +241,183 @@ async fn a_stop_sequence_ends_the_engines_request_and_the_next_turn_extends() {
     scene.end().await;
 }
 
+/// All token ids and log-probabilities of a stream's chunks.
+fn tokens_of(text: &str) -> (Vec<i32>, Vec<f32>) {
+    let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
+    for data in text
+        .split("\n\n")
+        .filter_map(|it| it.strip_prefix("data: "))
+    {
+        let chunk: Value = serde_json::from_str(data).unwrap_or_default();
+        let choice = &chunk["choices"][0];
+        let own = choice["token_ids"].as_array().into_iter().flatten();
+        ids.extend(own.map(|id| id.as_i64().unwrap() as i32));
+        let content = choice["logprobs"]["content"].as_array();
+        let own = content.into_iter().flatten().map(|it| &it["logprob"]);
+        logprobs.extend(own.map(|logprob| logprob.as_f64().unwrap() as f32));
+    }
+    (ids, logprobs)
+}
+
+impl Scene {
+    /// The engine is killed, and another process comes at its address.
+    async fn with_another_engine(self) -> Scene {
+        let address = self.engine.kill().await;
+        Scene {
+            engine: Engine::restart(address).await,
+            ..self
+        }
+    }
+
+    /// The next turn's prompt begins with these ids, the first turn's prompt and answer.
+    async fn goes_on_from(&self, said: &str, prompt: &[i32], sampled: &[i32]) {
+        let messages = json!([user("hi"), {"role": "assistant", "content": said}, user("more")]);
+        let next = self.request(json!({"messages": messages, "return_token_ids": true}));
+        let next: Value = next.send().await.unwrap().json().await.unwrap();
+        let ids: Vec<i32> = serde_json::from_value(next["prompt_token_ids"].clone()).unwrap();
+        assert!(ids.starts_with(&[prompt, sampled].concat()), "{next}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_dies_under_a_stream_ends_it_with_an_error_and_nothing_is_recorded() {
+async fn another_engine_goes_on_with_a_stream_whose_engine_died() {
     let scene = Scene::new(paced(Duration::from_millis(100))).await;
-    let mut answer = scene.request(json!({"stream": true})).send().await.unwrap();
+    let form = json!({"stream": true, "return_token_ids": true, "logprobs": true});
+    let mut answer = scene.request(form).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     let mut text = Vec::new();
-    while streamed(&String::from_utf8_lossy(&text)).0.is_empty() {
+    while streamed(&String::from_utf8_lossy(&text)).0.len() < 3 {
         text.extend(answer.chunk().await.unwrap().expect("goes on"));
     }
-    let Scene {
-        orchestrator,
-        engine,
-        lease,
-        place,
-    } = scene;
-    let address = engine.kill().await;
+    let scene = scene.with_another_engine().await;
     while let Some(piece) = answer.chunk().await.unwrap() {
         text.extend(piece);
     }
     let text = String::from_utf8(text).unwrap();
-    assert!(text.contains("engine_unavailable"), "{text}");
-    assert!(!text.contains("finish_reason\":\"stop"), "{text}");
-    assert_eq!(orchestrator.status().await["tokens"]["sampled"], 0);
-    // The agent's SDK tries again, and gets a new answer from an engine that came back.
-    let scene = Scene {
-        orchestrator,
-        engine: Engine::restart(address).await,
-        lease,
-        place,
+    let (said, last) = streamed(&text);
+    assert_eq!((said.len(), last.as_str()), (12, "[DONE]"), "{text}");
+    assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+    // One turn, and each token as its engine scored it behind the ones before.
+    assert_eq!(scene.sampled().await, 12);
+    let (ids, logprobs) = tokens_of(&text);
+    let first = text.split("\n\n").next().unwrap();
+    let first: Value = serde_json::from_str(first.strip_prefix("data: ").unwrap()).unwrap();
+    let prompt: Vec<i32> = serde_json::from_value(first["prompt_token_ids"].clone()).unwrap();
+    let whole = [&prompt[..], &ids].concat();
+    let mut versions = vec![-1; prompt.len()];
+    versions.extend([0; 12]);
+    let expected = expected_logprobs(&whole, &versions);
+    assert_eq!(logprobs, expected[prompt.len()..]);
+    scene.goes_on_from(&said, &prompt, &ids).await;
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_engine_goes_on_with_a_request_that_has_stop_sequences() {
+    let scene = Scene::new(paced(Duration::from_millis(100))).await;
+    // Never sampled: only the way that such requests take is wanted.
+    let request = scene.request(json!({"stop": ["!"], "return_token_ids": true}));
+    let answer = tokio::spawn(async move { request.send().await.unwrap() });
+    scene.running("it began", 1).await;
+    let begun = |text: &str| metric(text, "generation_tokens_total") >= 4.0;
+    wait_for_metrics(&scene.engine.url, begun).await;
+    let scene = scene.with_another_engine().await;
+    let answer: Value = answer.await.unwrap().json().await.unwrap();
+    let choice = &answer["choices"][0];
+    let said = choice["message"]["content"].as_str().unwrap();
+    assert_eq!(said.len(), 12, "{answer}");
+    assert_eq!(scene.sampled().await, 12);
+    let metrics = metrics(&scene.engine.url).await;
+    let sampled_again = metric(&metrics, "generation_tokens_total");
+    assert!(sampled_again < 12.0, "what was there was kept");
+    let prompt: Vec<i32> = serde_json::from_value(answer["prompt_token_ids"].clone()).unwrap();
+    let ids: Vec<i32> = serde_json::from_value(choice["token_ids"].clone()).unwrap();
+    scene.goes_on_from(said, &prompt, &ids).await;
+    scene.end().await;
+}
+
+async fn metrics(url: &str) -> String {
+    let answer = client().get(format!("{url}/metrics")).send().await.unwrap();
+    answer.text().await.unwrap()
+}
+
+/// Of vLLM's names.
+fn metric(text: &str, name: &str) -> f64 {
+    let prefix = format!("vllm:{name}");
+    let line = text.lines().find(|line| line.starts_with(&prefix));
+    let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    value.unwrap_or_default()
+}
+
+async fn wait_for_metrics(url: &str, reached: impl Fn(&str) -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !reached(&metrics(url).await) {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A scene whose rollout may sample so many tokens.
+async fn with_budget(tokens: u32, mock: MockConfig) -> Scene {
+    let sampling = "[sampling]\nmax_tokens = 12\n";
+    let place = Place::new();
+    let toml = place.toml("", "");
+    let bounded = format!("{sampling}rollout_max_tokens = {tokens}\n");
+    let toml = toml.replace(sampling, &bounded);
+    assert!(toml.contains("rollout_max_tokens"));
+    let config = Config::from_toml(&toml, "test").unwrap();
+    Scene::with(place, config, mock).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_a_time_do_not_sample_more_than_the_budget_together() {
+    let scene = with_budget(20, paced(Duration::from_millis(10))).await;
+    let ask = |text: &str| {
+        let request = scene.request(json!({"messages": [user(text)]}));
+        tokio::spawn(async move {
+            let answer = request.send().await.unwrap();
+            (
+                answer.status().as_u16(),
+                answer.json::<Value>().await.unwrap(),
+            )
+        })
     };
-    let again = scene
-        .request(json!({}))
-        .header("x-stainless-retry-count", "1");
-    assert_eq!(content(again).await.len(), 12);
+    let mut lengths = Vec::new();
+    for asked in ["a", "b", "c"].map(ask) {
+        let (status, body) = asked.await.unwrap();
+        lengths.push(match status {
+            200 => body["usage"]["completion_tokens"].as_u64().unwrap(),
+            _ => {
+                assert_eq!(body["error"]["code"], "context_length_exceeded");
+                0
+            }
+        });
+    }
+    lengths.sort_unstable();
+    // Whoever came second waited for what the first might have left, and was cut where all was spent.
+    assert_eq!(lengths, [0, 8, 12]);
+    assert_eq!(scene.sampled().await, 20);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_of_one_request_share_the_budget_and_what_is_aborted_is_given_back() {
+    let scene = with_budget(20, paced(Duration::from_millis(40))).await;
+    let stream = scene.request(json!({"stream": true}));
+    let mut stream = stream.send().await.unwrap();
+    assert!(stream.chunk().await.unwrap().is_some());
+    drop(stream);
+    let answer = scene.request(json!({"n": 3})).send().await.unwrap();
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], 18, "{answer}");
+    let rest = scene.request(json!({"messages": [user("rest")]}));
+    assert_eq!(content(rest).await.len(), 2);
     scene.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rollout_ends_in_order_when_its_tokens_are_used_up() {
-    let sampling = "[sampling]\nmax_tokens = 12\n";
-    let place = Place::new();
-    let toml = place.toml("", "");
-    let bounded = format!("{sampling}rollout_max_tokens = 20\n");
-    let toml = toml.replace(sampling, &bounded);
-    assert!(toml.contains("rollout_max_tokens"));
-    let config = Config::from_toml(&toml, "test").unwrap();
-    let scene = Scene::with(place, config, paced(Duration::ZERO)).await;
+    let scene = with_budget(20, paced(Duration::ZERO)).await;
     assert_eq!(content(scene.request(json!({}))).await.len(), 12);
     assert_eq!(content(scene.request(json!({}))).await.len(), 8);
     let refused = scene.request(json!({})).send().await.unwrap();

@@ -296,6 +296,151 @@ async fn an_agent_in_mid_rollout_goes_on_after_a_restart() {
     engine.stop().await;
 }
 
+/// A call of a rollout; the status and the body.
+async fn call(lease: &Lease, method: reqwest::Method, path: &str, body: Value) -> (u16, Value) {
+    let request = common::client()
+        .request(method, format!("{}/{path}", lease.base_url))
+        .bearer_auth(lease.api_key.reveal())
+        .json(&body);
+    let answer = request.send().await.unwrap();
+    (answer.status().as_u16(), answer.json().await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stored_responses_outlive_restarts() {
+    use reqwest::Method;
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&process, &engine).await;
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    trainer::publish(&process.url, &place.output(), 0).await;
+    let lease = worker.one().await;
+    let ask = |body: Value| call(&lease, Method::POST, "responses", body);
+    let look = |id: &Value, more: &str| {
+        let path = format!("responses/{}{more}", id.as_str().unwrap());
+        let lease = lease.clone();
+        async move { call(&lease, Method::GET, &path, Value::Null).await }
+    };
+    // One that goes on by reference, with another's instructions between, and one that sends its items again.
+    let (_, first) =
+        ask(json!({"input": "one", "instructions": "be brief", "metadata": {"a": "b"}})).await;
+    let (_, second) = ask(json!({"input": "two", "previous_response_id": first["id"]})).await;
+    let mut items = vec![json!({"role": "user", "content": "x"})];
+    let (_, third) = ask(json!({"input": items})).await;
+    items.extend(third["output"].as_array().unwrap().clone());
+    items.push(json!({"role": "user", "content": "y"}));
+    let (_, fourth) = ask(json!({"input": items})).await;
+    let (_, gone) = ask(json!({"input": "z"})).await;
+    let (_, after) = ask(json!({"input": "w", "previous_response_id": gone["id"]})).await;
+    let path = format!("responses/{}", gone["id"].as_str().unwrap());
+    assert_eq!(
+        call(&lease, Method::DELETE, &path, Value::Null).await.0,
+        200
+    );
+    let (_, unstored) = ask(json!({"input": "v", "store": false})).await;
+    let kept = [&first, &second, &third, &fourth, &after];
+    let mut lists = Vec::new();
+    for response in kept {
+        lists.push(look(&response["id"], "/input_items").await);
+    }
+    for lives in 2..4 {
+        process.kill_and_restart();
+        for (response, list) in kept.iter().zip(&lists) {
+            let (status, again) = look(&response["id"], "").await;
+            assert_eq!((status, &again), (200, *response));
+            assert_eq!(&look(&response["id"], "/input_items").await, list);
+        }
+        for lost in [&gone, &unstored] {
+            assert_eq!(look(&lost["id"], "").await.0, 404);
+        }
+        for response in kept {
+            let body =
+                json!({"input": format!("life {lives}"), "previous_response_id": response["id"]});
+            let (status, next) = ask(body).await;
+            assert_eq!(status, 200, "{next}");
+        }
+    }
+    assert!(worker.result(lease.rollout, worker::outcome("", 1.0)).await);
+    let events = events(&place.output());
+    let turns: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::TurnFinished { turn, .. } => Some(turn),
+            _ => None,
+        })
+        .collect();
+    // What goes on from a response goes on from its turn, before a restart and after.
+    let extended = turns.iter().filter(|turn| turn.parent.is_some()).count();
+    // The first is gone on from without its instructions, so under another system message.
+    assert_eq!((turns.len(), extended), (17, 10));
+    let notes = |words: &str| {
+        let of =
+            |event: &&Event| matches!(event, Event::Noted { note, .. } if note.contains(words));
+        events.iter().filter(of).count()
+    };
+    assert_eq!(notes("\"x\""), 1, "what was noted is not noted again");
+    engine.stop().await;
+}
+
+/// The same body three times, to sample it anew each time; what is marked is a retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let slow = MockConfig {
+        eos_token_id: None,
+        first_token: 64,
+        last_token: 90,
+        step_latency: Duration::from_millis(40),
+        ..MockConfig::default()
+    };
+    let engine = Engine::start(slow).await;
+    join(&process, &engine).await;
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    trainer::publish(&process.url, &place.output(), 0).await;
+    let lease = worker.one().await;
+    let messages = [user("again")];
+    let first = turn(&lease, &messages, 0).await;
+    let second = turn(&lease, &messages, 0).await;
+    let said = |answer: &Value| answer["choices"][0]["token_ids"].clone();
+    assert_ne!(said(&first), said(&second));
+    assert_eq!(turn(&lease, &messages, 1).await["id"], second["id"]);
+    process.kill_and_restart();
+    let again = turn(&lease, &messages, 1).await;
+    assert_eq!((&again["id"], said(&again)), (&second["id"], said(&second)));
+    // The third is being sampled when the orchestrator dies: its retry is neither of the others.
+    let status = common::get(&format!("{}/status", process.url)).await;
+    let before = status["tokens"]["sampled"].as_u64();
+    let (lease_, messages_) = (lease.clone(), messages.clone());
+    let third = tokio::spawn(async move {
+        let body = json!({"model": "m", "messages": messages_, "return_token_ids": true, "logprobs": true});
+        let request = common::client()
+            .post(format!("{}/chat/completions", lease_.base_url))
+            .bearer_auth(lease_.api_key.reveal())
+            .header("x-stainless-retry-count", 0)
+            .json(&body);
+        request.send().await.map(|answer| answer.status())
+    });
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = common::get(&format!("{}/status", process.url)).await;
+        assert_eq!(status["tokens"]["sampled"].as_u64(), before);
+        if status["engines"][0]["running"] == 1 {
+            break;
+        }
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    process.kill_and_restart();
+    assert!(third.await.unwrap().is_err(), "its connection was cut");
+    let third = turn(&lease, &messages, 1).await;
+    assert!(said(&third) != said(&first) && said(&third) != said(&second));
+    assert_ne!(third["id"], second["id"]);
+    assert_eq!(turn(&lease, &messages, 1).await["id"], third["id"]);
+    engine.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_orchestrator_and_another_config_are_refused() {
     let place = Place::new();

@@ -265,7 +265,10 @@ impl Renderer {
             now,
         };
         let options = given.read(py, add_generation_prompt)?;
-        self.work(py, |renderer| renderer.render(&messages, &options))
+        self.work(py, |renderer| {
+            renderer.check_tools(&options)?;
+            renderer.render(&messages, &options)
+        })
     }
 
     #[pyo3(signature = (messages, tools=None, template_kwargs=None, documents=None, now=None))]
@@ -287,6 +290,7 @@ impl Renderer {
         };
         let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
+            renderer.check_tools(&options)?;
             renderer.render_with_mask(&messages, &options)
         })?;
         Ok(columns(py, &rendered))
@@ -311,6 +315,7 @@ impl Renderer {
         };
         let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
+            renderer.check_tools(&options)?;
             renderer.render_many_with_mask(&conversations, &options)
         })?;
         Ok(rendered

@@ -58,6 +58,16 @@ pub enum RenderError {
         "messages[{message}].content holds a part of type {kind:?}; only parts of type \"text\" are supported"
     )]
     UnsupportedContent { message: usize, kind: String },
+    #[error(
+        "messages[{message}].role is {role:?}, and the model's chat template would leave such a message out; use user, \
+         assistant, system (at the beginning) or tool, as the template knows them"
+    )]
+    RoleLeftOut { message: usize, role: String },
+    #[error(
+        "tools are given, but the model's chat template does not write them into the prompt: the model would not see \
+         them; leave tools out, or use a model folder whose template renders tools"
+    )]
+    ToolsLeftOut,
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
     #[error("messages[{message}]: {reason}")]

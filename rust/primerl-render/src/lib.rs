@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod abilities;
 mod check;
 mod error;
 mod extend;
@@ -25,6 +26,7 @@ mod template;
 pub mod testing;
 mod tokenizer;
 
+pub use abilities::RoleSupport;
 pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
 pub use extend::{ExtensionContext, NotExtendable};

@@ -1,5 +1,6 @@
 //! One model folder, ready to turn messages into tokens and back.
 
+use crate::abilities::Abilities;
 use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
@@ -22,6 +23,7 @@ pub struct Renderer {
     parser: AnswerParser,
     pub(crate) prepared: PreparedCache,
     pub(crate) proofs: Proofs,
+    pub(crate) abilities: Abilities,
     /// [`Renderer::with_renderable_content`].
     pub(crate) null_content_fails: bool,
 }
@@ -76,6 +78,7 @@ impl Renderer {
             parser,
             prepared: PreparedCache::default(),
             proofs: Proofs::default(),
+            abilities: Abilities::default(),
             null_content_fails: false,
         };
         renderer.null_content_fails = renderer.fails_on_null_content();
@@ -182,6 +185,13 @@ impl Renderer {
             Some(template) if options.tools.is_some() => template,
             _ => &self.template,
         }
+    }
+
+    /// Whether a template of the model holds this text.
+    pub(crate) fn template_sources_contain(&self, text: &str) -> bool {
+        let templates = std::iter::once(&self.template).chain(&self.tool_template);
+        let mut sources = templates.filter_map(ChatTemplate::source);
+        sources.any(|source| source.contains(text))
     }
 
     /// The longest stop token that `text` begins with.

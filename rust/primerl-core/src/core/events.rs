@@ -31,6 +31,7 @@ impl Core {
             Event::RequestDropped { request } => self.request_dropped(request),
             Event::SamplingStarted { rollout, version } => self.sampling_started(rollout, version),
             Event::TurnFinished { rollout, turn } => self.turn_finished(rollout, turn),
+            Event::Noted { rollout, note } => self.noted(rollout, note),
             Event::TurnFailed {
                 rollout,
                 message: _,

@@ -7,6 +7,7 @@ use crate::deadlines::Due;
 use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::turn::Turn;
+use std::sync::Arc;
 
 /// Numbers passed over after a restart: what was handed out in the last moment before it, and is not in the journal,
 /// must not be handed out again as something else.
@@ -22,6 +23,8 @@ pub struct OpenRollout<'a> {
     pub lease: LeasedRollout,
     pub worker: WorkerId,
     pub turns: &'a [Turn],
+    /// What the shell noted of it.
+    pub notes: &'a [Arc<str>],
 }
 
 /// A worker that was registered.
@@ -46,6 +49,7 @@ impl Core {
             },
             worker: rollout.worker,
             turns: rollout.turns(),
+            notes: rollout.notes(),
         })
     }
 

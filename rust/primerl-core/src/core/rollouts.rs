@@ -11,6 +11,7 @@ use crate::ids::*;
 use crate::policy::{oldest_trainable, too_many_policies};
 use crate::rollout::{LeftOut, Rollout, Rules, error};
 use crate::turn::Turn;
+use std::sync::Arc;
 
 impl Core {
     pub(super) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
@@ -19,6 +20,13 @@ impl Core {
         };
         let aging = Aging::of(rollout, |rollout| rollout.record(turn));
         self.aged(id, aging);
+    }
+
+    pub(super) fn noted(&mut self, id: RolloutId, note: Arc<str>) {
+        match self.rollouts.get_mut(&id) {
+            Some(rollout) => rollout.note(note),
+            None => self.ignore("note about a rollout that is over"),
+        }
     }
 
     pub(super) fn sampling_started(&mut self, id: RolloutId, version: PolicyVersion) {

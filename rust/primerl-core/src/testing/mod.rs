@@ -98,6 +98,8 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         answer: AnswerKey::default(),
         request_digest: 0,
         text: None,
+        request: 0,
+        choice: 0,
     }
 }
 

@@ -139,6 +139,12 @@ impl DriverHandle {
         }
     }
 
+    /// Note it now; then wait until a crash of this process cannot undo it.
+    pub async fn noted(&self, rollout: RolloutId, note: Arc<str>) -> Result<(), RunOver> {
+        self.ask(Event::Noted { rollout, note }, Reply::Written)
+            .await
+    }
+
     /// Tell, and wait until it is on disk. The result says whether the rollout was open.
     pub async fn rollout_finished(
         &self,

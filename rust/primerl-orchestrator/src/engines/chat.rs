@@ -18,6 +18,7 @@ use crate::clients::with_messages;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A cold engine may compile something for its first answer.
@@ -171,7 +172,7 @@ pub(super) async fn sample(
     let bytes = client.call("chat", path, body, timeout).await?;
     let after = client.weight_label().await?;
     // The label alone would not show an update to other weights of the same version.
-    if before != after || slot.engine.state.lock().loads != slot.loads {
+    if before != after || slot.engine.weights.load(Ordering::SeqCst) != slot.weights {
         return Err(EngineError::Crossed { before, after });
     }
     let expected = request.prompt.history.prompt_with(request.prompt.suffix);

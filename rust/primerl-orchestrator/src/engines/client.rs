@@ -50,9 +50,13 @@ pub enum EngineError {
          --default-chat-template-kwargs)?"
     )]
     PromptDiffers { given: usize, expected: usize },
+    #[error("generate: the stream ended after {tokens} tokens, without its end")]
+    CutOff { tokens: usize },
+    #[error("generate: the engine was lost while it worked on the request")]
+    Lost,
     #[error("serves weights with digest {served}, the manifest says {expected}")]
     Digest { served: String, expected: String },
-    #[error("labels its weights `{served}` after the update to version {expected}")]
+    #[error("labels its weights `{served}` after it had proved version {expected}")]
     Label {
         served: String,
         expected: PolicyVersion,
@@ -79,6 +83,18 @@ impl EngineError {
                 *status >= 500 || matches!(status, 404 | 408 | 429)
             }
             _ => true,
+        }
+    }
+
+    /// Whether what a stream had brought by then can be relied on: the engine went away, but said nothing wrong.
+    pub fn leaves_a_part(&self) -> bool {
+        match self {
+            EngineError::Transport { .. }
+            | EngineError::Aborted { .. }
+            | EngineError::CutOff { .. }
+            | EngineError::Lost => true,
+            EngineError::Status { status, .. } => *status >= 500,
+            _ => false,
         }
     }
 }
@@ -195,14 +211,15 @@ impl EngineClient {
     }
 
     /// As [`EngineClient::generate`], of a body that asks for a stream; `progress` sees the tokens as they come.
-    /// `request_id` is the body's.
-    pub async fn generate_streamed(
+    /// `request_id` is the body's. What came is in `assembly` after an error, too.
+    pub(super) async fn generate_streamed(
         &self,
         body: bytes::Bytes,
         request_id: &str,
         bounds: Bounds,
         timeout: Duration,
         progress: &mut dyn Progress,
+        assembly: &mut Assembly,
     ) -> Result<Generated, EngineError> {
         let failed = |source| EngineError::Transport {
             call: "generate",
@@ -224,7 +241,6 @@ impl EngineClient {
                 message: error_message(&body),
             });
         }
-        let mut assembly = Assembly::default();
         let mut ended_at = None;
         while let Some(bytes) = answer.chunk().await.map_err(failed)? {
             let (ids, logprobs) = assembly.push(&bytes)?;
@@ -236,7 +252,9 @@ impl EngineClient {
                 }
             }
         }
-        assembly.finish()?.check(&bounds, ended_at)
+        assembly
+            .finish(ended_at.is_some())?
+            .check(&bounds, ended_at)
     }
 
     async fn abort(&self, request_id: &str) -> Result<(), EngineError> {
@@ -366,6 +384,11 @@ impl EngineClient {
                 expected: expected.into(),
             });
         }
+        self.check_label(version).await
+    }
+
+    /// Check that the engine says of its weights what it was told of them: a process that was started since does not.
+    pub async fn check_label(&self, version: PolicyVersion) -> Result<(), EngineError> {
         let request = self
             .administration
             .get(format!("{}/weight_info", self.url))

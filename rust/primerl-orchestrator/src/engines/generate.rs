@@ -52,8 +52,9 @@ pub trait Progress: Send {
     /// More tokens came. The result ends the answer after so many of its tokens.
     fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize>;
 
-    /// The engine failed. Whether another may begin anew: not once somebody has seen a part of the answer.
-    fn begin_again(&mut self) -> bool;
+    /// The engine failed, and another goes on behind these tokens of the answer. Whether it may: not if somebody has
+    /// seen more of them.
+    fn go_on(&mut self, kept: &[u32]) -> bool;
 }
 
 /// One sampled answer; `logprobs` and `versions` cover `token_ids` exactly.

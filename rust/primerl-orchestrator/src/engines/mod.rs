@@ -17,6 +17,7 @@ mod generate;
 mod ids;
 mod load;
 mod meaning;
+mod part;
 mod pool;
 mod routing;
 mod state;

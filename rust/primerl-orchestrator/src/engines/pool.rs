@@ -5,18 +5,20 @@ use super::chat::{self, ChatMessages};
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams};
 use super::ids::{PromptIds, WrittenIds};
+use super::part::{Begun, Follow};
 use super::routing::{Candidate, Resident, choose};
-use super::state::{Engine, EngineState, Load};
+use super::state::Engine;
+use super::stream::Assembly;
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use primerl_core::conversation::History;
 use primerl_core::{EngineId, Event, PolicyVersion, RolloutId, Truncation};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -49,7 +51,10 @@ pub enum GenerateError {
     Deadline { last: String },
     #[error("the engines failed {attempts} times; last: {last}")]
     Exhausted { attempts: u32, last: String },
-    #[error("the engine failed in the middle of an answer that was being shown: {last}")]
+    #[error(
+        "the engine failed in the middle of an answer that was being shown, while its weights may have changed: no other \
+         can go on with it; last: {last}"
+    )]
     Interrupted { last: String },
     #[error("the engine refused the request: {0}")]
     Refused(EngineError),
@@ -58,7 +63,7 @@ pub enum GenerateError {
 }
 
 /// What to sample.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SampleRequest<'a> {
     /// Unique among requests; appears in the engine's log.
     pub request_id: &'a str,
@@ -224,31 +229,7 @@ impl Engines {
     fn add(self: &Arc<Self>, id: EngineId, url: String) -> Result<Arc<Engine>, String> {
         let client = EngineClient::new(url).map_err(|error| error.to_string())?;
         let (updates, receiver) = mpsc::unbounded_channel();
-        let engine = Arc::new(Engine {
-            id,
-            client,
-            state: Mutex::new(EngineState {
-                proved: None,
-                told: None,
-                healthy: false,
-                updating: false,
-                doing: "joining".into(),
-                max_model_len: None,
-                down_since: Some(Instant::now()),
-                was_known: false,
-                was_lost: false,
-                unfit: None,
-                loads: 0,
-                lost: CancellationToken::new(),
-                is_processed: false,
-                load: Load::default(),
-                limit: u32::MAX,
-            }),
-            updates,
-            suspect: Notify::new(),
-            rejoined: Notify::new(),
-            idle: Notify::new(),
-        });
+        let engine = Arc::new(Engine::new(id, client, updates));
         let supervised = supervisor::supervise(Arc::clone(self), Arc::clone(&engine), receiver);
         self.tasks.spawn(supervised);
         Ok(engine)
@@ -327,7 +308,7 @@ impl Engines {
     }
 
     /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for a
-    /// stream.
+    /// stream, and another goes on where it failed.
     pub async fn generate(
         &self,
         request: &SampleRequest<'_>,
@@ -336,17 +317,13 @@ impl Engines {
         let mut last = String::from("no engine has proved its weights");
         let mut failed = Vec::new();
         let mut attempts = 0;
+        let mut begun = Begun::default();
         loop {
             let picked = self.pick(request.resident, request.deadline, &failed);
             let Some(slot) = picked.await else {
                 return Err(GenerateError::Deadline { last });
             };
-            if let Some(rollout) = request.first_of {
-                let version = slot.version;
-                self.driver
-                    .send(Event::SamplingStarted { rollout, version });
-            }
-            let sampled = self.generate_on(&slot, request, reborrow(&mut progress));
+            let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
             let error = match sampled.await? {
                 Ok(generated) => {
                     return Ok(Sampled {
@@ -371,16 +348,16 @@ impl Engines {
             last = format!("{}: {error}", slot.engine.client.url());
             if progress
                 .as_mut()
-                .is_some_and(|progress| !progress.begin_again())
+                .is_some_and(|progress| !progress.go_on(begun.tokens()))
             {
-                slot.engine.suspect.notify_one();
+                slot.engine.suspect();
                 return Err(GenerateError::Interrupted { last });
             }
             self.failovers.fetch_add(1, Ordering::Relaxed);
             if matches!(error, EngineError::Unproved { .. }) {
                 slot.engine.rejoined.notify_one();
             } else {
-                slot.engine.suspect.notify_one();
+                slot.engine.suspect();
             }
             if slot.lost.is_cancelled() {
                 continue; // It is out of rotation, so it cannot be picked again before it proved itself.
@@ -395,35 +372,80 @@ impl Engines {
         }
     }
 
+    /// Sample what is left of an answer. Where that fails, `begun` keeps what can be relied on.
+    async fn go_on(
+        &self,
+        slot: &Slot,
+        request: &SampleRequest<'_>,
+        begun: &mut Begun,
+        progress: Option<&mut dyn Progress>,
+    ) -> Result<Result<Generated, EngineError>, GenerateError> {
+        let before = begun.tokens().len();
+        let rest = begun.rest(request);
+        if let Some(rollout) = rest.first_of {
+            let version = slot.version;
+            self.driver
+                .send(Event::SamplingStarted { rollout, version });
+        }
+        if let Some(messages) = rest.chat {
+            // Nothing of it is shown before it is whole: there is never a part to go on from.
+            let (config, timeout) = (&self.config, self.timeout(rest.deadline));
+            let answer = chat::sample(slot, messages, &rest, config, timeout, progress);
+            return Ok(slot.unless_lost(answer).await);
+        }
+        let bounds = rest.bounds(&self.config);
+        let Some(progress) = progress else {
+            return self.generate_on(slot, &rest, None).await;
+        };
+        let mut follow = Follow::new(progress, &slot.engine, slot.weights, before);
+        let mut assembly = Assembly::default();
+        let stream = Some((&mut follow, &mut assembly));
+        let error = match self.generate_on(slot, &rest, stream).await? {
+            Ok(generated) => return Ok(Ok(begun.with(generated))),
+            Err(error) => error,
+        };
+        // A grammar would begin anew, and allow again what was said.
+        if error.leaves_a_part() && request.structured_outputs.is_none() {
+            let part = follow.part(assembly.take(), slot.version, &bounds);
+            let stops = &self.config.stop_token_ids;
+            if part.is_some_and(|part| begun.add(part, request.max_tokens, stops))
+                && let Some(whole) = begun.take()
+            {
+                return Ok(Ok(whole));
+            }
+        }
+        Ok(Err(error))
+    }
+
     async fn generate_on(
         &self,
         slot: &Slot,
         request: &SampleRequest<'_>,
-        progress: Option<&mut dyn Progress>,
+        stream: Option<(&mut Follow<'_>, &mut Assembly)>,
     ) -> Result<Result<Generated, EngineError>, GenerateError> {
-        let left = request.deadline.saturating_duration_since(Instant::now());
-        let timeout = left.min(self.config.request_timeout);
-        if let Some(messages) = request.chat {
-            let config = &self.config;
-            let answer = chat::sample(slot, messages, request, config, timeout, progress);
-            return Ok(slot.unless_lost(answer).await);
-        }
-        let body = request.body(&self.config, slot.version, progress.is_some())?;
+        let body = request.body(&self.config, slot.version, stream.is_some())?;
         let bounds = request.bounds(&self.config);
+        let timeout = self.timeout(request.deadline);
         let client = &slot.engine.client;
         let answer = async {
-            match progress {
+            match stream {
                 None => client.generate(body, bounds, timeout).await,
-                Some(progress) => {
+                Some((follow, assembly)) => {
                     let id = request.request_id;
                     client
-                        .generate_streamed(body, id, bounds, timeout, progress)
+                        .generate_streamed(body, id, bounds, timeout, follow, assembly)
                         .await
                 }
             }
         };
         let answer = slot.unless_lost(answer).await;
         Ok(answer.and_then(|generated| slot.check_versions(generated)))
+    }
+
+    /// Of one engine's answer.
+    fn timeout(&self, deadline: Instant) -> Duration {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.min(self.config.request_timeout)
     }
 
     /// The ids that engines make of these messages; asked of one, and if it fails of another, until the deadline.
@@ -439,9 +461,8 @@ impl Engines {
             let Some(slot) = self.pick(resident, deadline, &failed).await else {
                 return Err(GenerateError::Deadline { last });
             };
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = left.min(self.config.request_timeout);
             let client = &slot.engine.client;
+            let timeout = self.timeout(deadline);
             let answer = chat::tokenize(client, &self.config.model, messages, timeout);
             let error = match slot.unless_lost(answer).await {
                 Ok(ids) => return Ok(ids),
@@ -450,7 +471,7 @@ impl Engines {
             };
             tracing::warn!(engine = %client.url(), %error, "an engine could not render");
             last = format!("{}: {error}", client.url());
-            slot.engine.suspect.notify_one();
+            slot.engine.suspect();
             failed.push(slot.engine.id);
             let attempts = failed.len() as u32;
             if attempts >= MAX_ATTEMPTS {
@@ -507,7 +528,7 @@ impl Engines {
         Some(Slot {
             engine: Arc::clone(engine),
             version,
-            loads: state.loads,
+            weights: engine.weights.load(Ordering::SeqCst),
             lost: state.lost.clone(),
         })
     }
@@ -525,8 +546,8 @@ fn reborrow<'a>(progress: &'a mut Option<&mut dyn Progress>) -> Option<&'a mut d
 pub(super) struct Slot {
     pub engine: Arc<Engine>,
     pub version: PolicyVersion,
-    /// [`EngineState::loads`] when it was taken.
-    pub loads: u64,
+    /// [`Engine::weights`] when the place was taken.
+    pub weights: u64,
     lost: CancellationToken,
 }
 
@@ -537,10 +558,7 @@ impl Slot {
     ) -> Result<T, EngineError> {
         tokio::select! {
             answer = answer => answer,
-            () = self.lost.cancelled() => Err(EngineError::Malformed {
-                call: "generate",
-                problem: "the engine was lost while it worked on the request".into(),
-            }),
+            () = self.lost.cancelled() => Err(EngineError::Lost),
         }
     }
 

@@ -4,6 +4,7 @@ use super::client::EngineClient;
 use super::supervisor::Update;
 use parking_lot::Mutex;
 use primerl_core::{EngineId, PolicyVersion};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,9 @@ pub(super) struct Engine {
     pub id: EngineId,
     pub client: EngineClient,
     pub state: Mutex<EngineState>,
+    /// Changes whenever its weights may, whatever they are called: before it is told to load others, and when it is lost.
+    /// Written under the lock of `state`.
+    pub weights: AtomicU64,
     pub updates: mpsc::UnboundedSender<Update>,
     /// Something went wrong with a request: check health now.
     pub suspect: Notify,
@@ -21,6 +25,52 @@ pub(super) struct Engine {
     pub rejoined: Notify,
     /// Its last request has ended.
     pub idle: Notify,
+}
+
+impl Engine {
+    pub fn new(
+        id: EngineId,
+        client: EngineClient,
+        updates: mpsc::UnboundedSender<Update>,
+    ) -> Engine {
+        Engine {
+            id,
+            client,
+            state: Mutex::new(EngineState {
+                proved: None,
+                told: None,
+                healthy: false,
+                suspected: false,
+                updating: false,
+                doing: "joining".into(),
+                max_model_len: None,
+                down_since: Some(Instant::now()),
+                was_known: false,
+                was_lost: false,
+                is_processed: false,
+                unfit: None,
+                lost: CancellationToken::new(),
+                load: Load::default(),
+                limit: u32::MAX,
+            }),
+            weights: AtomicU64::new(0),
+            updates,
+            suspect: Notify::new(),
+            rejoined: Notify::new(),
+            idle: Notify::new(),
+        }
+    }
+
+    /// A request failed on it: it gets no other before it was looked at.
+    pub fn suspect(&self) {
+        self.state.lock().suspected = true;
+        self.suspect.notify_one();
+    }
+
+    /// From now on, what it samples is not known to come from the weights it proved last. The caller holds `state`.
+    pub fn weights_change(&self) {
+        self.weights.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 /// Guarded by a mutex held for a few loads and stores.
@@ -31,6 +81,8 @@ pub(super) struct EngineState {
     /// Newest version it was told to load: tokens of a version in between are its own, too.
     pub told: Option<PolicyVersion>,
     pub healthy: bool,
+    /// A request failed on it, and it was not looked at since: it may be another process by now.
+    pub suspected: bool,
     pub updating: bool,
     pub doing: String,
     /// Prompt and answer together, tokens; known once the engine has answered.
@@ -45,8 +97,6 @@ pub(super) struct EngineState {
     pub is_processed: bool,
     /// What it lacks that the run's config asks of it.
     pub unfit: Option<String>,
-    /// Weights it was told to load so far, whatever they were called.
-    pub loads: u64,
     /// Cancelled when the engine is lost: its requests go elsewhere at once.
     pub lost: CancellationToken,
     pub load: Load,
@@ -89,6 +139,7 @@ impl Load {
 impl EngineState {
     /// The version it may be given requests for.
     pub fn usable(&self) -> Option<PolicyVersion> {
-        self.proved.filter(|_| self.healthy && !self.updating)
+        self.proved
+            .filter(|_| self.healthy && !self.updating && !self.suspected)
     }
 }

@@ -67,20 +67,27 @@ impl Assembly {
         self.weight_versions = part.weight_versions.or(self.weight_versions.take());
     }
 
-    /// The whole answer; a stream that was cut off has none.
-    pub fn finish(self) -> Result<Choice, EngineError> {
-        if self.finish_reason.is_none() {
-            let tokens = self.token_ids.len();
-            return Err(malformed(format!("the stream ended after {tokens} tokens")));
+    /// The whole answer. One that was cut off, or that nobody but the engine ended, is none, and stays here.
+    pub fn finish(&mut self, ended_by_us: bool) -> Result<Choice, EngineError> {
+        let tokens = self.token_ids.len();
+        match self.finish_reason.as_deref() {
+            None => Err(EngineError::CutOff { tokens }),
+            Some("abort" | "error") if !ended_by_us => Err(EngineError::Aborted { tokens }),
+            Some(_) => Ok(self.take()),
         }
-        Ok(Choice {
-            token_ids: self.token_ids,
-            finish_reason: self.finish_reason,
+    }
+
+    /// What has come.
+    pub fn take(&mut self) -> Choice {
+        let all = std::mem::take(self);
+        Choice {
+            token_ids: all.token_ids,
+            finish_reason: all.finish_reason,
             logprobs: Some(Logprobs {
-                content: self.content,
+                content: all.content,
             }),
-            weight_versions: self.weight_versions,
-        })
+            weight_versions: all.weight_versions,
+        }
     }
 }
 
@@ -157,7 +164,7 @@ mod tests {
                 seen.extend_from_slice(ids);
             }
             prop_assert_eq!(seen, [5, 6, 7]);
-            let choice = assembly.finish().expect("is whole");
+            let choice = assembly.finish(false).expect("is whole");
             prop_assert_eq!(choice.token_ids, [5, 6, 7]);
             prop_assert_eq!(choice.finish_reason.as_deref(), Some("stop"));
         }
@@ -174,6 +181,9 @@ mod tests {
         assert!(refused(error).contains("status 400: too long"));
         let without = "data: {\"choices\":[{\"token_ids\":[5]}]}\n\n";
         assert!(refused(without).contains("log-probabilities"));
-        assert!(Assembly::default().finish().is_err(), "it was cut off");
+        assert!(matches!(
+            Assembly::default().finish(false),
+            Err(EngineError::CutOff { tokens: 0 })
+        ));
     }
 }

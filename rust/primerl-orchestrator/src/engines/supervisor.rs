@@ -158,9 +158,9 @@ async fn serve(
             () = engine.rejoined.notified() => {
                 return lose(pool, engine, "it was restarted, or serves weights it never proved".into());
             }
-            () = engine.suspect.notified() => failures = check(engine, failures).await,
+            () = engine.suspect.notified() => failures = look_again(pool, engine, failures).await,
             _ = ticks.tick() => {
-                failures = check(engine, failures).await;
+                failures = look_again(pool, engine, failures).await;
                 if failures == 0 {
                     report_load(pool, engine, &mut watch).await;
                 }
@@ -190,6 +190,34 @@ async fn ill(engine: &Engine) -> String {
         failures = check(engine, failures).await;
     }
     engine.state.lock().doing.clone()
+}
+
+/// As [`check`]; one that a request failed on has to say its version, too.
+async fn look_again(pool: &Engines, engine: &Engine, failures: u32) -> u32 {
+    let before = failures;
+    let failures = check(engine, failures).await;
+    let suspected = {
+        let state = engine.state.lock();
+        state.proved.filter(|_| state.suspected)
+    };
+    let (Some(version), 0) = (suspected, failures) else {
+        return failures;
+    };
+    match engine.client.check_label(version).await {
+        Ok(()) => {
+            engine.state.lock().suspected = false;
+            pool.changed.send_modify(|count| *count += 1);
+            0
+        }
+        Err(error @ EngineError::Label { .. }) => {
+            engine.state.lock().doing = error.to_string();
+            FAILURES_TO_LOSE
+        }
+        Err(error) => {
+            engine.state.lock().doing = format!("looked at, but {error}");
+            before + 1
+        }
+    }
 }
 
 async fn check(engine: &Engine, failures: u32) -> u32 {
@@ -222,9 +250,11 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
 
 fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
     let mut state = engine.state.lock();
+    engine.weights_change();
     state.proved = None;
     state.told = None;
     state.updating = false;
+    state.suspected = false;
     state.healthy = false;
     state.doing = format!("lost: {reason}");
     state.was_lost = true;
@@ -252,7 +282,8 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
     }
     {
         let mut state = engine.state.lock();
-        state.loads += 1;
+        // Before the engine hears of it.
+        engine.weights_change();
         state.doing = format!("loading version {}", update.version);
     }
     let loaded = tokio::time::timeout(limit, load_and_prove(engine, update)).await;
@@ -268,6 +299,7 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
     {
         let mut state = engine.state.lock();
         state.updating = false;
+        state.suspected = false;
         state.proved = Some(update.version);
         state.down_since = None;
         state.doing = format!("serving version {}", update.version);

@@ -16,7 +16,10 @@ pub fn assemble(pieces: &[&[u8]]) -> Result<Generated, EngineError> {
     for piece in pieces {
         assembly.push(piece)?;
     }
-    assembly.finish()?.check(&BOUNDS, None).inspect(is_whole)
+    assembly
+        .finish(false)?
+        .check(&BOUNDS, None)
+        .inspect(is_whole)
 }
 
 /// An answer that comes as one body.

@@ -9,6 +9,7 @@
 //! A rollout's key is made from the run's secret and the rollout's number, so nothing has to be remembered: it stays
 //! good over a restart, and after the rollout's end its owner is still told that it is over.
 
+use super::dialect::in_shape_of;
 use crate::app::App;
 use crate::config::{ConfigError, field};
 use crate::connections::discard;
@@ -184,8 +185,14 @@ fn refusal(message: &str) -> ApiError {
     }
 }
 
-/// Before every route.
+/// Before every route. What is refused on the way, here or behind, is told in the shape of the route's dialect.
 pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let answer = guarded(&app, request, next).await;
+    in_shape_of(&path, answer)
+}
+
+async fn guarded(app: &App, request: Request, next: Next) -> Response {
     match app
         .gateway
         .access

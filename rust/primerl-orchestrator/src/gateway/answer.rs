@@ -127,6 +127,11 @@ pub trait Reply: Send + Sync {
         false
     }
 
+    /// What a restart has to know of the answer to this request, besides its turn.
+    fn note(&self, _head: &Head, _request: u32) -> Option<Arc<str>> {
+        None
+    }
+
     /// The body of an answer that is not streamed.
     fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8>;
 

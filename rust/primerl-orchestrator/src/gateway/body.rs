@@ -1,6 +1,6 @@
 //! Bodies that know whether their client took them.
 
-use super::rollouts::{DeliveryState, Rollout};
+use super::rollouts::Rollout;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use std::convert::Infallible;
@@ -14,17 +14,17 @@ use std::task::{Context, Poll};
 pub(super) struct Delivery {
     rollout: Arc<Rollout>,
     request: u128,
-    answer: Arc<str>,
+    attempt: u32,
     done: bool,
 }
 
 impl Delivery {
-    /// Of the answer with this id to the request with this digest.
-    pub fn begin(rollout: &Arc<Rollout>, request: u128, answer: &Arc<str>) -> Delivery {
+    /// Of the answer to this attempt at the request with this digest, which counts it as a client already.
+    pub fn of(rollout: &Arc<Rollout>, request: u128, attempt: u32) -> Delivery {
         Delivery {
             rollout: Arc::clone(rollout),
             request,
-            answer: Arc::clone(answer),
+            attempt,
             done: false,
         }
     }
@@ -36,12 +36,8 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        let delivery = match self.done {
-            true => DeliveryState::Done,
-            false => DeliveryState::Failed,
-        };
-        let mut state = self.rollout.state.lock();
-        state.delivered(self.request, &self.answer, delivery);
+        let attempts = &mut self.rollout.state.lock().attempts;
+        attempts.left(self.request, self.attempt, self.done);
     }
 }
 
@@ -87,12 +83,14 @@ impl Body for DeliveredBody {
 mod tests {
     use super::*;
     use crate::config::Sampling;
-    use crate::gateway::rollouts::{Answered, Rollouts};
+    use crate::gateway::attempts::Claim;
+    use crate::gateway::rollouts::Rollouts;
     use primerl_core::effect::LeasedRollout;
-    use primerl_core::{Duration, EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
+    use primerl_core::{
+        Duration, EnvironmentId, ExampleIndex, GroupId, RolloutId, TurnIndex, WorkerId,
+    };
 
     const REQUEST: u128 = 5;
-    const ANSWER: &str = "7";
 
     fn rollout() -> Arc<Rollout> {
         let rollouts = Rollouts::default();
@@ -111,30 +109,34 @@ mod tests {
             replayed: None,
         };
         rollouts.open(&lease, WorkerId(0), sampling);
-        let rollout = rollouts.get(RolloutId(3)).expect("is open");
-        let answered = Answered {
-            id: ANSWER.into(),
-            ..Answered::default()
-        };
-        rollout.state.lock().answered.insert(REQUEST, answered);
-        rollout
+        rollouts.get(RolloutId(3)).expect("is open")
     }
 
     #[tokio::test]
     async fn only_an_answer_that_was_taken_is_delivered() {
         let rollout = rollout();
-        let state = || rollout.state.lock().answered[&REQUEST].delivery;
-        let body = |answer: &str, bytes: &[u8]| {
-            let delivery = Delivery::begin(&rollout, REQUEST, &answer.into());
+        let is_lost = || {
+            let claim = rollout.state.lock().attempts.ask(REQUEST, 1, false);
+            matches!(claim, Claim::Again { number: 1, .. })
+        };
+        {
+            let attempts = &mut rollout.state.lock().attempts;
+            let live = crate::gateway::live::testing::live();
+            attempts.begin(REQUEST, 1, live, false);
+            attempts.recorded(REQUEST, 1, 0, TurnIndex(0));
+            attempts.ended(REQUEST, 1, 1);
+        }
+        let body = |bytes: &[u8]| {
+            let delivery = Delivery::of(&rollout, REQUEST, 1);
             DeliveredBody::new(bytes.to_vec(), delivery)
         };
-        drop(body("another", b"lost"));
-        assert_eq!(state(), DeliveryState::Pending);
-        drop(body(ANSWER, b"lost"));
-        assert_eq!(state(), DeliveryState::Failed);
-        let body = axum::body::Body::new(body(ANSWER, b"taken"));
+        assert!(!is_lost(), "it is on its way");
+        drop(body(b"lost"));
+        assert!(is_lost());
+        rollout.state.lock().attempts.joined(REQUEST, 1);
+        let body = axum::body::Body::new(body(b"taken"));
         let taken = axum::body::to_bytes(body, 100).await.expect("is whole");
         assert_eq!(taken, "taken");
-        assert_eq!(state(), DeliveryState::Done);
+        assert!(!is_lost());
     }
 }

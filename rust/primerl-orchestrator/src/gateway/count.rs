@@ -5,8 +5,9 @@
 
 use super::Gateway;
 use super::dialect::{Dialect, messages};
-use super::endpoints::{compute, session_of};
+use super::endpoints::compute;
 use super::fields::{Fields, missing, shown};
+use super::headers::session_of;
 use super::prompt;
 use super::request::Incoming;
 use super::rollouts::Rollout;
@@ -16,7 +17,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
-use primerl_render::{Message, RenderOptions};
+use primerl_render::{Message, RenderOptions, Renderer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -105,9 +106,11 @@ fn tokens_of(
     let (param, ids) = match (fields.text("prompt")?, fields.list("messages")?) {
         (Some(text), None) => ("prompt", tokenizer.encode(&text)),
         (None, Some(messages)) => {
-            let messages = read_messages(messages)?;
+            let messages = read_messages(&gateway.renderer, messages)?;
             let options = render_options(&mut fields)?;
-            ("messages", gateway.renderer.render(&messages, &options))
+            let checked = gateway.renderer.check_tools(&options);
+            let ids = checked.and_then(|()| gateway.renderer.render(&messages, &options));
+            ("messages", ids)
         }
         (None, None) => return Err(missing("prompt")),
         (Some(_), Some(_)) => {
@@ -122,19 +125,24 @@ fn tokens_of(
         "mm_processor_kwargs" => value.as_object().is_some_and(Map::is_empty),
         _ => false,
     })?;
-    let ids = ids.map_err(|error| ApiError::invalid(error.to_string()).param(param))?;
+    let ids = ids.map_err(|error| match prompt::refuse(error) {
+        refusal if refusal.param.as_deref() == Some("messages") => refusal.param(param),
+        refusal => refusal,
+    })?;
     let text = |id: &u32| String::from_utf8_lossy(&tokenizer.token_bytes(*id)).into_owned();
     let texts = with_texts.then(|| ids.iter().map(text).collect());
     Ok((ids, texts))
 }
 
-fn read_messages(messages: Vec<Value>) -> Result<Vec<Message>, ApiError> {
+fn read_messages(renderer: &Renderer, messages: Vec<Value>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid("messages is empty").param("messages"));
     }
     let read = |(index, message): (usize, Value)| {
         let message = Incoming::raw(message.to_string().into());
-        Ok(message.read(index)?.into_owned())
+        let message = message.read(index)?.into_owned();
+        let renderable = renderer.renderable(message, index);
+        renderable.map_err(prompt::refuse)
     };
     messages.into_iter().enumerate().map(read).collect()
 }

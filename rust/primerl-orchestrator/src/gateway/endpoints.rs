@@ -1,16 +1,18 @@
 //! How a request is served, in any dialect; model cards.
 
-use super::answer::{Answer, Head, Reply, unix_time};
+use super::answer::{Answer, Reply, unix_time};
+use super::begin::{Found, Prepared, begin, find};
 use super::body::{DeliveredBody, Delivery};
 use super::client_type;
 use super::dialect::Dialect;
 use super::events::{Streaming, all_at_once, stream_body};
-use super::live::{Following, Live};
+use super::headers::Call;
+use super::live::Following;
 use super::prompt::{self, Prompt};
 use super::request::{Input, TurnRequest};
-use super::rollouts::{DeliveryState, Rollout};
+use super::rollouts::Rollout;
 use super::text::Reading;
-use super::turn::{self, Task};
+use super::turn::{self, Notes, Task};
 use crate::app::App;
 use crate::http::{ApiError, JSON, RawBody, encoded};
 use crate::telemetry::Outcome;
@@ -19,8 +21,6 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
-use primerl_core::TurnIndex;
-use primerl_core::conversation::{digest_next, message_hash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,6 @@ use std::time::{Duration, Instant};
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Rendering a body larger than this would hold up other requests of its thread.
 const LARGE_BODY: usize = 64 << 10;
-const LONGEST_SESSION: usize = 256;
-const LONGEST_IDEMPOTENCY_KEY: usize = 512;
 
 /// One request, in the dialect of its route.
 pub(super) async fn serve(
@@ -102,10 +100,7 @@ async fn respond(
 ) -> Result<(Response, Outcome), ApiError> {
     let arrived = Instant::now();
     let rollout = app.gateway.rollouts.find(rollout)?;
-    let call = Call {
-        session: session_of(headers)?,
-        repeat: Repeat::of(headers)?,
-    };
+    let call = Call::of(headers)?;
     let prepared = prepare(app, &rollout, call, dialect, body).await?;
     app.telemetry
         .prepare_time
@@ -115,101 +110,27 @@ async fn respond(
             answer,
             reply,
             reading,
+            delivery,
         } => {
-            let delivery = Delivery::begin(&rollout, reading.request_digest, &answer.head.id);
             let response = whole_or_events(app, &answer, reply.as_ref(), &reading, delivery);
             Ok((response, Outcome::Replayed))
         }
-        Prepared::Running { live, reply } => {
-            let response = follow(app, &rollout, Following::new(&live), reply).await?;
+        Prepared::Running(following, reply, delivery) => {
+            let response = follow(app, following, reply, delivery).await?;
             Ok((response, Outcome::Replayed))
         }
-        Prepared::New { task, reply } => {
-            let following = Following::new(&task.live);
+        Prepared::New {
+            task,
+            following,
+            reply,
+            delivery,
+        } => {
             let run = turn::run(Arc::clone(app), Arc::clone(&rollout), *task);
             app.engines.spawn(run);
-            let response = follow(app, &rollout, following, reply).await?;
+            let response = follow(app, following, reply, delivery).await?;
             Ok((response, Outcome::Answered))
         }
     }
-}
-
-/// What the headers say.
-struct Call {
-    session: Arc<str>,
-    repeat: Repeat,
-}
-
-/// Whether a request may be one that came before.
-enum Repeat {
-    /// The client says nothing: only an answer that it never got is given again.
-    Unmarked,
-    /// SDKs count their attempts.
-    Retry,
-    /// The same key is the same request, whatever its body.
-    Key(u128),
-}
-
-impl Repeat {
-    fn of(headers: &HeaderMap) -> Result<Repeat, ApiError> {
-        if let Some(key) = headers.get("idempotency-key") {
-            if key.len() > LONGEST_IDEMPOTENCY_KEY {
-                let message =
-                    format!("Idempotency-Key is longer than {LONGEST_IDEMPOTENCY_KEY} bytes");
-                return Err(ApiError::invalid(message).param("Idempotency-Key"));
-            }
-            return Ok(Repeat::Key(message_hash(key.as_bytes())));
-        }
-        let count = headers.get("x-stainless-retry-count");
-        Ok(match count {
-            Some(count) if count.as_bytes() != b"0" => Repeat::Retry,
-            _ => Repeat::Unmarked,
-        })
-    }
-
-    fn digest(&self, dialect: Dialect, session: &str, body: u128) -> u128 {
-        let route = message_hash(format!("{dialect:?} {session}").as_bytes());
-        match self {
-            Repeat::Key(key) => digest_next(digest_next(route, *key), 1),
-            Repeat::Unmarked | Repeat::Retry => digest_next(route, body),
-        }
-    }
-
-    fn may_join(&self) -> bool {
-        !matches!(self, Repeat::Unmarked)
-    }
-
-    fn may_repeat(&self, delivery: DeliveryState) -> bool {
-        match self {
-            Repeat::Key(_) | Repeat::Retry => true,
-            Repeat::Unmarked => delivery == DeliveryState::Failed,
-        }
-    }
-}
-
-/// How far a request came without waiting for anybody.
-enum Begun {
-    Prepared(Prepared),
-    /// Its prompt is rendered by somebody else.
-    Unrendered(Box<TurnRequest>, Box<dyn Reply>),
-}
-
-enum Prepared {
-    New {
-        task: Box<Task>,
-        reply: Box<dyn Reply>,
-    },
-    /// The same request is being answered.
-    Running {
-        live: Arc<Live>,
-        reply: Box<dyn Reply>,
-    },
-    /// The same request was answered.
-    Recorded {
-        answer: Arc<Answer>,
-        reply: Box<dyn Reply>,
-        reading: Arc<Reading>,
-    },
 }
 
 async fn prepare(
@@ -221,21 +142,27 @@ async fn prepare(
 ) -> Result<Prepared, ApiError> {
     let size = body.len();
     let session = Arc::clone(&call.session);
-    let begun = {
+    let is_marked = call.repeat.is_marked();
+    let step = {
         let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
         compute(size, move || {
             prepare_now(&app, &rollout, &call, dialect, &body)
         })
         .await?
     };
-    let (mut request, reply) = match begun {
-        Begun::Prepared(prepared) => return Ok(prepared),
-        Begun::Unrendered(request, reply) => (request, reply),
+    let (request, reply) = match step {
+        Step::Prepared(prepared) => return Ok(prepared),
+        Step::Unrendered(request, reply) => (request, reply),
     };
     let prompt = client_type::prompt(app, rollout, &session, &request).await?;
-    request.input = Input::Ids(Vec::new());
-    let task = Box::new(new_task(app, rollout, *request, prompt, reply.as_ref())?);
-    Ok(Prepared::New { task, reply })
+    start(app, rollout, *request, prompt, reply, is_marked)
+}
+
+/// How far a request came without waiting for anybody.
+enum Step {
+    Prepared(Prepared),
+    /// Its prompt is rendered by somebody else.
+    Unrendered(Box<TurnRequest>, Box<dyn Reply>),
 }
 
 /// Work on a body of this size, on another thread where it may take long.
@@ -253,139 +180,87 @@ pub(super) async fn compute<T: Send + 'static>(
 
 fn prepare_now(
     app: &App,
-    rollout: &Rollout,
+    rollout: &Arc<Rollout>,
     call: &Call,
     dialect: Dialect,
     body: &Bytes,
-) -> Result<Begun, ApiError> {
-    let hashed = dialect.hash(body, rollout, &call.session);
+) -> Result<Step, ApiError> {
+    let hashed = dialect.hash(body, rollout, &call.session)?;
     let digest = call.repeat.digest(dialect, &call.session, hashed.digest);
-    let (mut request, reply) = dialect.read(body, rollout, &call.session, hashed.known, digest)?;
-    let choices = request.choices as usize;
-    let before = {
-        let state = rollout.state.lock();
-        let running = state
-            .running
-            .get(&digest)
-            .and_then(std::sync::Weak::upgrade);
-        let running =
-            running.filter(|live| call.repeat.may_join() && !live.abandoned().is_cancelled());
-        let answered = state.answered.get(&digest).cloned();
-        let answered = answered.filter(|answered| {
-            call.repeat.may_repeat(answered.delivery) && answered.turns.len() >= choices
-        });
-        (running, answered)
-    };
-    match before {
-        (Some(live), _) => Ok(Begun::Prepared(Prepared::Running { live, reply })),
-        (None, Some(answered)) => {
-            let gateway = &app.gateway;
-            let turns = &answered.turns[answered.turns.len() - choices..];
-            let (choices, reading) = turn::recorded(gateway, rollout, &request, turns)?;
-            let head = head_again(gateway, rollout, answered.id, turns, reply.as_ref());
-            Ok(Begun::Prepared(Prepared::Recorded {
-                answer: Arc::new(Answer { head, choices }),
-                reply,
-                reading,
-            }))
-        }
-        (None, None) if !client_type::renders_here(&app.gateway, rollout) => {
-            Ok(Begun::Unrendered(Box::new(request), reply))
-        }
-        (None, None) => {
-            let prompt = prompt::prepare(
-                &app.gateway.renderer,
-                rollout,
-                &call.session,
-                &request.input,
-            )?;
-            // A history is not held for as long as an engine takes.
-            request.input = Input::Ids(Vec::new());
-            let task = new_task(app, rollout, request, prompt, reply.as_ref())?;
-            Ok(Begun::Prepared(Prepared::New {
-                task: Box::new(task),
-                reply,
-            }))
-        }
+    let (request, reply) = dialect.read(body, rollout, &call.session, hashed.known, digest)?;
+    let is_marked = call.repeat.is_marked();
+    let found = find(rollout, &mut rollout.state.lock(), &request, is_marked);
+    if let Found::Known(known) = found {
+        let known = known.prepared(&app.gateway, rollout, &request, reply);
+        return known.map(Step::Prepared);
     }
-}
-
-fn head_again(
-    gateway: &super::Gateway,
-    rollout: &Rollout,
-    id: Arc<str>,
-    turns: &[TurnIndex],
-    reply: &dyn Reply,
-) -> Head {
-    let state = rollout.state.lock();
-    let turn = turns.first().copied().unwrap_or(TurnIndex(0));
-    let session = state.turns.get(turn.0 as usize).map(|turn| &turn.session);
-    let prompt = session
-        .and_then(|session| state.sessions.get(session))
-        .map(|session| session.conversation.prompt_of(turn))
-        .unwrap_or_default();
-    let text = state.turns.get(turn.0 as usize);
-    let text = text.and_then(|turn| turn.text.as_deref());
-    Head {
-        id,
-        created: unix_time(),
-        model: model_of(gateway, rollout).into(),
-        prompt_tokens: text.map_or(prompt.len(), |text| text.prompt_tokens as usize),
-        choices: turns.len() as u32,
-        prompt: reply.shows_prompt().then(|| prompt.into()),
+    if !client_type::renders_here(&app.gateway, rollout) {
+        return Ok(Step::Unrendered(Box::new(request), reply));
     }
-}
-
-/// The name that clients see.
-fn model_of<'a>(gateway: &'a super::Gateway, rollout: &'a Rollout) -> &'a str {
-    let endpoint = rollout.endpoint.as_deref();
-    endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
-}
-
-fn new_task(
-    app: &App,
-    rollout: &Rollout,
-    request: TurnRequest,
-    prompt: Prompt,
-    reply: &dyn Reply,
-) -> Result<Task, ApiError> {
-    let max_tokens = turn::room(app, rollout, &request, &prompt)?;
     let renderer = &app.gateway.renderer;
-    let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
-    let shown = reply.shows_prompt();
-    let mut state = rollout.state.lock();
-    state.requests += 1;
-    let number = state.requests;
-    let head = Head {
-        id: turn::answer_id(rollout, request.digest, &number.to_string()),
-        created: unix_time(),
-        model: model_of(&app.gateway, rollout).into(),
-        prompt_tokens: prompt.ids().len(),
-        choices: request.choices,
-        prompt: shown.then(|| prompt.history.prompt_with(&prompt.suffix).into()),
+    let prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    start(app, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
+}
+
+/// A request whose prompt is known, as a new attempt.
+fn start(
+    app: &App,
+    rollout: &Arc<Rollout>,
+    mut request: TurnRequest,
+    prompt: Prompt,
+    reply: Box<dyn Reply>,
+    is_marked: bool,
+) -> Result<Prepared, ApiError> {
+    let max_tokens = turn::room(app, rollout, &request, &prompt)?;
+    let options = prompt.options.clone();
+    let reading = Reading::new(&app.gateway.renderer, &request, options, &prompt.suffix);
+    let begun = begin(
+        app,
+        rollout,
+        &request,
+        &prompt,
+        reading,
+        reply.as_ref(),
+        is_marked,
+    )?;
+    let begun = match begun {
+        Ok(begun) => begun,
+        // Another client was faster.
+        Err(known) => return known.prepared(&app.gateway, rollout, &request, reply),
     };
-    let live = Live::new(head, Arc::new(reading));
-    state.running.insert(request.digest, Arc::downgrade(&live));
-    Ok(Task {
+    // A history is not held for as long as an engine takes.
+    request.input = Input::Ids(Vec::new());
+    let live = begun.following.live.clone();
+    let number = begun.attempt.number;
+    let task = Task {
         request_id: format!("rollout-{}-{number}", rollout.id),
-        first_of: state.turns.is_empty().then_some(rollout.id),
+        first_of: begun.is_first.then_some(rollout.id),
+        notes: Notes {
+            at_begin: begun.note,
+            with_turn: reply.note(&live.head, number),
+        },
+        attempt: begun.attempt,
         request,
         prompt,
         max_tokens,
         live,
         shown: reply.streams(),
+    };
+    Ok(Prepared::New {
+        task: Box::new(task),
+        following: begun.following,
+        reply,
+        delivery: begun.delivery,
     })
 }
 
 async fn follow(
     app: &Arc<App>,
-    rollout: &Arc<Rollout>,
     mut following: Following,
     reply: Box<dyn Reply>,
+    delivery: Delivery,
 ) -> Result<Response, ApiError> {
     let reading = Arc::clone(&following.live.reading);
-    let id = &following.live.head.id;
-    let delivery = Delivery::begin(rollout, reading.request_digest, id);
     if !reply.streams() {
         let answer = following.outcome().await?;
         return Ok(whole_or_events(
@@ -422,21 +297,6 @@ fn whole_or_events(
         false => (JSON, reply.whole(answer, renderer.tokenizer())),
     };
     encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
-}
-
-pub(super) fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
-    let Some(session) = headers.get("x-session-id") else {
-        return Ok("".into());
-    };
-    // Taken for no name at all, it would mix the turns of two conversations.
-    let session = session.to_str().map_err(|_| {
-        ApiError::invalid("X-Session-ID is not visible ASCII; encode it").param("X-Session-ID")
-    })?;
-    if session.len() > LONGEST_SESSION {
-        let message = format!("X-Session-ID is longer than {LONGEST_SESSION} bytes");
-        return Err(ApiError::invalid(message).param("X-Session-ID"));
-    }
-    Ok(session.into())
 }
 
 pub async fn models(State(app): State<Arc<App>>) -> Response {

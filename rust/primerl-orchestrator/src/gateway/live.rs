@@ -2,11 +2,11 @@
 //! the engines' requests are aborted.
 
 use super::answer::{Answer, Head};
+use super::attempts::Running;
 use super::text::Reading;
 use crate::http::ApiError;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,6 @@ pub struct Live {
     state: Mutex<LiveState>,
     /// Bumped at each change of `state`.
     changed: watch::Sender<u64>,
-    clients: AtomicUsize,
     /// Nobody waits for it any more.
     abandoned: CancellationToken,
 }
@@ -37,6 +36,13 @@ pub struct Live {
 pub struct LiveState {
     pub choices: Vec<Partial>,
     pub outcome: Option<Outcome>,
+    clients: usize,
+}
+
+impl Running for Arc<Live> {
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.is_cancelled()
+    }
 }
 
 impl Live {
@@ -48,9 +54,9 @@ impl Live {
             state: Mutex::new(LiveState {
                 choices,
                 outcome: None,
+                clients: 0,
             }),
             changed: watch::channel(0).0,
-            clients: AtomicUsize::new(0),
             abandoned: CancellationToken::new(),
         })
     }
@@ -86,7 +92,7 @@ pub struct Following {
 
 impl Following {
     pub fn new(live: &Arc<Live>) -> Following {
-        live.clients.fetch_add(1, Ordering::AcqRel);
+        live.state.lock().clients += 1;
         Following {
             live: Arc::clone(live),
             changed: live.changed.subscribe(),
@@ -117,17 +123,19 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        if self.live.clients.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let mut state = self.live.state.lock();
+        state.clients -= 1;
+        if state.clients == 0 {
             self.live.abandoned.cancel();
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub mod testing {
     use super::*;
 
-    fn live() -> Arc<Live> {
+    pub fn live() -> Arc<Live> {
         let head = Head {
             id: "a".into(),
             created: 0,
@@ -145,6 +153,12 @@ mod tests {
         };
         Live::new(head, Arc::new(reading))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::live;
+    use super::*;
 
     #[tokio::test]
     async fn it_is_abandoned_with_its_last_client() {

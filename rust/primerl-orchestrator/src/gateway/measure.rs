@@ -98,7 +98,7 @@ impl Turns {
     }
 
     pub(super) fn ask_in(&self, dialect: Dialect, body: &Bytes) -> Result<Asked, ApiError> {
-        let hashed = dialect.hash(body, &self.rollout, &"".into());
+        let hashed = dialect.hash(body, &self.rollout, &"".into())?;
         let digest = hashed.digest;
         let (request, reply) =
             dialect.read(body, &self.rollout, &"".into(), hashed.known, digest)?;
@@ -156,7 +156,14 @@ impl Turns {
             .map_err(|error| ApiError::internal(error.to_string()))?;
         let renderer = &self.gateway.renderer;
         let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
-        let taken_in = turn::take_in(&self.gateway, &request, &prompt, &reading, 0, generated);
+        let taken_in = turn::take_in(
+            &self.gateway,
+            &request,
+            &prompt,
+            &reading,
+            (1, 0),
+            generated,
+        );
         let (turn, choice) = taken_in?;
         self.rollout.state.lock().record(&turn);
         let head = Head {

@@ -10,7 +10,9 @@
 //! |---|---|
 //! | `access` | keys |
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
-//! | `endpoints` | one request from its headers to its response; retries and repeats |
+//! | `endpoints`, `headers` | one request from its headers to its response |
+//! | `begin`, `attempts`, `restore` | retries and repeats; what of them a restart has to know |
+//! | `budget`, `limits` | how much one rollout may sample, and hold |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
 //! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
@@ -20,18 +22,24 @@
 
 pub(crate) mod access;
 mod answer;
+mod attempts;
+mod begin;
 mod body;
+mod budget;
 mod client_type;
 mod count;
 mod dialect;
 mod endpoints;
 mod events;
 mod fields;
+mod headers;
+mod limits;
 mod live;
 #[doc(hidden)]
 pub mod measure;
 mod prompt;
 mod request;
+mod restore;
 pub(crate) mod rollouts;
 mod sampling;
 #[cfg(feature = "testing")]
@@ -97,7 +105,7 @@ impl Gateway {
     pub fn restore(&self, open: &OpenRollout<'_>, sampling: Sampling) {
         self.rollouts.open(&open.lease, open.worker, sampling);
         if let Some(rollout) = self.rollouts.get(open.lease.rollout) {
-            turn::restore(&rollout, open.turns);
+            restore::restore(self, &rollout, open);
         }
     }
 

@@ -1,5 +1,6 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
+use super::limits::LARGEST_OPTIONS;
 use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
 use super::rollouts::{Rollout, RolloutState, Session};
 use crate::engines::{ChatMessages, PromptIds, Resident};
@@ -60,11 +61,11 @@ pub(super) fn prepare(
         }
         Input::Text(text) => {
             let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
-            Ok(of_ids(rollout, session, &ids))
+            of_ids(rollout, session, &ids)
         }
         Input::Ids(ids) => {
             within_vocabulary(renderer, ids)?;
-            Ok(of_ids(rollout, session, ids))
+            of_ids(rollout, session, ids)
         }
     }
 }
@@ -90,14 +91,24 @@ pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiE
     match input {
         Input::Messages {
             messages, options, ..
-        } => render(renderer, messages, &*options.read()?),
+        } => {
+            let options = options.read()?;
+            renderer.check_tools(&options.render).map_err(refuse)?;
+            render(renderer, messages, &options)
+        }
         Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
         Input::Ids(ids) => Ok(ids.clone()),
     }
 }
 
-fn refuse(error: RenderError) -> ApiError {
-    ApiError::invalid(error.to_string()).param("messages")
+/// As the client's mistake, with the name of its field.
+pub(super) fn refuse(error: RenderError) -> ApiError {
+    let param = match &error {
+        RenderError::RoleLeftOut { message, .. } => format!("messages[{message}].role"),
+        RenderError::ToolsLeftOut => "tools".to_owned(),
+        _ => "messages".to_owned(),
+    };
+    ApiError::invalid(error.to_string()).param(param)
 }
 
 /// A request's messages, followed through what was recorded.
@@ -123,13 +134,13 @@ pub(super) fn resolve(
         let fits = recurring?.from == Some(through) && walk.start() == start;
         fits.then_some(walk)
     };
-    let walked = known(rollout.state.lock().session(session));
+    let walked = known(rollout.state.lock().session(session)?);
     let went_on = match walked {
         None => None,
         Some(walk) => {
             let new = resolve_keys(rollout, session, messages, walk.messages())?;
             let state = &mut rollout.state.lock();
-            state.session(session).conversation.go_on(&walk, &new)
+            state.session(session)?.conversation.go_on(&walk, &new)
         }
     };
     let keys = match went_on {
@@ -137,7 +148,7 @@ pub(super) fn resolve(
         None => resolve_keys(rollout, session, messages, 0)?,
     };
     let mut state = rollout.state.lock();
-    let state = state.session(session);
+    let state = state.session(session)?;
     let planned = went_on.unwrap_or_else(|| state.conversation.plan(start, &keys));
     state.walked = recurring.map(|recurring| (recurring.through, planned.walk));
     let history = match planned.plan {
@@ -164,6 +175,7 @@ fn of_messages(
         history,
         resident,
     } = resolved;
+    renderer.check_tools(&options.render).map_err(refuse)?;
     let mut prompt = Prompt {
         session: Arc::clone(session),
         start_digest: options.start_digest,
@@ -204,13 +216,15 @@ fn resolve_options(
     let Some(digest) = incoming.raw_digest() else {
         return incoming.read();
     };
-    if let Some((known, options)) = &rollout.state.lock().session(session).options
+    if let Some((known, options)) = &rollout.state.lock().session(session)?.options
         && *known == digest
     {
         return Ok(Arc::clone(options));
     }
     let options = incoming.read()?;
-    rollout.state.lock().session(session).options = Some((digest, Arc::clone(&options)));
+    if incoming.raw_len() <= LARGEST_OPTIONS {
+        rollout.state.lock().session(session)?.options = Some((digest, Arc::clone(&options)));
+    }
     Ok(options)
 }
 
@@ -225,7 +239,7 @@ fn resolve_keys(
     let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
     let known: Vec<Option<MessageKey>> = {
         let mut state = rollout.state.lock();
-        let keys = &state.session(session).keys;
+        let keys = &state.session(session)?.keys;
         let look_up = |digest: &Option<u128>| keys.get(digest.as_ref()?).copied();
         digests.iter().map(look_up).collect()
     };
@@ -243,7 +257,7 @@ fn resolve_keys(
         });
     }
     if !new.is_empty() {
-        rollout.state.lock().session(session).keys.extend(new);
+        rollout.state.lock().keep_keys(session, new);
     }
     Ok(keys)
 }
@@ -255,7 +269,7 @@ fn read_all(
 ) -> Result<Vec<Message>, ApiError> {
     let read = |(index, message): (usize, &Incoming)| {
         let message = message.read(index)?.into_owned();
-        Ok(renderer.with_renderable_content(message))
+        renderer.renderable(message, index).map_err(refuse)
     };
     messages.iter().enumerate().skip(from).map(read).collect()
 }
@@ -294,11 +308,11 @@ fn extend(
 }
 
 /// A prompt that is given as it is extends the longest recorded turn whose ids it begins with.
-fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
+fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, ApiError> {
     let start_digest = digest_start(b"ids");
     let mut state = rollout.state.lock();
-    let parent = longest_begun(&mut state, session, start_digest, ids);
-    let session_state = state.session(session);
+    let parent = longest_begun(&mut state, session, start_digest, ids)?;
+    let session_state = state.session(session)?;
     let fork = match (&parent, session_state.conversation.is_empty()) {
         (Some(_), _) => None,
         (None, true) => Some(ForkReason::FirstTurn),
@@ -307,7 +321,7 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     let (parent, history) = parent.unzip();
     let history = history.unwrap_or_default();
-    Prompt {
+    Ok(Prompt {
         session: Arc::clone(session),
         start_digest,
         context_digest: digest_next(start_digest, message_hash(&bytes)),
@@ -318,7 +332,7 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Prompt {
         resident: session_state.resident,
         options: None,
         chat: None,
-    }
+    })
 }
 
 /// The turn and its ids.
@@ -327,18 +341,18 @@ fn longest_begun(
     session: &Arc<str>,
     start_digest: u128,
     ids: &[u32],
-) -> Option<(TurnIndex, History)> {
+) -> Result<Option<(TurnIndex, History)>, ApiError> {
     let turns = state.turns.iter().enumerate();
     let candidates: Vec<TurnIndex> = turns
         .filter(|(_, turn)| turn.session == *session && turn.start_digest == start_digest)
         .map(|(index, _)| TurnIndex(index as u32))
         .collect();
-    let conversation = &state.session(session).conversation;
+    let conversation = &state.session(session)?.conversation;
     let begun = candidates.into_iter().filter_map(|turn| {
         let history = conversation.history(turn);
         (history.len() < ids.len() && history.begins(ids)).then_some((turn, history))
     });
-    begun.max_by_key(|(_, history)| history.len())
+    Ok(begun.max_by_key(|(_, history)| history.len()))
 }
 
 #[cfg(test)]

@@ -167,6 +167,21 @@ impl IncomingOptions {
         }
     }
 
+    /// Bytes of text.
+    pub fn raw_len(&self) -> usize {
+        match self {
+            IncomingOptions::Read(_) => 0,
+            IncomingOptions::Raw {
+                tools,
+                template_kwargs,
+                documents,
+            } => {
+                let parts = [tools, template_kwargs, documents];
+                parts.into_iter().flatten().map(Bytes::len).sum()
+            }
+        }
+    }
+
     pub fn read(&self) -> Result<Arc<Options>, ApiError> {
         match self {
             IncomingOptions::Read(options) => Ok(Arc::clone(options)),

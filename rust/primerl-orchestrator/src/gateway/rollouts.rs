@@ -1,7 +1,10 @@
 //! The rollouts that run now, each with its conversations.
 
+use super::attempts::Attempts;
+use super::budget::Budget;
 use super::dialect::ResponseStore;
 use super::dialect::chat::seen::Seen;
+use super::limits;
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
@@ -13,10 +16,9 @@ use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
 use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
-use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +44,7 @@ pub struct Rollout {
     pub deadline: Instant,
     /// Aborts the rollout's engine requests.
     pub over: CancellationToken,
+    pub(super) budget: Budget,
     cancelled: OnceLock<CancelReason>,
     /// Held for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
@@ -53,13 +56,15 @@ pub struct Rollout {
 pub(super) struct RolloutState {
     /// Recorded over all sessions, in order.
     pub turns: Vec<Turn>,
+    /// Tokens that they hold.
+    pub tokens: usize,
     /// Requests begun so far.
     pub requests: u32,
     pub sessions: HashMap<Arc<str>, Session>,
-    /// By their digest: requests that are being answered.
-    pub running: HashMap<u128, Weak<Live>>,
-    /// By their digest: requests that were answered. A retry gets the answer again.
-    pub answered: HashMap<u128, Answered>,
+    /// Messages whose keys the sessions hold.
+    pub keys: usize,
+    /// Requests that are answered or were: a retry gets the answer again.
+    pub attempts: Attempts<Arc<Live>>,
 }
 
 /// One conversation.
@@ -78,50 +83,35 @@ pub(super) struct Session {
     pub options: Option<(u128, Arc<Options>)>,
 }
 
-/// The last time a request was answered.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Answered {
-    /// Of the answer.
-    pub id: Arc<str>,
-    /// One for each choice. After a restart also those of equal requests before it.
-    pub turns: SmallVec<[TurnIndex; 1]>,
-    pub delivery: DeliveryState,
-}
-
-/// Whether an answer reached its client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum DeliveryState {
-    /// It is on its way.
-    #[default]
-    Pending,
-    /// Its last byte was handed to the connection.
-    Done,
-    /// The client hung up before.
-    Failed,
-    /// It was given before a restart, if at all.
-    Unknown,
-}
-
 impl RolloutState {
     /// Takes in a finished turn; the result is its number.
     pub fn record(&mut self, turn: &Turn) -> TurnIndex {
         let index = TurnIndex(self.turns.len() as u32);
         self.turns.push(turn.clone());
+        self.tokens += turn.prompt_suffix.len() + turn.sampled.len();
         let session = self.sessions.entry(Arc::clone(&turn.session)).or_default();
         session.conversation.record(index, turn);
         index
     }
 
-    pub fn session(&mut self, name: &Arc<str>) -> &mut Session {
-        self.sessions.entry(Arc::clone(name)).or_default()
+    /// The conversation of this name; it begins where there is none.
+    pub fn session(&mut self, name: &Arc<str>) -> Result<&mut Session, ApiError> {
+        if !self.sessions.contains_key(name) {
+            limits::check_sessions(self.sessions.len())?;
+        }
+        Ok(self.sessions.entry(Arc::clone(name)).or_default())
     }
 
-    /// `answer` is its id: an equal request may have been answered since.
-    pub fn delivered(&mut self, request: u128, answer: &str, delivery: DeliveryState) {
-        if let Some(answered) = self.answered.get_mut(&request)
-            && *answered.id == *answer
-        {
-            answered.delivery = delivery;
+    /// Keep what the keys of these messages are.
+    pub fn keep_keys(&mut self, session: &Arc<str>, keys: Vec<(u128, MessageKey)>) {
+        self.keys += keys.len();
+        if self.keys > limits::MOST_KEYS {
+            self.keys = keys.len();
+            let sessions = self.sessions.values_mut();
+            sessions.for_each(|session| session.keys = Default::default());
+        }
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.keys.extend(keys);
         }
     }
 }
@@ -144,6 +134,7 @@ impl Rollouts {
             id: lease.rollout,
             worker,
             evaluation: lease.evaluation,
+            budget: Budget::new(sampling.rollout_max_tokens),
             sampling,
             endpoint: self
                 .endpoints

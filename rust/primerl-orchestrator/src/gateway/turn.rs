@@ -6,7 +6,7 @@ use super::client_type::text_only;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::{Input, TurnRequest, answer_key};
-use super::rollouts::{Answered, DeliveryState, Rollout};
+use super::rollouts::Rollout;
 use super::text::{Reading, StopFinder};
 use crate::app::App;
 use crate::engines::{
@@ -16,13 +16,13 @@ use crate::http::ApiError;
 use futures_util::future::try_join_all;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
 use primerl_render::{RenderError, Renderer};
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Everything about a request that its task needs.
 #[derive(Debug)]
 pub(super) struct Task {
+    pub attempt: Attempt,
     pub request: TurnRequest,
     pub prompt: Prompt,
     /// Tokens left for the answer.
@@ -33,6 +33,30 @@ pub(super) struct Task {
     pub request_id: String,
     /// The rollout whose first turn this is.
     pub first_of: Option<RolloutId>,
+    /// What a restart has to know once this has begun, and once it is answered.
+    pub notes: Notes,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub at_begin: Option<Arc<str>>,
+    pub with_turn: Option<Arc<str>>,
+}
+
+/// A request's place among those that are being answered. It is given up with it.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub rollout: Arc<Rollout>,
+    pub digest: u128,
+    pub number: u32,
+    pub choices: u32,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let attempts = &mut self.rollout.state.lock().attempts;
+        attempts.ended(self.digest, self.number, self.choices);
+    }
 }
 
 /// Tokens left for the answer, or the error that environments know as an overflow.
@@ -44,7 +68,8 @@ pub(super) fn room(
 ) -> Result<u32, ApiError> {
     if rollout.endpoint.is_some() {
         // Only that server knows how long the prompt is.
-        return Ok(request.sampling.max_tokens.min(left_of_budget(rollout)?));
+        rollout.budget.check()?;
+        return Ok(request.sampling.max_tokens);
     }
     let limit = app.gateway.context_limit(app, rollout.evaluation);
     let length = prompt.ids().len() as u32;
@@ -61,63 +86,35 @@ pub(super) fn room(
             .param("messages")
             .code("context_length_exceeded"));
     }
-    let budget = left_of_budget(rollout)?;
-    Ok(request.sampling.max_tokens.min(limit - length).min(budget))
-}
-
-/// Tokens that the whole rollout may still sample.
-fn left_of_budget(rollout: &Rollout) -> Result<u32, ApiError> {
-    let Some(budget) = rollout.sampling.rollout_max_tokens else {
-        return Ok(u32::MAX);
-    };
-    let state = rollout.state.lock();
-    let sampled: usize = state.turns.iter().map(Turn::answer_tokens).sum();
-    match budget.saturating_sub(sampled as u32) {
-        // Agents end in order at a full context, and this is as final.
-        0 => Err(ApiError::invalid(format!(
-            "the rollout has sampled {sampled} tokens, and may sample {budget} in all              (sampling.rollout_max_tokens): it has to end, as at the maximum context length"
-        ))
-        .code("context_length_exceeded")),
-        left => Ok(left),
-    }
+    rollout.budget.check()?;
+    Ok(request.sampling.max_tokens.min(limit - length))
 }
 
 /// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
 pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
     let live = Arc::clone(&task.live);
-    let outcome = tokio::select! {
-        outcome = answer(&app, &rollout, &task) => outcome,
-        () = rollout.over.cancelled() => Err(rollout.gone()),
-        // Nobody is there to be told.
-        () = live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
-    };
-    let mut state = rollout.state.lock();
-    let digest = task.request.digest;
-    if state
-        .running
-        .get(&digest)
-        .is_some_and(|running| running.as_ptr() == Arc::as_ptr(&live))
-    {
-        state.running.remove(&digest);
-    }
-    drop(state);
+    let outcome = answer(&app, &rollout, &task).await;
+    // Before a client hears of its end, and asks again.
+    drop(task);
     live.finish(outcome);
 }
 
 async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
-    let choices = (0..task.request.choices).map(|index| choice(app, rollout, task, index));
+    if let Some(note) = &task.notes.at_begin {
+        let noted = app.driver.noted(rollout.id, Arc::clone(note));
+        noted.await.map_err(|_| app.over())?;
+    }
+    let choices = task.request.choices;
+    let deadline = tokio::time::Instant::from_std(rollout.deadline);
+    let grant = rollout.budget.take(choices, task.max_tokens);
+    let grant = awaited(rollout, task, tokio::time::timeout_at(deadline, grant)).await?;
+    let grant = grant.map_err(|_| {
+        let message =
+            "the rollout's deadline passed while other requests held the rest of its tokens";
+        ApiError::unavailable("deadline_passed", message)
+    })??;
+    let choices = (0..choices).map(|index| choice(app, rollout, task, grant.each, index));
     let choices = try_join_all(choices).await?;
-    let (choices, turns): (Vec<Choice>, SmallVec<[TurnIndex; 1]>) = choices.into_iter().unzip();
-    let answered = Answered {
-        id: Arc::clone(&task.live.head.id),
-        turns,
-        delivery: DeliveryState::Pending,
-    };
-    rollout
-        .state
-        .lock()
-        .answered
-        .insert(task.request.digest, answered);
     let mut head = task.live.head.clone();
     if let Some(text) = choices.first().and_then(|choice| choice.text.as_ref()) {
         head.prompt_tokens = text.prompt_tokens as usize;
@@ -125,16 +122,32 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
     Ok(Arc::new(Answer { head, choices }))
 }
 
+/// Given up when nobody waits for the answer any more, or the rollout is over.
+pub(super) async fn awaited<T>(
+    rollout: &Rollout,
+    task: &Task,
+    wait: impl Future<Output = T>,
+) -> Result<T, ApiError> {
+    tokio::select! {
+        done = wait => Ok(done),
+        () = rollout.over.cancelled() => Err(rollout.gone()),
+        // Nobody is there to be told.
+        () = task.live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
+    }
+}
+
 async fn choice(
     app: &App,
     rollout: &Rollout,
     task: &Task,
+    max_tokens: u32,
     index: u32,
-) -> Result<(Choice, TurnIndex), ApiError> {
+) -> Result<Choice, ApiError> {
     if let Some(endpoint) = &rollout.endpoint {
-        return text_only::choice(app, rollout, endpoint, task).await;
+        return text_only::choice(app, rollout, endpoint, task, max_tokens, index).await;
     }
-    let sampled = sample(app, rollout, task, index).await?;
+    let sampled = sample(app, rollout, task, max_tokens, index).await?;
+    // From here on it is heard to its end, whoever waits: it may be in the journal already.
     record(app, rollout, task, index as usize, sampled).await
 }
 
@@ -142,6 +155,7 @@ async fn sample(
     app: &App,
     rollout: &Rollout,
     task: &Task,
+    max_tokens: u32,
     index: u32,
 ) -> Result<Sampled, ApiError> {
     let sampling = &task.request.sampling;
@@ -152,7 +166,7 @@ async fn sample(
         chat: task.prompt.chat.as_deref(),
         temperature: sampling.temperature,
         truncation: sampling.truncation,
-        max_tokens: task.max_tokens,
+        max_tokens,
         top_logprobs: sampling.logprobs.unwrap_or(0),
         structured_outputs: sampling.structured_outputs.as_ref(),
         resident: task.prompt.resident,
@@ -165,7 +179,7 @@ async fn sample(
     let started = Instant::now();
     let mut watch = Watch::new(&app.gateway.renderer, task, index as usize);
     let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
-    let sampled = app.engines.generate(&request, progress).await;
+    let sampled = awaited(rollout, task, app.engines.generate(&request, progress)).await?;
     app.telemetry
         .engine_time
         .observe(started.elapsed().as_secs_f64());
@@ -225,12 +239,14 @@ impl Progress for Watch<'_> {
         end
     }
 
-    fn begin_again(&mut self) -> bool {
+    fn go_on(&mut self, kept: &[u32]) -> bool {
         self.stop = StopFinder::new(self.renderer, &self.task.request.sampling.stop);
-        self.seen = 0;
+        // None of them completes a sequence: the answer would have ended there.
+        let _ = self.stop.push(kept);
+        self.seen = kept.len();
         self.task
             .live
-            .look(|state| state.choices[self.choice].ids.is_empty())
+            .look(|state| state.choices[self.choice].ids.len() <= kept.len())
     }
 }
 
@@ -245,17 +261,19 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
         GenerateError::Refused(_) | GenerateError::Encode(_) => {
             ApiError::invalid(message).code("engine_refused")
         }
+        GenerateError::Interrupted { .. } => ApiError::unavailable("answer_interrupted", message),
         _ => ApiError::unavailable("engine_unavailable", message),
     }
 }
 
-/// What is recorded of an answer, and what its client is told.
+/// What is recorded of an answer, and what its client is told. The answer is named by its request's number and its place
+/// among that request's answers.
 pub(super) fn take_in(
     gateway: &Gateway,
     request: &TurnRequest,
     prompt: &Prompt,
     reading: &Reading,
-    index: usize,
+    (number, index): (u32, usize),
     generated: Generated,
 ) -> Result<(Turn, Choice), ApiError> {
     let read = reading.read(&gateway.renderer, &generated.token_ids, index);
@@ -276,6 +294,8 @@ pub(super) fn take_in(
         answer: answer_key(&read.message),
         request_digest: request.digest,
         text: None,
+        request: number,
+        choice: index as u32,
     };
     let choice = Choice::new(&turn, read, generated.top);
     Ok((turn, choice))
@@ -290,48 +310,60 @@ async fn record(
         generated,
         resident,
     }: Sampled,
-) -> Result<(Choice, TurnIndex), ApiError> {
-    let prompt = &task.prompt;
-    let reading = &task.live.reading;
+) -> Result<Choice, ApiError> {
     let taken_in = take_in(
         &app.gateway,
         &task.request,
-        prompt,
-        reading,
-        index,
+        &task.prompt,
+        &task.live.reading,
+        (task.attempt.number, index),
         generated,
     );
     let (turn, choice) = taken_in?;
     app.telemetry
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
-    let index = keep(app, rollout, turn, Some(resident)).await?;
-    Ok((choice, index))
+    keep(app, rollout, task, turn, Some(resident)).await?;
+    Ok(choice)
 }
 
 /// Record a turn; resolves once it will not be lost.
 pub(super) async fn keep(
     app: &App,
     rollout: &Rollout,
+    task: &Task,
     turn: Turn,
     resident: Option<Resident>,
-) -> Result<TurnIndex, ApiError> {
+) -> Result<(), ApiError> {
     app.telemetry.turn(turn.fork);
-    let (index, written) = {
+    let written = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
             return Err(rollout.gone());
         }
+        let (attempt, tokens) = (&task.attempt, turn.answer_tokens());
         let index = state.record(&turn);
-        if resident.is_some() {
-            state.session(&turn.session).resident = resident;
+        if resident.is_some()
+            && let Some(session) = state.sessions.get_mut(&turn.session)
+        {
+            session.resident = resident;
+        }
+        state
+            .attempts
+            .recorded(attempt.digest, attempt.number, turn.choice, index);
+        rollout.budget.sampled(tokens);
+        if let Some(note) = &task.notes.with_turn {
+            app.driver.send(Event::Noted {
+                rollout: rollout.id,
+                note: Arc::clone(note),
+            });
         }
         // Under the lock: the core numbers a rollout's turns by the order of these events.
-        (index, app.driver.turn_finished(rollout.id, turn))
+        app.driver.turn_finished(rollout.id, turn)
     };
     // An agent that has seen the answer goes on from it: the turn must be there after a crash.
     written.await.map_err(|_| app.over())?;
-    Ok(index)
+    Ok(())
 }
 
 fn undecodable(error: RenderError) -> ApiError {
@@ -369,20 +401,7 @@ pub(super) fn recorded(
     Ok((choices?, Arc::new(reading)))
 }
 
-/// `number` tells it from other answers to equal requests.
-pub(super) fn answer_id(rollout: &Rollout, request: u128, number: &str) -> Arc<str> {
+/// `number` is the request's.
+pub(super) fn answer_id(rollout: &Rollout, request: u128, number: u32) -> Arc<str> {
     format!("{}-{:016x}-{number}", rollout.id, request as u64).into()
-}
-
-/// Take up the turns of a rollout as they were before a restart. Any of the last answers may never have arrived: a marked
-/// retry gets them again.
-pub(super) fn restore(rollout: &Rollout, turns: &[Turn]) {
-    let mut state = rollout.state.lock();
-    for turn in turns {
-        let index = state.record(turn);
-        let answered = state.answered.entry(turn.request_digest).or_default();
-        answered.id = answer_id(rollout, turn.request_digest, &format!("t{index}"));
-        answered.delivery = DeliveryState::Unknown;
-        answered.turns.push(index);
-    }
 }

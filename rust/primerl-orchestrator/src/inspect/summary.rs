@@ -59,6 +59,7 @@ fn kind(event: &Event) -> &'static str {
         Event::RequestDropped { .. } => "request_dropped",
         Event::SamplingStarted { .. } => "sampling_started",
         Event::TurnFinished { .. } => "turn_finished",
+        Event::Noted { .. } => "noted",
         Event::TurnFailed { .. } => "turn_failed",
         Event::RolloutFinished { .. } => "rollout_finished",
         Event::EngineJoined { .. } => "engine_joined",

@@ -80,6 +80,11 @@ impl ChatTemplate {
         self.render_prepared(messages, &PreparedOptions::new(options.clone()), false)
     }
 
+    pub(crate) fn source(&self) -> Option<String> {
+        let template = self.environment.get_template(NAME).ok()?;
+        Some(template.source().to_owned())
+    }
+
     pub(crate) fn has_generation_blocks(&self) -> bool {
         self.has_generation_blocks
     }

@@ -320,5 +320,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         answer: AnswerKey::default(),
         request_digest: 0,
         text: None,
+        request: 0,
+        choice: 0,
     }
 }

@@ -208,6 +208,8 @@ impl Simulator {
             answer: AnswerKey::default(),
             request_digest: 0,
             text: None,
+            request: 0,
+            choice: 0,
         };
         (turn, prompt)
     }

@@ -12,7 +12,7 @@ use crate::gateway::turn::{self, Task};
 use crate::http::ApiError;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
-use primerl_core::{Event, Turn, TurnIndex};
+use primerl_core::{Event, Turn};
 use primerl_render::Message;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -94,7 +94,9 @@ pub async fn choice(
     rollout: &Rollout,
     endpoint: &Endpoint,
     task: &Task,
-) -> Result<(Choice, TurnIndex), ApiError> {
+    max_tokens: u32,
+    index: u32,
+) -> Result<Choice, ApiError> {
     let sampling = &task.request.sampling;
     let chat = task.prompt.chat.as_deref().cloned().unwrap_or_default();
     let mut others = Map::new();
@@ -111,16 +113,22 @@ pub async fn choice(
         messages: &chat.messages,
         // Some models take no other, and say so of any that is given.
         temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
-        max_completion_tokens: task.max_tokens,
+        max_completion_tokens: max_tokens,
         stop: &sampling.stop,
         others,
     };
-    let answer = endpoint.ask(&request, rollout.deadline).await;
+    let asked = endpoint.ask(&request, rollout.deadline);
+    let answer = turn::awaited(rollout, task, asked).await?;
     let answer = answer.map_err(|error| failed(app, rollout, &error))?;
-    let turn = take_in(&task.request, &task.prompt, answer)?;
+    let turn = take_in(
+        &task.request,
+        &task.prompt,
+        (task.attempt.number, index),
+        answer,
+    )?;
     let choice = of_turn(&turn)?;
-    let index = turn::keep(app, rollout, turn, None).await?;
-    Ok((choice, index))
+    turn::keep(app, rollout, task, turn, None).await?;
+    Ok(choice)
 }
 
 fn failed(app: &App, rollout: &Rollout, error: &EndpointError) -> ApiError {
@@ -140,6 +148,7 @@ fn failed(app: &App, rollout: &Rollout, error: &EndpointError) -> ApiError {
 fn take_in(
     request: &TurnRequest,
     prompt: &Prompt,
+    (number, index): (u32, u32),
     mut answer: ChatAnswer,
 ) -> Result<Turn, ApiError> {
     // Servers end before a stop sequence; one that does not is cut off as engines are.
@@ -170,6 +179,8 @@ fn take_in(
         context_digest: prompt.context_digest,
         answer: answer_key(&answer.message),
         request_digest: request.digest,
+        request: number,
+        choice: index,
         text: Some(Arc::new(TextAnswer {
             model: answer.model.into(),
             message: message.into(),

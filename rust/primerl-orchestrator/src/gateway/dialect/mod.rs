@@ -11,15 +11,16 @@ mod shared;
 mod sse;
 
 pub use responses::{
-    Store as ResponseStore, delete as delete_response, input_items as response_input_items,
-    retrieve as retrieve_response,
+    KeptResponse, Restoring as RestoringResponses, Store as ResponseStore,
+    delete as delete_response, input_items as response_input_items, retrieve as retrieve_response,
 };
 
 use self::chat::seen::{Hashed, Seen};
 use super::answer::Reply;
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
-use crate::http::ApiError;
+use crate::http::{ApiError, JSON};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -41,12 +42,17 @@ pub(super) enum Dialect {
 
 impl Dialect {
     /// The body's hash, and what of it was read before.
-    pub fn hash(self, body: &Bytes, rollout: &Rollout, session: &Arc<str>) -> Hashed {
+    pub fn hash(
+        self,
+        body: &Bytes,
+        rollout: &Rollout,
+        session: &Arc<str>,
+    ) -> Result<Hashed, ApiError> {
         let seen = match self {
-            Dialect::Chat => rollout.state.lock().session(session).seen.clone(),
+            Dialect::Chat => rollout.state.lock().session(session)?.seen.clone(),
             Dialect::Messages | Dialect::Responses | Dialect::Completions => None,
         };
-        Hashed::of(body, seen)
+        Ok(Hashed::of(body, seen))
     }
 
     /// `digest` is the hash by which the request is known when it comes again.
@@ -61,7 +67,7 @@ impl Dialect {
         match self {
             Dialect::Chat => {
                 let (request, seen) = chat::read(body, &rollout.rules(), digest, known)?;
-                rollout.state.lock().session(session).seen = seen;
+                rollout.state.lock().session(session)?.seen = seen;
                 Ok(request)
             }
             Dialect::Messages => messages::read(body, &rollout.rules(), digest),
@@ -86,7 +92,33 @@ impl Dialect {
 /// An error about the messages, where the dialect has another name for them.
 fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
     match error.param.as_deref() {
-        Some("messages") => error.clone().param(name),
+        Some(param) if param.starts_with("messages") => error.clone().param(name),
         _ => error.clone(),
     }
+}
+
+/// What was refused before any handler saw it, or by one that knows no dialect, in the shape of its route.
+pub(in crate::gateway) fn in_shape_of(path: &str, response: Response) -> Response {
+    let status = response.status();
+    if !status.is_client_error() && !status.is_server_error() {
+        return response;
+    }
+    let error = match response.extensions().get::<ApiError>() {
+        Some(error) => error.clone(),
+        // What a path or a query string cannot be read as is refused in plain words.
+        None if !is_json(&response) => ApiError {
+            status,
+            ..ApiError::invalid("the request's URL cannot be read")
+        },
+        None => return response,
+    };
+    match path.split('/').any(|part| part == "messages") {
+        true => Dialect::Messages.refusal(&error),
+        false => error.into_response(),
+    }
+}
+
+fn is_json(response: &Response) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(JSON.as_bytes()))
 }

@@ -11,11 +11,13 @@ mod endpoints;
 mod events;
 mod input;
 mod items;
+mod kept;
 mod response;
 mod store;
 mod tools;
 
 pub use endpoints::{delete, input_items, retrieve};
+pub use kept::{KeptResponse, Restoring};
 pub use store::Store;
 
 use super::logprobs::{TokenLogprob, token_logprobs};
@@ -53,6 +55,9 @@ pub(super) fn read(
     let previous = form.previous_response_id.as_deref();
     let previous = previous.map(|id| store.previous(id)).transpose()?;
     fields.end(is_neutral)?;
+    if form.store {
+        store.check_room()?;
+    }
     let messages = conversation(form.instructions.as_deref(), previous.as_deref(), &added);
     if messages.is_empty() {
         return Err(ApiError::invalid("input holds no items").param("input"));
@@ -250,6 +255,14 @@ impl ResponseReply {
 impl Reply for ResponseReply {
     fn streams(&self) -> bool {
         self.form.stream
+    }
+
+    fn note(&self, head: &Head, request: u32) -> Option<Arc<str>> {
+        let note = self.form.store.then(|| self.kept(head, request).note());
+        self.keep
+            .store
+            .noted(note.as_ref().map_or(0, |note| note.len()));
+        note
     }
 
     fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8> {

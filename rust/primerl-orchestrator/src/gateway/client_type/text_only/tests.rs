@@ -48,7 +48,7 @@ fn answer(text: &str) -> ChatAnswer {
 
 #[test]
 fn an_answer_is_recorded_as_text_and_read_back() {
-    let turn = take_in(&request(), &prompt(), answer("Hello")).expect("is taken in");
+    let turn = take_in(&request(), &prompt(), (1, 0), answer("Hello")).expect("is taken in");
     assert!(turn.is_consistent() && turn.sampled.is_empty());
     assert_eq!(turn.answer_tokens(), 3);
     let choice = of_turn(&turn).expect("is read");
@@ -59,7 +59,8 @@ fn an_answer_is_recorded_as_text_and_read_back() {
 
 #[test]
 fn a_server_that_goes_on_past_a_stop_sequence_is_cut_off() {
-    let turn = take_in(&request(), &prompt(), answer("Hello END more")).expect("is taken in");
+    let turn =
+        take_in(&request(), &prompt(), (1, 0), answer("Hello END more")).expect("is taken in");
     let choice = of_turn(&turn).expect("is read");
     assert_eq!(choice.message, Message::assistant("Hello "));
     assert_eq!(choice.finish, FinishReason::StopSequence);

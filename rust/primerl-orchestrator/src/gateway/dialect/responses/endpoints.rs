@@ -3,6 +3,7 @@
 use super::store::Stored;
 use crate::app::App;
 use crate::gateway::fields::Fields;
+use crate::gateway::restore::Note;
 use crate::http::{ApiError, JSON, encoded};
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
@@ -36,6 +37,10 @@ pub async fn delete(
 ) -> Result<Response, ApiError> {
     let rollout = app.gateway.rollouts.find(&rollout)?;
     rollout.responses.delete(&response)?;
+    let id = response.clone();
+    let note = Note::ResponseDeleted { id }.text();
+    let noted = app.driver.noted(rollout.id, note).await;
+    noted.map_err(|_| app.over())?;
     let deleted = json!({"id": response, "object": "response", "deleted": true});
     Ok(encoded(JSON, deleted.to_string()))
 }

@@ -1,9 +1,9 @@
-//! The responses of one rollout, for requests that go on from them or ask for them again. They are gone once the
-//! orchestrator restarts: the journal keeps tokens, not messages.
+//! The responses of one rollout, for requests that go on from them or ask for them again.
 
 use super::items::{OutputItem, input_items, items_of};
 use super::response::{Form, Response};
 use super::tools::Tools;
+use crate::gateway::limits;
 use crate::gateway::request::KeyedMessage;
 use crate::http::ApiError;
 use parking_lot::Mutex;
@@ -20,6 +20,9 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct State {
     responses: HashMap<String, Arc<Stored>>,
+    last: Option<Arc<Stored>>,
+    /// What was noted in the journal.
+    noted_bytes: usize,
     /// The last request's; stored responses share them.
     tools: Option<Arc<Tools>>,
     instructions: Option<Arc<str>>,
@@ -88,8 +91,25 @@ impl Link {
 
 impl Store {
     pub fn keep(&self, stored: Stored) {
-        let id = stored.response.id();
-        self.state.lock().responses.insert(id, Arc::new(stored));
+        let (id, stored) = (stored.response.id(), Arc::new(stored));
+        let mut state = self.state.lock();
+        state.last = Some(Arc::clone(&stored));
+        state.responses.insert(id, stored);
+    }
+
+    /// The response that was stored last, deleted or not.
+    pub fn last(&self) -> Option<Arc<Stored>> {
+        self.state.lock().last.clone()
+    }
+
+    /// Whether there is room for another.
+    pub fn check_room(&self) -> Result<(), ApiError> {
+        let state = self.state.lock();
+        limits::check_responses(state.responses.len(), state.noted_bytes)
+    }
+
+    pub fn noted(&self, bytes: usize) {
+        self.state.lock().noted_bytes += bytes;
     }
 
     pub fn find(&self, id: &str) -> Result<Arc<Stored>, ApiError> {
@@ -108,8 +128,8 @@ impl Store {
             Some(stored) => Ok(Arc::clone(&stored.link)),
             None => {
                 let message = format!(
-                    "Previous response with id '{id}' not found: it is not of this rollout, was not stored, was \
-                     deleted, or came before a restart; send the conversation's items in input instead"
+                    "Previous response with id '{id}' not found: it is not of this rollout, was not stored, or was \
+                     deleted; send the conversation's items in input instead"
                 );
                 Err(ApiError::invalid(message)
                     .param("previous_response_id")

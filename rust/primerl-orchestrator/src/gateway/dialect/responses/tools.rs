@@ -42,6 +42,11 @@ impl Tools {
         })
     }
 
+    /// As they came, and whether the model is told of them.
+    pub fn as_came(&self) -> (&[Value], &Map<String, Value>, bool) {
+        (&self.declared, &self.template_kwargs, self.wanted)
+    }
+
     pub fn is(&self, declared: &[Value], kwargs: &Map<String, Value>, wanted: bool) -> bool {
         self.wanted == wanted && self.declared == declared && self.template_kwargs == *kwargs
     }
