@@ -200,7 +200,7 @@ pub fn canonical(message: &Message) -> Vec<u8> {
 
 /// What an assistant message says and does, in bytes that survive the ways in which clients send our answers back: white
 /// space of the content does not count, nor do reasoning (see [`reasoning_words`]), call ids and the spelling of tool
-/// arguments.
+/// arguments; a number there counts by its value (2 is 2.0), since languages without whole numbers write all alike.
 pub fn answer_words(message: &Message) -> Vec<u8> {
     let mut out = Vec::with_capacity(64);
     match message.content.joined() {
@@ -213,7 +213,7 @@ pub fn answer_words(message: &Message) -> Vec<u8> {
     }
     for call in message.tool_calls.iter().flatten() {
         field(&mut out, b'f', call.function.name.as_bytes());
-        let arguments = canonical_arguments(&call.function.arguments);
+        let arguments = arguments_by_value(&call.function.arguments);
         field(&mut out, b'a', arguments.as_bytes());
     }
     out
@@ -281,6 +281,36 @@ fn canonical_arguments(arguments: &Value) -> String {
             Err(_) => format!("raw {text}"),
         },
         value => canonical_json(value),
+    }
+}
+
+fn arguments_by_value(arguments: &Value) -> String {
+    let read = match arguments {
+        Value::String(text) => serde_json::from_str(text),
+        value => Ok(value.clone()),
+    };
+    match read {
+        Ok(mut value) => {
+            write_whole_numbers_alike(&mut value);
+            canonical_json(&value)
+        }
+        Err(_) => canonical_arguments(arguments),
+    }
+}
+
+fn write_whole_numbers_alike(value: &mut Value) {
+    /// Below, every whole number is one floating-point number.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(write_whole_numbers_alike),
+        Value::Object(map) => map.values_mut().for_each(write_whole_numbers_alike),
+        Value::Number(number) if number.is_f64() => {
+            let whole = |number: &f64| number.fract() == 0.0 && number.abs() < EXACT;
+            if let Some(whole) = number.as_f64().filter(whole) {
+                *value = (whole as i64).into();
+            }
+        }
+        _ => {}
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages on the wire, and when two of them are the same.
 
-use primerl_render::{Content, Message, canonical};
+use primerl_render::{Content, Message, answer_words, canonical};
 use serde_json::{Value, json};
 
 fn message(value: Value) -> Message {
@@ -158,4 +158,31 @@ fn a_wrong_shape_says_which_field() {
         error(json!({"role": "user", "content": 1}))
             .contains("content must be a string, null, or a list")
     );
+}
+
+#[test]
+fn a_number_in_an_answers_arguments_counts_by_its_value() {
+    let said = |arguments: Value| {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        answer_words(&message(json!({"role": "assistant", "tool_calls": [call]})))
+    };
+    let two = said(json!({"x": [2, 0.5], "y": {"z": -1000}}));
+    for same in [
+        r#"{"x": [2.0, 5e-1], "y": {"z": -1e3}}"#,
+        r#"{"y": {"z": -1000.0}, "x": [2, 0.5]}"#,
+    ] {
+        assert_eq!(said(same.into()), two, "{same}");
+    }
+    for other in [
+        r#"{"x": [2.5, 0.5], "y": {"z": -1000}}"#,
+        r#"{"x": ["2", 0.5], "y": {"z": -1000}}"#,
+        r#"{"x": [2, 0.5], "y": {"z": 1000}}"#,
+    ] {
+        assert_ne!(said(other.into()), two, "{other}");
+    }
+    // Two numbers that one floating-point number stands for.
+    let large = [9_007_199_254_740_993_u64, 9_007_199_254_740_992].map(|large| said(json!(large)));
+    assert_ne!(large[0], large[1]);
+    assert_eq!(said("no JSON 2.0".into()), said("no JSON 2.0".into()));
+    assert_ne!(said("no JSON 2.0".into()), said("no JSON 2".into()));
 }
