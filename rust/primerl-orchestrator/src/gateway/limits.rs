@@ -104,7 +104,7 @@ mod tests {
             let name = number.to_string().as_str().into();
             state.session(&name).expect("there is room");
         }
-        let error = state.session(&"one more".into()).err().expect("is refused");
+        let error = state.session(&"one more".into()).expect_err("is refused");
         assert_eq!(error.code, Some("rollout_limit_reached"));
         state.session(&"7".into()).expect("is known");
         let prompt = vec![1; 1 << 20];
