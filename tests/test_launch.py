@@ -76,7 +76,8 @@ def test_exit_code_signal_and_output_are_reported(tmp_path: Path) -> None:
 def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path) -> None:
     with Processes() as processes:
         stubborn = python(processes, "stubborn", STUBBORN, tmp_path)
-        until(lambda: processes.poll(0.1) is not None and (tmp_path / "stubborn.log").read_text() == "ready\n")
+        log = tmp_path / "stubborn.log"
+        until(lambda: processes.poll(0.1) is not None and log.exists() and log.read_text() == "ready\n")
         assert len(marked(processes.mark)) == 2
         began = time.monotonic()
         processes.stop(grace_s=0.3)

@@ -31,6 +31,7 @@ class Sample:
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    extra: dict[str, list[float]] = field(default_factory=dict)
 
     def prompt(self, token_ids: list[int]) -> None:
         for token in token_ids:
