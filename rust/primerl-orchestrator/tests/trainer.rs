@@ -97,8 +97,9 @@ async fn what_a_trainer_cannot_have_done_is_refused() {
     let noted = checkpoints(&output).split_off(before);
     assert_eq!(noted, [Step(1)], "it was answered before it was on disk");
     assert_eq!(trainer::batch_bytes(&url, 1, 0).await, None);
+    // A stop that was asked for does not wait for workers: what this one reports then might find nobody.
+    worker.abort();
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
-    worker.await.unwrap();
     engine.stop().await;
 }
