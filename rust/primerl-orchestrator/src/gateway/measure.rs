@@ -43,6 +43,8 @@ pub struct Asked {
 pub(super) struct Answered {
     pub answer: Answer,
     pub reply: Box<dyn Reply>,
+    /// What streams are written by; benchmarks write none.
+    #[cfg(feature = "testing")]
     pub reading: Arc<Reading>,
 }
 
@@ -181,6 +183,7 @@ impl Turns {
         Ok(Answered {
             answer,
             reply,
+            #[cfg(feature = "testing")]
             reading: Arc::new(reading),
         })
     }

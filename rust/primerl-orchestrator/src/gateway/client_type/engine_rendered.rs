@@ -4,8 +4,8 @@
 use super::messages::chat_messages;
 use crate::app::App;
 use crate::engines::GenerateError;
-use crate::gateway::prompt::{Prompt, resolve, within_vocabulary};
-use crate::gateway::request::{Incoming, IncomingOptions};
+use crate::gateway::prompt::{Prompt, Resolved, within_vocabulary};
+use crate::gateway::request::Incoming;
 use crate::gateway::rollouts::Rollout;
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
@@ -18,9 +18,8 @@ pub async fn prompt(
     rollout: &Arc<Rollout>,
     session: &Arc<str>,
     messages: &[Incoming],
-    options: &IncomingOptions,
+    resolved: Resolved,
 ) -> Result<Prompt, ApiError> {
-    let resolved = resolve(rollout, session, messages, options, None)?;
     let chat = chat_messages(messages, &resolved.options)?;
     let asked = app
         .engines

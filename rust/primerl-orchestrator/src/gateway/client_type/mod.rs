@@ -6,7 +6,7 @@ mod messages;
 pub(super) mod text_only;
 
 use super::Gateway;
-use super::prompt::Prompt;
+use super::prompt::{Prompt, resolve};
 use super::request::{Input, TurnRequest};
 use super::rollouts::Rollout;
 use crate::app::App;
@@ -27,14 +27,20 @@ pub(super) async fn prompt(
     request: &TurnRequest,
 ) -> Result<Prompt, ApiError> {
     let Input::Messages {
-        messages, options, ..
+        messages,
+        options,
+        recurring,
     } = &request.input
     else {
         return Err(no_messages(rollout));
     };
+    if rollout.endpoint.is_some() {
+        text_only::check(request)?;
+    }
+    let resolved = resolve(rollout, session, messages, options, *recurring)?;
     match &rollout.endpoint {
-        Some(_) => text_only::prompt(rollout, session, request, messages, options),
-        None => engine_rendered::prompt(app, rollout, session, messages, options).await,
+        Some(_) => text_only::prompt(session, messages, resolved),
+        None => engine_rendered::prompt(app, rollout, session, messages, resolved).await,
     }
 }
 

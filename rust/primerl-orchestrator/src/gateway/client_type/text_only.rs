@@ -4,8 +4,8 @@ use super::messages::chat_messages;
 use crate::app::App;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
 use crate::gateway::answer::Choice;
-use crate::gateway::prompt::{Prompt, resolve};
-use crate::gateway::request::{Incoming, IncomingOptions, Parse, TurnRequest, answer_key};
+use crate::gateway::prompt::{Prompt, Resolved};
+use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
 use crate::gateway::rollouts::Rollout;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
@@ -19,14 +19,10 @@ use std::sync::Arc;
 
 /// A prompt without ids: nobody here knows them.
 pub fn prompt(
-    rollout: &Rollout,
     session: &Arc<str>,
-    request: &TurnRequest,
     messages: &[Incoming],
-    options: &IncomingOptions,
+    resolved: Resolved,
 ) -> Result<Prompt, ApiError> {
-    check(request)?;
-    let resolved = resolve(rollout, session, messages, options, None)?;
     let (parent, fork) = match resolved.planned.plan {
         Plan::Extend { parent, .. } => (Some(parent), None),
         Plan::Fork { reason } => (None, Some(reason)),
@@ -46,7 +42,7 @@ pub fn prompt(
 }
 
 /// What such a server cannot do, or would not be asked in OpenAI's words.
-fn check(request: &TurnRequest) -> Result<(), ApiError> {
+pub fn check(request: &TurnRequest) -> Result<(), ApiError> {
     let sampling = &request.sampling;
     let truncation = json!(sampling.truncation);
     let given = |name: &str| !truncation[name].is_null();
