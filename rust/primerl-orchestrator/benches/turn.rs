@@ -247,7 +247,8 @@ fn main() {
         let length = Turns::new(Arc::clone(&renderer)).ask(&first).unwrap();
         let length = length
             .engine_body
-            .iter()
+            .pieces()
+            .flatten()
             .filter(|byte| **byte == b',')
             .count();
         print!("first     {length:>11}");

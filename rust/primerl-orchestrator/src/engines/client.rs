@@ -1,5 +1,6 @@
 //! One engine over HTTP: vLLM's surface, as much of it as a run needs. No state, no retries, no policy.
 
+use super::body::RequestBody;
 use super::generate::{Bounds, GenerateAnswer, Generated, Progress};
 use super::stream::Assembly;
 use primerl_core::PolicyVersion;
@@ -196,7 +197,7 @@ impl EngineClient {
     /// Sample one answer. Dropping the future closes the connection, which aborts the request in the engine.
     pub async fn generate(
         &self,
-        body: bytes::Bytes,
+        body: RequestBody,
         bounds: Bounds,
         timeout: Duration,
     ) -> Result<Generated, EngineError> {
@@ -214,7 +215,7 @@ impl EngineClient {
     /// `request_id` is the body's. What came is in `assembly` after an error, too.
     pub(super) async fn generate_streamed(
         &self,
-        body: bytes::Bytes,
+        body: RequestBody,
         request_id: &str,
         bounds: Bounds,
         timeout: Duration,

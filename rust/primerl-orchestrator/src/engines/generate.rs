@@ -1,5 +1,6 @@
 //! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
 
+use super::body::RequestBody;
 use super::client::EngineError;
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
@@ -22,14 +23,13 @@ pub struct GenerateBody<'a> {
 }
 
 impl GenerateBody<'_> {
-    pub fn encode(&self, written: &WrittenIds) -> Result<bytes::Bytes, serde_json::Error> {
-        let mut body = b"{\"token_ids\":".to_vec();
-        self.token_ids.write_json(written, &mut body);
-        let others = serde_json::to_vec(self)?;
-        body.push(b',');
+    pub fn encode(&self, written: &WrittenIds) -> Result<RequestBody, serde_json::Error> {
+        let mut others = serde_json::to_vec(self)?;
         // It has fields, so a comma takes the place of its brace.
-        body.extend_from_slice(&others[1..]);
-        Ok(body.into())
+        others[0] = b',';
+        Ok(self
+            .token_ids
+            .write_json(written, "{\"token_ids\":", &others))
     }
 }
 

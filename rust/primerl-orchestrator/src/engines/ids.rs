@@ -1,6 +1,8 @@
 //! Token ids as JSON. A prompt of 128,000 tokens is most of what a request costs, so its numbers are written by hand, and
 //! those of recorded turns only once.
 
+use super::body::RequestBody;
+use bytes::Bytes;
 use foldhash::HashMap;
 use parking_lot::Mutex;
 use primerl_core::conversation::History;
@@ -9,6 +11,8 @@ use std::sync::{Arc, Weak};
 
 /// Text that is kept, bytes over all conversations. The oldest goes first, and is written anew when it is needed.
 const KEPT_BYTES: usize = 32 << 20;
+/// Most vocabularies have six digits; and a comma.
+const LONGEST: usize = 7;
 
 /// The ids of a prompt, in pieces.
 #[derive(Clone, Copy, Debug)]
@@ -26,17 +30,26 @@ impl PromptIds<'_> {
         self.len() == 0
     }
 
-    /// Appends `[id,id,...]`.
-    pub fn write_json(&self, written: &WrittenIds, out: &mut Vec<u8>) {
-        // Most vocabularies have six digits.
-        out.reserve(self.len() * 7 + 16);
-        out.push(b'[');
-        written.write(self.history, out);
-        write_ids(self.suffix, out);
-        if out.last() == Some(&b',') {
-            out.pop();
+    /// `before`, then `[id,id,...]`, then `after`.
+    pub fn write_json(&self, written: &WrittenIds, before: &str, after: &[u8]) -> RequestBody {
+        let mut body = RequestBody::default();
+        let mut own = Vec::with_capacity(self.suffix.len() * LONGEST + after.len() + 1);
+        body.push(Bytes::from([before.as_bytes(), b"["].concat()));
+        let mut history = written.of(self.history);
+        write_ids(self.suffix, &mut own);
+        // Behind the last id there is no comma.
+        if own.pop().is_none()
+            && let Some(last) = history.last_mut()
+        {
+            last.truncate(last.len() - 1);
         }
-        out.push(b']');
+        own.push(b']');
+        own.extend_from_slice(after);
+        for piece in history {
+            body.push(piece);
+        }
+        body.push(own.into());
+        body
     }
 }
 
@@ -57,7 +70,7 @@ struct Kept {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// Held while a prompt is copied from it.
+    /// Held while new ids are written to it.
     text: Arc<Mutex<Text>>,
     /// As it was told last.
     bytes: usize,
@@ -67,7 +80,8 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Text {
     pieces: Vec<Piece>,
-    text: Vec<u8>,
+    /// Each more than twice as long as the next: there are few of them, and what is merged was copied a few times only.
+    chunks: Vec<Bytes>,
 }
 
 #[derive(Debug)]
@@ -117,34 +131,61 @@ impl Text {
             .checked_sub(1)
             .map_or(0, |last| self.pieces[last].end);
         self.pieces.truncate(common);
-        self.text.truncate(end);
-        for ids in &chunks[common..] {
-            write_ids(ids, &mut self.text);
+        self.truncate(end);
+        let new = &chunks[common..];
+        let ids: usize = new.iter().map(|ids| ids.len()).sum();
+        let mut text = Vec::with_capacity(ids * LONGEST);
+        for ids in new {
+            write_ids(ids, &mut text);
             self.pieces.push(Piece {
                 ids: Arc::downgrade(ids),
-                end: self.text.len(),
+                end: end + text.len(),
             });
         }
+        self.push(text.into());
         true
+    }
+
+    fn len(&self) -> usize {
+        self.pieces.last().map_or(0, |last| last.end)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        let mut before = 0;
+        self.chunks.retain_mut(|chunk| {
+            chunk.truncate(len - before);
+            before += chunk.len();
+            !chunk.is_empty()
+        });
+    }
+
+    fn push(&mut self, mut chunk: Bytes) {
+        if chunk.is_empty() {
+            return;
+        }
+        while let Some(last) = self.chunks.pop_if(|last| last.len() <= 2 * chunk.len()) {
+            chunk = [last, chunk].concat().into();
+        }
+        self.chunks.push(chunk);
     }
 }
 
 impl WrittenIds {
-    /// Appends each id and a comma.
-    fn write(&self, history: &History, out: &mut Vec<u8>) {
+    /// The text of each id and a comma.
+    fn of(&self, history: &History) -> Vec<Bytes> {
         let Some(first) = history.chunks().first() else {
-            return;
+            return Vec::new();
         };
         let address = Arc::as_ptr(first).cast::<u32>() as usize;
         let entry = self.0.lock().of(address);
         let mut text = entry.lock();
         let changed = text.become_that_of(history.chunks());
-        out.extend_from_slice(&text.text);
-        let bytes = text.text.len();
+        let (chunks, bytes) = (text.chunks.clone(), text.len());
         drop(text);
         if changed {
             self.0.lock().resize(address, bytes);
         }
+        chunks
     }
 }
 
@@ -197,9 +238,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn written(kept: &WrittenIds, history: &History, suffix: &[u32]) -> String {
-        let mut out = b"x".to_vec();
-        PromptIds { history, suffix }.write_json(kept, &mut out);
-        String::from_utf8(out).expect("is text")
+        let body = PromptIds { history, suffix }.write_json(kept, "x", b"y");
+        let pieces = body.pieces().count();
+        assert!(pieces < 20, "{pieces} pieces of few turns");
+        String::from_utf8(body.concatenated()).expect("is text")
     }
 
     fn plain(suffix: &[u32]) -> String {
@@ -209,7 +251,7 @@ mod tests {
     proptest! {
         #[test]
         fn they_are_what_json_writes(ids in prop::collection::vec(prop_oneof![0_u32..20, 0_u32..200_000, any::<u32>()], 0..40)) {
-            prop_assert_eq!(plain(&ids), format!("x{}", serde_json::json!(ids)));
+            prop_assert_eq!(plain(&ids), format!("x{}y", serde_json::json!(ids)));
         }
     }
 
@@ -220,7 +262,7 @@ mod tests {
             let ten = 10_u32.pow(power);
             [ten - 1, ten, ten + 1]
         }));
-        assert_eq!(plain(&ids), format!("x{}", serde_json::json!(ids)));
+        assert_eq!(plain(&ids), format!("x{}y", serde_json::json!(ids)));
     }
 
     #[test]
@@ -244,7 +286,7 @@ mod tests {
                 for _again in 0..2 {
                     assert_eq!(
                         written(&kept, &history, &[5]),
-                        format!("x{}", serde_json::json!(ids))
+                        format!("x{}y", serde_json::json!(ids))
                     );
                 }
             }
@@ -267,7 +309,15 @@ mod tests {
         let kept = kept.0.lock();
         assert!(kept.bytes <= KEPT_BYTES);
         assert_eq!(kept.texts.len(), kept.order.len());
-        let bytes = |entry: &Entry| entry.text.lock().text.len();
+        let bytes = |entry: &Entry| {
+            entry
+                .text
+                .lock()
+                .chunks
+                .iter()
+                .map(Bytes::len)
+                .sum::<usize>()
+        };
         assert_eq!(kept.bytes, kept.texts.values().map(bytes).sum::<usize>());
         assert!(!kept.texts.is_empty());
     }

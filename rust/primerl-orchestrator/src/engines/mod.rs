@@ -10,6 +10,7 @@
 //! ([`meaning`]), once a join.
 //! Each engine has one task that owns its health checks and updates, so the two never overlap.
 
+mod body;
 mod chat;
 pub mod client;
 pub(crate) mod endpoints;
@@ -26,6 +27,7 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use body::RequestBody;
 pub use chat::ChatMessages;
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob};

@@ -1,6 +1,7 @@
 //! All engines of the run, and the requests on them. Only engines that have proved the newest version in rotation get
 //! requests; which of them, `routing` chooses.
 
+use super::body::RequestBody;
 use super::chat::{self, ChatMessages};
 use super::client::{EngineClient, EngineError, parse_url};
 use super::generate::{Bounds, GenerateBody, Generated, Progress, SamplingParams};
@@ -106,7 +107,7 @@ impl<'a> SampleRequest<'a> {
         config: &EnginesConfig,
         version: PolicyVersion,
         stream: bool,
-    ) -> Result<bytes::Bytes, serde_json::Error> {
+    ) -> Result<RequestBody, serde_json::Error> {
         let body = GenerateBody {
             request_id: self.request_id,
             model: &config.model,

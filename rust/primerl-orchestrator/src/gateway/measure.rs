@@ -9,7 +9,7 @@ use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
 use crate::config::Sampling;
-use crate::engines::{EnginesConfig, GenerateAnswer, SampleRequest};
+use crate::engines::{EnginesConfig, GenerateAnswer, RequestBody, SampleRequest};
 use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
@@ -36,7 +36,7 @@ pub struct Asked {
     reply: Box<dyn Reply>,
     prompt: Prompt,
     /// What the engine is sent.
-    pub engine_body: Bytes,
+    pub engine_body: RequestBody,
 }
 
 /// An answer, and how it is written.

@@ -42,7 +42,8 @@ impl Desk {
     /// A request's prompt is made, it is answered by [`ANSWER`], and the answer is recorded and written.
     fn ask(&self, dialect: Dialect, body: &[u8]) -> Result<(), ApiError> {
         let asked = self.turns.ask_in(dialect, &Bytes::copy_from_slice(body))?;
-        let sent: Value = serde_json::from_slice(&asked.engine_body).expect("is JSON");
+        let sent: Value =
+            serde_json::from_slice(&asked.engine_body.concatenated()).expect("is JSON");
         let prompt = sent["token_ids"].as_array().expect("is a list").len();
         let Answered {
             answer,
