@@ -13,7 +13,9 @@ use super::client::{EngineClient, EngineError, parse};
 use super::generate::{
     Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
 };
-use super::pool::{EnginesConfig, SampleRequest, Slot};
+use super::pool::EnginesConfig;
+use super::request::SampleRequest;
+use super::slot::Slot;
 use crate::clients::with_messages;
 use bytes::Bytes;
 use serde::Deserialize;

@@ -10,6 +10,7 @@
 //! ([`meaning`]), once a join.
 //! Each engine has one task that owns its health checks and updates, so the two never overlap.
 
+mod attempts;
 mod body;
 mod chat;
 pub mod client;
@@ -20,7 +21,9 @@ mod load;
 mod meaning;
 mod part;
 mod pool;
+mod request;
 mod routing;
+mod slot;
 mod state;
 mod stream;
 mod supervisor;
@@ -32,5 +35,6 @@ pub use chat::ChatMessages;
 pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob};
 pub use ids::{PromptIds, WrittenIds};
-pub use pool::{EngineStatus, Engines, EnginesConfig, GenerateError, SampleRequest, Sampled};
+pub use pool::{EngineStatus, Engines, EnginesConfig};
+pub use request::{GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

@@ -8,7 +8,7 @@
 
 use super::generate::{Bounds, Choice, Generated, Progress, TokenLogprob, VersionSpan};
 use super::ids::PromptIds;
-use super::pool::SampleRequest;
+use super::request::SampleRequest;
 use super::state::Engine;
 use primerl_core::PolicyVersion;
 use primerl_core::turn::FinishReason;
