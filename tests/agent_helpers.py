@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 
 import httpx
@@ -37,6 +38,18 @@ class Recorder:
     def of(self, rollout: dict[str, Any]) -> list[Sampled]:
         return [answer for answer in self.answers if answer.rollout == rollout["rollout"]]
 
+    def status(self, path: str, answer: httpx.Response) -> int:
+        return answer.status_code
+
+    def forward(self, path: str, body: bytes, answer: httpx.Response, out: BufferedIOBase) -> None:
+        """Writes the engine's answer, whose head is written, to whoever asked."""
+        whole = b""
+        for piece in answer.iter_bytes():
+            whole += piece
+            out.write(piece)
+        if path == GENERATE and answer.status_code == 200:
+            self.note(json.loads(body), whole)
+
     def note(self, request: dict[str, Any], answer: bytes) -> None:
         text = answer.decode()
         events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
@@ -63,15 +76,10 @@ def recording(recorder: Recorder, engine_url: str) -> Iterator[str]:
             # When the orchestrator hangs up, so does this.
             gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
             with gone, client.stream(self.command, self.path, content=body, headers=headers) as answer:
-                self.send_response(answer.status_code)
+                self.send_response(recorder.status(self.path, answer))
                 self.send_header("content-type", answer.headers.get("content-type", "application/json"))
                 self.end_headers()
-                whole = b""
-                for piece in answer.iter_bytes():
-                    whole += piece
-                    self.wfile.write(piece)
-                if self.path == GENERATE and answer.status_code == 200:
-                    recorder.note(json.loads(body), whole)
+                recorder.forward(self.path, body, answer, self.wfile)
 
         do_POST = do_GET  # noqa: N815
 

@@ -30,6 +30,9 @@ TRUNCATIONS = {
         *("--orchestrator.sampling.min-p", "0.02"),
     ],
 }
+# Who renders the prompts does not matter to it.
+RENDERED_BY_ENGINES = ["--orchestrator.client-type", "openai_chat_completions_token"]
+RUNS = {**{name: (name, []) for name in TRUNCATIONS}, "rendered_by_engines": ("all", RENDERED_BY_ENGINES)}
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +53,10 @@ def without_truncations(run: Path, copy: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("name", TRUNCATIONS)
+@pytest.mark.parametrize("name", RUNS)
 def test_log_probabilities_are_of_what_was_sampled_from(model: Path, tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
+    name, client = RUNS[name]
     sampling = ["--orchestrator.sampling.temperature", "0.7"]
     if TRUNCATIONS[name]:
         sampling += ["--orchestrator.sampling.truncated", "replay", *TRUNCATIONS[name]]
@@ -62,6 +66,7 @@ def test_log_probabilities_are_of_what_was_sampled_from(model: Path, tmp_path: P
         *("--max-steps", str(STEPS), "--orchestrator.max-async-level", "0", "--keep-broadcasts"),
         *("--orchestrator.eval.env", "[]"),
         *sampling,
+        *client,
     )
     done = subprocess.run([sys.executable, "-m", "primerl", "rl", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
