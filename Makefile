@@ -59,7 +59,7 @@ lint-python: build
 
 test-rust: | .make/venv
 	@echo "== cargo test"
-	cargo test --locked --workspace --quiet
+	cargo test --locked --workspace --quiet --no-fail-fast
 
 test-python: build
 	@echo "== pytest"

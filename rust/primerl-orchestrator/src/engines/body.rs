@@ -26,7 +26,7 @@ impl RequestBody {
         self.pieces.iter()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn concatenated(&self) -> Vec<u8> {
         self.pieces().flatten().copied().collect()
     }
