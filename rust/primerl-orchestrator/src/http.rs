@@ -143,6 +143,14 @@ impl FromRequest<Arc<App>> for RawBody {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let (head, body) = request.into_parts();
+        let encoding = head.headers.get(header::CONTENT_ENCODING);
+        if encoding.is_some_and(|encoding| encoding != "identity") {
+            return Err(ApiError {
+                status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                ..ApiError::invalid("bodies are taken as they are, without a Content-Encoding")
+            }
+            .param("Content-Encoding"));
+        }
         app.bodies.read(head.uri.path(), body).await.map(RawBody)
     }
 }

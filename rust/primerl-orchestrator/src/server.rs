@@ -37,6 +37,10 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/models",
             get(gateway::rollout_models),
         )
+        .route(
+            "/rollouts/{rollout}/v1/models/{*model}",
+            get(gateway::rollout_model),
+        )
         .route("/v1/models", get(gateway::models))
         .route(envs::wire::REGISTER, post(envs::endpoints::register))
         .route(envs::wire::LEASE, post(envs::endpoints::lease))

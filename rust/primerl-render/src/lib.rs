@@ -41,4 +41,4 @@ pub use parse::{
 };
 pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};
-pub use tokenizer::{AddedToken, BackendChoice, StreamDecoder, Tokenizer};
+pub use tokenizer::{AddedToken, BackendChoice, DecodeState, StreamDecoder, Tokenizer};

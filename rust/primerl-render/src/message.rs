@@ -298,8 +298,9 @@ fn arguments_by_value(arguments: &Value) -> String {
     }
 }
 
+/// As clients hold them whose numbers are all floating-point (JavaScript's).
 fn write_whole_numbers_alike(value: &mut Value) {
-    /// Below, every whole number is one floating-point number.
+    /// Below, every whole number is one floating-point number; above, several are the same one.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
         Value::Array(items) => items.iter_mut().for_each(write_whole_numbers_alike),
@@ -308,6 +309,11 @@ fn write_whole_numbers_alike(value: &mut Value) {
             let whole = |number: &f64| number.fract() == 0.0 && number.abs() < EXACT;
             if let Some(whole) = number.as_f64().filter(whole) {
                 *value = (whole as i64).into();
+            }
+        }
+        Value::Number(number) => {
+            if let Some(rounded) = number.as_f64().filter(|number| number.abs() >= EXACT) {
+                *value = rounded.into();
             }
         }
         _ => {}

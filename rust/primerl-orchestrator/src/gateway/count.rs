@@ -91,9 +91,8 @@ fn find(app: &App, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>
 }
 
 fn fields_of(body: &Bytes) -> Result<Fields, ApiError> {
-    let value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
-    Fields::of(value).map_err(|error| ApiError::invalid(format!("the body {}", error.message)))
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::invalid(format!("the body is no JSON object: {error}")))
 }
 
 /// The ids, and the text that each stands for where that is wanted.

@@ -300,7 +300,7 @@ fn whole_or_events(
 }
 
 pub async fn models(State(app): State<Arc<App>>) -> Response {
-    card(&app)
+    cards(&app)
 }
 
 pub async fn rollout_models(
@@ -308,13 +308,31 @@ pub async fn rollout_models(
     Path(rollout): Path<String>,
 ) -> Result<Response, ApiError> {
     app.gateway.rollouts.find(&rollout)?;
-    Ok(card(&app))
+    Ok(cards(&app))
 }
 
-fn card(app: &App) -> Response {
-    let card = serde_json::json!({"object": "list", "data": [{
+pub async fn rollout_model(
+    State(app): State<Arc<App>>,
+    Path((rollout, model)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    app.gateway.rollouts.find(&rollout)?;
+    match *model == *app.gateway.model {
+        true => Ok(encoded(JSON, card(&app).to_string())),
+        false => {
+            let message = format!("there is no model `{model}`, only `{}`", app.gateway.model);
+            Err(ApiError::not_found("model_not_found", message).param("model"))
+        }
+    }
+}
+
+fn cards(app: &App) -> Response {
+    let cards = serde_json::json!({"object": "list", "data": [card(app)]});
+    encoded(JSON, cards.to_string())
+}
+
+fn card(app: &App) -> serde_json::Value {
+    serde_json::json!({
         "id": app.gateway.model, "object": "model", "created": unix_time(), "owned_by": "primerl",
         "max_model_len": app.gateway.context_limit(app, false),
-    }]});
-    encoded(JSON, card.to_string())
+    })
 }

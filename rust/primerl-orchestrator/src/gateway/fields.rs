@@ -2,13 +2,50 @@
 //! field is ignored in silence and each refusal names its field.
 
 use crate::http::ApiError;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
+use std::fmt;
 
 /// Fields not yet taken. An absent field and `null` are the same.
 #[derive(Debug, Default)]
 pub struct Fields(pub Map<String, Value>);
 
+/// Of two fields with one name, only one could count: it is refused.
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(name) = map.next_key::<String>()? {
+            let value = map.next_value()?;
+            fields.add(name, value).map_err(A::Error::custom)?;
+        }
+        Ok(fields)
+    }
+}
+
 impl Fields {
+    /// The error says that it is there already.
+    pub fn add(&mut self, name: String, value: Value) -> Result<(), String> {
+        let problem = format!("the field `{name}` is given twice");
+        match self.0.insert(name, value) {
+            None => Ok(()),
+            Some(_) => Err(problem),
+        }
+    }
+
     pub fn of(value: Value) -> Result<Fields, ApiError> {
         match value {
             Value::Object(fields) => Ok(Fields(fields)),

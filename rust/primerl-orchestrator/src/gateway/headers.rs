@@ -37,6 +37,11 @@ pub enum Repeat {
 impl Repeat {
     fn of(headers: &HeaderMap) -> Result<Repeat, ApiError> {
         if let Some(key) = headers.get("idempotency-key") {
+            // Of two requests without a name, one would be given the other's answer.
+            if key.is_empty() {
+                let message = "Idempotency-Key is empty; leave it out, or name the request";
+                return Err(ApiError::invalid(message).param("Idempotency-Key"));
+            }
             if key.len() > LONGEST_IDEMPOTENCY_KEY {
                 let message =
                     format!("Idempotency-Key is longer than {LONGEST_IDEMPOTENCY_KEY} bytes");

@@ -49,7 +49,9 @@ mod turn;
 
 pub use count::{count_tokens, detokenize, tokenize};
 pub use dialect::{delete_response, response_input_items, retrieve_response};
-pub use endpoints::{chat_completions, completions, messages, models, responses, rollout_models};
+pub use endpoints::{
+    chat_completions, completions, messages, models, responses, rollout_model, rollout_models,
+};
 
 use self::access::Access;
 use crate::app::App;

@@ -192,9 +192,9 @@ impl IncomingOptions {
             } => {
                 let kwargs = part("chat_template_kwargs", template_kwargs)?;
                 Ok(Arc::new(Options::with_documents(
-                    part("tools", tools)?,
+                    objects("tools", tools)?,
                     kwargs.unwrap_or_default(),
-                    part("documents", documents)?,
+                    objects("documents", documents)?,
                 )))
             }
         }
@@ -207,6 +207,19 @@ fn part<T: DeserializeOwned>(name: &str, raw: &Option<Bytes>) -> Result<Option<T
     };
     serde_json::from_slice(raw)
         .map_err(|error| ApiError::invalid(format!("{name}: {error}")).param(name))
+}
+
+/// A template would write out whatever else is there.
+fn objects(name: &str, raw: &Option<Bytes>) -> Result<Option<Vec<Value>>, ApiError> {
+    let items: Option<Vec<Value>> = part(name, raw)?;
+    let other = |items: &Vec<Value>| items.iter().position(|item| !item.is_object());
+    match items.as_ref().and_then(other) {
+        None => Ok(items),
+        Some(index) => {
+            let named = format!("{name}[{index}]");
+            Err(ApiError::invalid(format!("{named} must be an object")).param(named))
+        }
+    }
 }
 
 /// What the model is to go on from.

@@ -3,12 +3,10 @@
 use super::request::{Options, Parse, TurnRequest};
 use primerl_core::conversation::digest_next;
 use primerl_render::{
-    AnswerContext, AnswerStream, Content, Message, RenderError, Renderer, StreamDecoder,
+    AnswerContext, AnswerStream, Content, DecodeState, Message, RenderError, Renderer,
+    StreamDecoder,
 };
 use std::sync::Arc;
-
-/// Tokens that one character may be split over.
-const LONGEST_CHARACTER: usize = 8;
 
 /// What sampled tokens add to an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +100,14 @@ impl Reading {
                 call.id.get_or_insert_with(id);
             }
         }
-        let stop = cut_message(&mut message, &self.stop);
+        let stop = match cut_message(&mut message, &self.stop) {
+            // What ended the answer may be between its parts, and shown nowhere.
+            None if !self.stop.is_empty() => {
+                let text = renderer.tokenizer().decode(sampled, true)?;
+                first_stop(&text, &self.stop).map(|(_, sequence)| sequence.clone())
+            }
+            stop => stop,
+        };
         Ok(Read {
             message,
             stop,
@@ -137,8 +142,7 @@ pub struct ChoiceText {
 
 enum Parser {
     Message(Box<AnswerStream>),
-    /// Ids whose text may still end within a character.
-    Text(Vec<u32>),
+    Text(Box<DecodeState>),
 }
 
 impl ChoiceText {
@@ -147,7 +151,7 @@ impl ChoiceText {
             Parse::Message { .. } => {
                 Parser::Message(Box::new(renderer.answer_stream(&reading.context())))
             }
-            Parse::Text => Parser::Text(Vec::new()),
+            Parse::Text => Parser::Text(Box::new(DecodeState::new(true))),
         };
         ChoiceText {
             reading: Arc::clone(reading),
@@ -163,17 +167,12 @@ impl ChoiceText {
         self.tokens += ids.len();
         let deltas = match &mut self.parser {
             Parser::Message(stream) => stream.push(renderer, ids)?,
-            Parser::Text(held) => {
-                held.extend_from_slice(ids);
-                let text = renderer.tokenizer().decode(held, true)?;
-                match text.ends_with(char::REPLACEMENT_CHARACTER) && held.len() < LONGEST_CHARACTER
-                {
-                    true => Vec::new(),
-                    false => {
-                        held.clear();
-                        vec![primerl_render::Delta::Content(text)]
-                    }
+            Parser::Text(decoder) => {
+                let mut text = String::new();
+                for &id in ids {
+                    decoder.push(renderer.tokenizer(), id, &mut text)?;
                 }
+                vec![primerl_render::Delta::Content(text)]
             }
         };
         Ok(self.cut(deltas))
@@ -181,10 +180,12 @@ impl ChoiceText {
 
     /// What was held back.
     pub fn finish(&mut self, renderer: &Renderer) -> Result<Vec<Delta>, RenderError> {
-        let rest = match std::mem::replace(&mut self.parser, Parser::Text(Vec::new())) {
+        let nothing = Parser::Text(Box::default());
+        let rest = match std::mem::replace(&mut self.parser, nothing) {
             Parser::Message(stream) => stream.finish(renderer)?.0,
-            Parser::Text(held) => {
-                let text = renderer.tokenizer().decode(&held, true)?;
+            Parser::Text(decoder) => {
+                let mut text = String::new();
+                decoder.finish(renderer.tokenizer(), &mut text)?;
                 vec![primerl_render::Delta::Content(text)]
             }
         };
@@ -353,6 +354,62 @@ mod tests {
         assert_eq!(cut.push("d> more".into()), "");
         assert_eq!(cut.push("more".into()), "");
         assert_eq!(cut.finish(), "");
+    }
+
+    /// Of the tiny model, whose tokens are bytes.
+    fn model() -> Renderer {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
+        Renderer::load(folder.path()).expect("loads")
+    }
+
+    fn reading(stop: &[&str]) -> Arc<Reading> {
+        Arc::new(Reading {
+            parse: Parse::Text,
+            options: None,
+            starts_in_reasoning: false,
+            stop: stop.iter().map(|&stop| stop.into()).collect(),
+            request_digest: 0,
+        })
+    }
+
+    #[test]
+    fn characters_are_whole_wherever_plain_text_is_cut() {
+        let renderer = model();
+        let text = format!("x{}", "é漢🚆 ".repeat(12));
+        let ids = renderer.tokenizer().encode(&text).expect("has tokens");
+        for length in 1..ids.len() {
+            let mut choice = ChoiceText::new(&renderer, &reading(&[]), 0);
+            let mut deltas: Vec<Delta> = Vec::new();
+            for piece in ids.chunks(length) {
+                deltas.extend(choice.push(&renderer, piece).expect("has text"));
+            }
+            deltas.extend(choice.finish(&renderer).expect("has text"));
+            let content = |delta| match delta {
+                Delta::Content(text) => text,
+                other => panic!("{other:?}"),
+            };
+            let shown: String = deltas.into_iter().map(content).collect();
+            assert_eq!(shown, text, "pieces of {length} tokens");
+        }
+    }
+
+    #[test]
+    fn what_ended_the_answer_is_named_though_it_is_not_shown() {
+        let renderer = model();
+        let reading = Reading {
+            parse: Parse::Message { one_call: false },
+            starts_in_reasoning: true,
+            stop: vec!["</think>".into()],
+            ..Arc::into_inner(reading(&[])).expect("is the only one")
+        };
+        let ids = renderer.tokenizer().encode("one two\n</think>");
+        let read = reading.read(&renderer, &ids.expect("has tokens"), 0);
+        assert_eq!(
+            read.expect("is read").stop.as_deref(),
+            Some("</think>"),
+            "it parts reasoning from content"
+        );
     }
 
     proptest! {

@@ -9,8 +9,7 @@ mod fast;
 mod stable;
 mod stream;
 
-pub(crate) use stream::DecodeState;
-pub use stream::StreamDecoder;
+pub use stream::{DecodeState, StreamDecoder};
 
 use crate::error::{LoadError, RenderError};
 use bytes::TokenBytes;

@@ -15,10 +15,7 @@ impl<'a> StreamDecoder<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
         Self {
             tokenizer,
-            state: DecodeState {
-                skip_special,
-                ..DecodeState::default()
-            },
+            state: DecodeState::new(skip_special),
         }
     }
 
@@ -39,7 +36,7 @@ impl<'a> StreamDecoder<'a> {
 
 /// [`StreamDecoder`] without its tokenizer, for owners that outlive a borrow.
 #[derive(Default)]
-pub(crate) struct DecodeState {
+pub struct DecodeState {
     skip_special: bool,
     /// Whether the text has begun: before, spaces may have to be left out ([`Tokenizer::spaces_to_strip`]).
     has_begun: bool,
@@ -54,8 +51,15 @@ pub(crate) struct DecodeState {
 }
 
 impl DecodeState {
+    pub fn new(skip_special: bool) -> DecodeState {
+        DecodeState {
+            skip_special,
+            ..DecodeState::default()
+        }
+    }
+
     /// Appends to `out` the text that is certain now.
-    pub(crate) fn push(
+    pub fn push(
         &mut self,
         tokenizer: &Tokenizer,
         id: u32,
@@ -81,7 +85,7 @@ impl DecodeState {
     }
 
     /// Appends the rest: a character cut off by the end becomes U+FFFD.
-    pub(crate) fn finish(self, tokenizer: &Tokenizer, out: &mut String) -> Result<(), RenderError> {
+    pub fn finish(self, tokenizer: &Tokenizer, out: &mut String) -> Result<(), RenderError> {
         if !self.pending.is_empty() {
             out.push_str(&String::from_utf8_lossy(&self.pending));
             return Ok(());

@@ -56,19 +56,21 @@ impl<'de> Visitor<'de> for BodyVisitor {
             documents: None,
             others: Fields(Map::new()),
         };
+        let twice = serde::de::Error::duplicate_field;
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
                 // Of two lists, only one could be what the conversation goes on from.
-                "messages" if body.messages.is_some() => {
-                    return Err(serde::de::Error::duplicate_field("messages"));
-                }
+                "messages" if body.messages.is_some() => return Err(twice("messages")),
+                "tools" if body.tools.is_some() => return Err(twice("tools")),
+                "documents" if body.documents.is_some() => return Err(twice("documents")),
                 "messages" => body.messages = map.next_value()?,
                 "tools" => body.tools = map.next_value()?,
                 "chat_template_kwargs" => body.template_kwargs = map.next_value()?,
                 "documents" => body.documents = map.next_value()?,
                 _ => {
                     let value = map.next_value()?;
-                    body.others.0.insert(name, value);
+                    let added = body.others.add(name, value);
+                    added.map_err(serde::de::Error::custom)?;
                 }
             }
         }

@@ -96,9 +96,7 @@ pub(in crate::gateway) fn read_input(bytes: &Bytes) -> Result<Input, ApiError> {
 
 fn body(bytes: &Bytes) -> Result<Fields, ApiError> {
     serde_json::from_slice(bytes)
-        .map_err(|error| error.to_string())
-        .and_then(|body| Fields::of(body).map_err(|error| error.message))
-        .map_err(|problem| ApiError::invalid(format!("the body is no messages request: {problem}")))
+        .map_err(|error| ApiError::invalid(format!("the body is no messages request: {error}")))
 }
 
 /// What the prompt is made of.

@@ -42,9 +42,8 @@ pub(super) fn read(
     store: &Arc<Store>,
     digest: u128,
 ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
-    let body: Map<String, Value> = serde_json::from_slice(bytes)
+    let mut fields: Fields = serde_json::from_slice(bytes)
         .map_err(|error| ApiError::invalid(format!("the body is no responses request: {error}")))?;
-    let mut fields = Fields(body);
     let input = fields.take("input");
     let input = input.ok_or_else(|| ApiError::invalid("input is missing").param("input"))?;
     let added: Vec<Arc<KeyedMessage>> = input::read(input)?

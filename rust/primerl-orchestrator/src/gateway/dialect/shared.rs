@@ -20,8 +20,6 @@ const IGNORED: &[&str] = &[
     "request_id",
     "priority",
     "cache_salt",
-    "include_reasoning",
-    "skip_special_tokens",
     "spaces_between_special_tokens",
 ];
 
@@ -33,7 +31,7 @@ pub fn is_neutral(name: &str, value: &Value) -> bool {
         "best_of" | "repetition_penalty" | "length_penalty" => number(1.0),
         "presence_penalty" | "frequency_penalty" | "min_tokens" => number(0.0),
         "use_beam_search" | "ignore_eos" | "echo" | "continue_final_message" => value == false,
-        "add_generation_prompt" => value == true,
+        "add_generation_prompt" | "skip_special_tokens" | "include_reasoning" => value == true,
         "modalities" => value == &json!(["text"]),
         "reasoning_effort" | "verbosity" => false,
         "stop_token_ids" | "bad_words" | "functions" => value.as_array().is_some_and(Vec::is_empty),

@@ -187,6 +187,40 @@ fn a_body_of_another_shape_is_explained() {
     }
 }
 
+#[test]
+fn a_field_that_is_given_twice_is_refused() {
+    let rules = Rules {
+        sampling: &SAMPLING,
+        evaluation: false,
+    };
+    let messages = r#""messages": [{"role": "user", "content": "hi"}]"#;
+    for (name, twice) in [
+        ("messages", format!("{messages}, {messages}")),
+        (
+            "tools",
+            format!(r#"{messages}, "tools": [{{}}], "tools": []"#),
+        ),
+        ("n", format!(r#"{messages}, "n": 1, "n": 2"#)),
+    ] {
+        let body = format!("{{{twice}}}");
+        let error = read(&body.into(), &rules, 0, None).err();
+        let error = error.expect("is refused");
+        assert!(error.message.contains(&format!("`{name}`")), "{error:?}");
+    }
+}
+
+#[test]
+fn tools_and_documents_are_objects() {
+    for name in ["tools", "documents"] {
+        let request = parse(json!({name: [{"type": "function"}, "x"]})).expect("is not read yet");
+        let Input::Messages { options, .. } = request.input else {
+            panic!("has messages");
+        };
+        let error = options.read().expect_err("is refused");
+        assert_eq!(error.param, Some(format!("{name}[1]")));
+    }
+}
+
 fn head() -> Head {
     Head {
         id: "7-0".into(),

@@ -30,9 +30,22 @@ fn parse(changes: Value) -> TurnRequest {
 }
 
 #[test]
+fn a_field_that_is_given_twice_is_refused() {
+    let rules = Rules {
+        sampling: &SAMPLING,
+        evaluation: false,
+    };
+    let body = br#"{"prompt": "a", "prompt": "b"}"#;
+    let error = read(body, &rules, 0).err().expect("is refused");
+    assert!(error.message.contains("`prompt`"), "{error:?}");
+}
+
+#[test]
 fn what_cannot_be_honoured_is_refused_by_name() {
     for (name, value) in [
         ("prompt", json!(null)),
+        ("skip_special_tokens", json!(false)),
+        ("include_reasoning", json!(false)),
         ("prompt", json!([])),
         ("prompt", json!(["a", "b"])),
         ("prompt", json!([[1], [2]])),
