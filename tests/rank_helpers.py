@@ -80,10 +80,12 @@ def run_cases(cases: list[Case]) -> str:
     processes = start_ranks(cases)
     said = []
     try:
-        said = [process.communicate(timeout=280)[0] for process in processes]
+        for process in processes:
+            if process.wait(timeout=120):
+                break
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            said.append(process.communicate()[0])
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
     return "\n".join(said)

@@ -288,6 +288,10 @@ def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int, ranks
         return target
     with whole_folder(target, replace=True) as folder:
         model.save_pretrained(folder, state_dict=state)
+        if state is not None:
+            # Of weights in fp32 that are saved as what they are computed with.
+            model.config.dtype = str(model.computes_in).removeprefix("torch.")
+            model.config.save_pretrained(folder)
         for name in TEXT_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
+from primerl.train.config import ConfigError
+
 SAID_WITHIN_S = 3.0
 """Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
-
 
 HYBRID = ("dp_replicate", "dp_shard")
 
@@ -39,9 +40,14 @@ class Ranks:
     """Where the ranks say what they do."""
 
     @classmethod
-    def join(cls, timeout_s: float, replicas: int = 1) -> Ranks:
-        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process."""
+    def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
+        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
+
+        Raises ConfigError when there are not as many as `wanted`.
+        """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if size != wanted:
+            raise ConfigError(f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks")
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -49,7 +55,10 @@ class Ranks:
         if size == 1:
             return cls(rank, size, device)
         timeout = timedelta(seconds=timeout_s)
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+        except RuntimeError as error:
+            raise RankError(f"rank {rank} of {size} does not find rank 0: {str(error).splitlines()[0]}") from error
         # Checkpoints and names cross between CPUs on a GPU machine too.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

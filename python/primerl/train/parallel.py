@@ -42,8 +42,7 @@ def shard(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    # What is saved and published is what engines compute with.
-    model.config.dtype = dtype
+    model.computes_in = dtype
     setattr(model, FORWARD, MethodType(_packed_logprobs, model))
     register_fsdp_forward_method(model, FORWARD)
 
@@ -110,14 +109,13 @@ def first_row(tensor: Tensor) -> int:
 def whole_state(model: Any, ranks: Ranks) -> dict[str, Tensor]:
     """The model's tensors, tied ones once: where it is divided, whole ones on the leading rank's CPU, in the dtype that
     it computes in, and none on the others, which hold one of them at a time. All ranks have to call it."""
-    dtype = model.config.dtype
     tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
     state = {}
     for name, tensor in model.state_dict().items():
         if name in tied:
             continue
         if isinstance(tensor, DTensor):
-            tensor = whole(tensor.detach().to(dtype)).cpu()
+            tensor = whole(tensor.detach().to(model.computes_in)).cpu()
         if ranks.leads:
             state[name] = tensor.detach()
     return state

@@ -108,7 +108,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
     loss = Loss(config.loss)
-    ranks = Ranks.join(config.dist_timeout_s, config.dp_replicate)
+    ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
     heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
     try:
         with ranks.naming_the_missing():

@@ -107,7 +107,7 @@ def train(config: SFTConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    ranks = Ranks.join(config.dist_timeout_s, config.dp_replicate)
+    ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
     try:
         with ranks.naming_the_missing():
             _train(config, ranks)
