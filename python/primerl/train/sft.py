@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +27,6 @@ from typing import Any
 
 import torch
 
-from primerl.models.tiny import write_model
 from primerl.startup import importing
 from primerl.train.checkpoint import (
     CheckpointError,
@@ -44,7 +41,6 @@ from primerl.train.checkpoint import (
 )
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, RankError, Ranks
-from primerl.train.files import whole_folder
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
@@ -57,6 +53,7 @@ from primerl.train.proof import prove
 from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
+from primerl.train.start_folder import model_folder, start_folder
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation, summed_loss
 
@@ -126,7 +123,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
     # Rows are rendered in Rust, beside the model's import, which takes as long.
-    with _start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
+    with start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
         loading = beside.submit(_load_model, folder, config.dtype, ranks)
         rows, validation = _load_data(config, folder, rendered_at, ranks)
         model = loading.result()
@@ -275,7 +272,7 @@ class Run:
     def save(self) -> None:
         """Weights, then the checkpoint: where there is a checkpoint, its weights are there too. The checkpoint comes to
         the disk while training goes on."""
-        source = _model_folder(self.config)
+        source = model_folder(self.config)
         began = time.monotonic()
         saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks)
         ckpt = self.config.ckpt
@@ -374,50 +371,6 @@ def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> Trainer
     if not state.data:
         raise CheckpointError(f"the checkpoint of step {state.step} is not of a supervised fine-tuning")
     return state
-
-
-def _model_folder(config: SFTConfig) -> Path:
-    return Path(config.model.path or Path(config.output_dir) / "weights" / "step_0")
-
-
-@contextmanager
-def _start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
-    """The model to start from. One that is made from scratch is kept only when the block ends well: after a mistake in
-    the data the same command can be given again."""
-    target = _model_folder(config)
-    if ranks.size > 1 and config.model.tiny is not None:
-        with _made_for_all(config, target, ranks):
-            yield target
-        return
-    if config.model.tiny is None or target.is_dir():
-        yield target
-        return
-    try:
-        with whole_folder(target) as folder:
-            try:
-                write_model(folder, config.model.tiny, seed=config.seed)
-            except ValueError as error:
-                raise ConfigError(f"model.tiny: {error}") from error
-            yield folder
-    finally:
-        if not any(target.parent.iterdir()):
-            target.parent.rmdir()
-
-
-@contextmanager
-def _made_for_all(config: SFTConfig, target: Path, ranks: Ranks) -> Iterator[None]:
-    """The same where ranks read what the leading one makes."""
-    makes = ranks.leads and not target.is_dir()
-    try:
-        if makes:
-            with _start_folder(config, ALONE):
-                pass
-        ranks.wait()
-        yield
-    except BaseException:
-        if makes:
-            shutil.rmtree(target.parent, ignore_errors=True)
-        raise
 
 
 def _check_output(config: SFTConfig) -> None:
