@@ -81,7 +81,7 @@ def run_cases(cases: list[Case]) -> str:
     said = []
     try:
         for process in processes:
-            if process.wait(timeout=120):
+            if process.wait(timeout=150):
                 break
     finally:
         for process in processes:

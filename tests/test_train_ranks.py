@@ -34,7 +34,7 @@ def sft_values(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
         "optim": {"lr": 1e-2, "schedule": "constant", "warmup_steps": 0},
         "val": {"interval": 3, "data": {"path": str(folder / "rows.jsonl")}},
         "ckpt": {"interval": SAVED},
-        "dist_timeout_s": 30.0,
+        "dist_timeout_s": 120.0,
         **changes,
     }
     return settings(folder, output_dir=str(folder / output), **given)
@@ -173,7 +173,7 @@ def rl_runs(
             "model": {"path": str(folder / "tiny")},
             "optim": {"lr": 3e-3, "max_norm": 0.5},
             "weights": {"keep_all": True},
-            "dist_timeout_s": 30.0,
+            "dist_timeout_s": 120.0,
             **changes,
         }
         return Case("rl", ranks, values, copied_from=str(folder / copied_from) if copied_from else "")
