@@ -62,6 +62,8 @@ class Run:
             self.config = load(RLConfig, ["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        if self.config.trainer.ranks != 1:
+            raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
         self.output_dir = Path(resolve.absolute(self.config.output_dir))
         self.model_path = resolve.absolute(self.config.model.path)
         weights = self.config.trainer.weights
