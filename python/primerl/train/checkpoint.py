@@ -7,11 +7,15 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from primerl.train.files import whole_folder
+from primerl.train.merging import merged_state
+
+if TYPE_CHECKING:
+    from primerl.train.lora import Adapter
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -28,6 +32,8 @@ TEXT_FILES = (
 """Everything of a model folder that turns text into tokens, and the rules of ending a turn."""
 
 
+ADAPTER_FOLDER = "lora_adapters"
+"""In a model folder: the adapter that is merged into the model there, in peft's layout."""
 STATE_FILE = Path("trainer") / "state.pt"
 FORMER_STATE_FILE = Path("state.pt")
 """Where it was before checkpoints had a folder for each part of a run."""
@@ -145,16 +151,18 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int) -> Path:
+def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int, adapter: Adapter | None = None) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
-    other model folder; returns it. One that is there is replaced.
+    other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
 
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
     """
     target = output_dir / "weights" / f"step_{step}"
     with whole_folder(target, replace=True) as folder:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=merged_state(model))
+        if adapter is not None:
+            adapter.save(folder / ADAPTER_FOLDER)
         for name in TEXT_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

@@ -32,8 +32,10 @@ from primerl.train.distributed import Ranks
 from primerl.train.files import whole_folder
 from primerl.train.flops import ModelShape, peak_flops
 from primerl.train.logprobs import token_logprobs
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
+from primerl.train.merging import load_trained_state, trained_state
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
 from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model, output_head, predicted_hidden
 from primerl.train.optim import Optimizer, Update
@@ -107,9 +109,11 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         with importing():
             model = load_model(config.model.path, config.dtype, ranks.device)
         prove(model)
+        lora, base = config.model.lora, Path(config.model.path)
+        adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
         prepare(model, config.activation_checkpointing, config.compile)
         optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
-        publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all)
+        publisher = _publisher(config, adapter)
         checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval)
         trainer = Trainer(config, ranks, client, heartbeat, model, loss, optimizer, publisher, checkpoints)
         began_after = trainer.restore()
@@ -117,11 +121,19 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             steps = trainer.run(writer, began_after)
         if ranks.leads:
             heartbeat.doing(steps, "saving the checkpoint")
-            log.info("saved %s", save_checkpoint(model, Path(config.model.path), output_dir, steps))
+            separate = adapter if config.ckpt.weights.save_adapter_separately else None
+            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, separate))
         heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()
+
+
+def _publisher(config: TrainerConfig, adapter: Adapter | None) -> WeightsPublisher:
+    output_dir, kept = Path(config.output_dir), config.weights
+    if adapter is not None and config.model.lora is not None and config.model.lora.broadcast == "adapter":
+        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all)
+    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all)
 
 
 class Trainer:
@@ -160,7 +172,10 @@ class Trainer:
         state = self.checkpoints.newest()
         if state is None:
             return 0
-        self.model.load_state_dict(state.model)
+        try:
+            load_trained_state(self.model, state.model)
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
         try:
             self.optimizer.load(state.optimizer)
         except ValueError as error:
@@ -309,7 +324,8 @@ class Trainer:
         if not (due and self.ranks.leads):
             return
         self.heartbeat.doing(step, "saving a checkpoint")
-        state = TrainerState(step, self.model.state_dict(), self.optimizer.state(), self.tokens_seen, self.samples_seen)
+        trained = trained_state(self.model)
+        state = TrainerState(step, trained, self.optimizer.state(), self.tokens_seen, self.samples_seen)
         self.checkpoints.save(state)
         self.client.checkpoint(step)
 

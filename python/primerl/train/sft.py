@@ -43,8 +43,10 @@ from primerl.train.checkpoint import (
 )
 from primerl.train.config import ConfigError
 from primerl.train.files import whole_folder
+from primerl.train.lora import Adapter, add_adapter
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
+from primerl.train.merging import load_trained_state, trained_state
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.mixture import Mixture, steps
 from primerl.train.model import ModelError, load_model
@@ -121,9 +123,11 @@ def train(config: SFTConfig) -> None:
     mixture = _mixture(config, rows)
     last = _last_step(config, rows)
     prove(model)
+    lora = config.model.lora
+    adapter = None if lora is None else add_adapter(model, lora, _model_folder(config), config.seed)
     prepare(model, config.activation_checkpointing, config.compile)
     optimizer = Optimizer(model.named_parameters(), config.optim, last)
-    run = Run(config, last, rows, mixture, validation, model, optimizer, checkpoints, device, rendered_at)
+    run = Run(config, last, rows, mixture, validation, model, adapter, optimizer, checkpoints, device, rendered_at)
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
@@ -141,6 +145,7 @@ class Run:
     mixture: Mixture
     validation: Validation | None
     model: Any
+    adapter: Adapter | None
     optimizer: Optimizer
     checkpoints: Checkpoints
     device: torch.device
@@ -163,7 +168,7 @@ class Run:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
         try:
-            self.model.load_state_dict(state.model)
+            load_trained_state(self.model, state.model)
             self.optimizer.load(state.optimizer)
             self.mixture.go_to(state.data["position"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -256,8 +261,9 @@ class Run:
         """Weights, then the checkpoint: where there is a checkpoint, its weights are there too."""
         source = _model_folder(self.config)
         began = time.monotonic()
-        saved = save_checkpoint(self.model, source, self.output_dir, self.step)
         ckpt = self.config.ckpt
+        separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
+        saved = save_checkpoint(self.model, source, self.output_dir, self.step, separate)
         if ckpt is not None:
             if not ckpt.weights_only:
                 saved = self.checkpoints.save(self._state())
@@ -268,7 +274,7 @@ class Run:
         place = {"position": self.position, "samples": self.samples, "tokens": self.tokens}
         return TrainerState(
             step=self.step,
-            model=self.model.state_dict(),
+            model=trained_state(self.model),
             optimizer=self.optimizer.state(),
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),

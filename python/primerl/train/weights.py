@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from primerl.train.files import whole_folder, write_text
+from primerl.train.merging import merged_state
 
 FILE = "model.safetensors"
 SAFETENSORS_DTYPES = {
@@ -30,11 +31,12 @@ SAFETENSORS_DTYPES = {
 
 
 def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
-    """The model's tensors under the names of a Hugging Face checkpoint, tied ones once, contiguous on the CPU."""
+    """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once, contiguous
+    on the CPU."""
     from transformers.core_model_loading import revert_weight_conversion
 
     tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-    own = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
+    own = {name: tensor.detach() for name, tensor in merged_state(model).items() if name not in tied}
     named = revert_weight_conversion(model, own)
     return {name: named[name].cpu().contiguous() for name in sorted(named)}
 
