@@ -13,9 +13,9 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapter_files import check_lora_files, folder_digest
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.config import ConfigError, LoraConfig, TrainerConfig
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
 from primerl.train.memory import prepare
-from primerl.train.merging import load_trained_state, merged_state, trained_state
+from primerl.train.merging import is_adapter, merged_state
 from primerl.train.model import PackedSequences, load_model, predicted_logits
 from primerl.train.sft_config import SFTConfig
 from primerl.train.weights import WeightsPublisher, checkpoint_tensors
@@ -137,8 +137,8 @@ def experts(folder: Path) -> Path:
 
 def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
     base = experts(tmp_path)
-    model, _ = adapted(base)
-    assert {name.split(".")[3] for name in trained_state(model)} == {"self_attn"}
+    model, adapter = adapted(base)
+    assert {name.split(".")[3] for name in filter(is_adapter, trained_state(model, adapter))} == {"self_attn"}
     tensors, own = checkpoint_tensors(model), load_file(base / "model.safetensors")
     assert sorted(tensors) == sorted(own)
     changed = {name.split(".")[-2] for name, tensor in own.items() if not torch.equal(tensor, tensors[name])}
@@ -256,21 +256,27 @@ def test_what_the_launcher_sees_without_torch(folder: Path, tmp_path: Path) -> N
         check_lora_files(LoraConfig(adapter_path=str(tmp_path)), folder, "model.lora.")
 
 
-def test_a_checkpoint_holds_the_adapter_only(folder: Path) -> None:
-    model, _ = adapted(folder)
-    state = {name: tensor.clone() for name, tensor in trained_state(model).items()}
+def test_a_checkpoint_holds_the_adapter_only(folder: Path, tmp_path: Path) -> None:
+    model, adapter = adapted(folder)
+    state = {name: tensor.clone() for name, tensor in trained_state(model, adapter).items()}
     assert sum(tensor.numel() for tensor in state.values()) < 0.5 * sum(p.numel() for p in model.parameters())
     fresh = load_model(folder)
-    add_adapter(fresh, LoraConfig(rank=4), folder, seed=1)
-    load_trained_state(fresh, state)
+    load_trained_state(fresh, add_adapter(fresh, LoraConfig(rank=4), folder, seed=1), state)
     assert torch.equal(logits(fresh), logits(model))
     with pytest.raises(ValueError, match=r"it holds an adapter; set model\.lora as it was"):
-        load_trained_state(load_model(folder), state)
-    for lora in ({"rank": 2}, {"rank": 4, "target_modules": ["q_proj"]}):
-        other = load_model(folder)
-        add_adapter(other, LoraConfig(**lora), folder, seed=1)
-        with pytest.raises(ValueError, match=r"of another shape; set model\.lora as it was"):
-            load_trained_state(other, state)
+        load_trained_state(load_model(folder), None, state)
+    other = tmp_path / "other"
+    write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=4)
+    for base, lora, message in [
+        (folder, {"rank": 2}, "of another shape; set model.lora as it was"),
+        (folder, {"rank": 4, "target_modules": ["q_proj"]}, "missing, unknown or of another shape"),
+        (folder, {"rank": 4, "alpha": 8.0}, "model.lora.alpha differs"),
+        (other, {"rank": 4}, "its base model has other weights"),
+    ]:
+        fresh = load_model(base)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is looked at)
+            load_trained_state(fresh, add_adapter(fresh, LoraConfig(**lora), base, seed=1), state)
+        assert message in str(caught.value)
 
 
 def test_the_digest_is_of_the_files(folder: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 KEY = "model.lora."
 BROADCAST_FILE = "broadcast.safetensors"
-"""What an engine has to know beside the adapter's own tensors, as tensors: so it is part of the digest."""
+"""What an engine has to know beside the adapter's own tensors."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class Adapter:
             if parameter.requires_grad
         }
         return dict(sorted(named.items()))
+
+    def facts(self) -> dict[str, Tensor]:
+        """What has to be known beside the adapter's own tensors, as tensors: so it is part of a digest."""
+        return {
+            BASE_DIGEST: torch.tensor(list(bytes.fromhex(self.base_digest)), dtype=torch.uint8),
+            LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
+        }
 
     def save(self, target: Path) -> None:
         """In peft's own layout, which `peft.PeftModel.from_pretrained` and vLLM load."""
@@ -194,6 +201,32 @@ def _shortest(model: Any, modules: list[str]) -> list[str]:
     return last if sorted(meant) == sorted(modules) else modules
 
 
+def trained_state(model: Any, adapter: Adapter | None) -> dict[str, Tensor]:
+    """What of the model a checkpoint has to hold: the adapter and what it belongs to, or all of a model without one."""
+    state: dict[str, Tensor] = model.state_dict()
+    if adapter is None:
+        return state
+    return {name: tensor for name, tensor in state.items() if is_adapter(name)} | adapter.facts()
+
+
+def load_trained_state(model: Any, adapter: Adapter | None, state: dict[str, Tensor]) -> None:
+    """Raises ValueError or RuntimeError when it is of another model or adapter."""
+    if adapter is None:
+        if LORA_ALPHA in state:
+            raise ValueError("it holds an adapter; set model.lora as it was")
+        model.load_state_dict(state)
+        return
+    expected = trained_state(model, adapter)
+    other = sorted(state.keys() ^ expected.keys())
+    other += sorted(name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape)
+    if other:
+        raise ValueError(f"{other[0]} is missing, unknown or of another shape; set model.lora as it was")
+    for name, of_what in ((BASE_DIGEST, "its base model has other weights"), (LORA_ALPHA, "model.lora.alpha differs")):
+        if not torch.equal(state[name], expected[name]):
+            raise ValueError(f"{of_what}; set the model as it was")
+    model.load_state_dict({name: tensor for name, tensor in state.items() if is_adapter(name)}, strict=False)
+
+
 class AdapterPublisher(WeightsPublisher):
     """Publishes the adapter alone, for engines that hold the base model: see docs/architecture.md, "Adapters"."""
 
@@ -207,7 +240,7 @@ class AdapterPublisher(WeightsPublisher):
         if self._holds(target, version):
             return path
         with whole_folder(target, replace=True) as folder:
-            files = {ADAPTER_FILE: self._adapter.write(folder), BROADCAST_FILE: self._beside()}
+            files = {ADAPTER_FILE: self._adapter.write(folder), BROADCAST_FILE: self._adapter.facts()}
             save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
             contents = adapter_manifest(version, files, folder)
             (folder / path.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
@@ -216,17 +249,11 @@ class AdapterPublisher(WeightsPublisher):
             self._remove_before(version - self._keep_last + 1)
         return path
 
-    def _beside(self) -> dict[str, Tensor]:
-        return {
-            BASE_DIGEST: torch.tensor(list(bytes.fromhex(self._adapter.base_digest)), dtype=torch.uint8),
-            LORA_ALPHA: torch.tensor([self._adapter.config.alpha], dtype=torch.float32),
-        }
-
     def _holds(self, folder: Path, version: int) -> bool:
         """Whether these weights were published as this version before."""
         try:
             written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            files = {ADAPTER_FILE: self._adapter.tensors(), BROADCAST_FILE: self._beside()}
+            files = {ADAPTER_FILE: self._adapter.tensors(), BROADCAST_FILE: self._adapter.facts()}
             return (folder / ADAPTER_CONFIG).is_file() and written == adapter_manifest(version, files, folder)
         except (OSError, ValueError):
             return False

@@ -32,10 +32,9 @@ from primerl.train.distributed import Ranks
 from primerl.train.files import whole_folder
 from primerl.train.flops import ModelShape, peak_flops
 from primerl.train.logprobs import token_logprobs
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
-from primerl.train.merging import load_trained_state, trained_state
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
 from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model, output_head, predicted_hidden
 from primerl.train.optim import Optimizer, Update
@@ -115,7 +114,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
         publisher = _publisher(config, adapter)
         checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval)
-        trainer = Trainer(config, ranks, client, heartbeat, model, loss, optimizer, publisher, checkpoints)
+        trainer = Trainer(config, ranks, client, heartbeat, model, adapter, loss, optimizer, publisher, checkpoints)
         began_after = trainer.restore()
         with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
             steps = trainer.run(writer, began_after)
@@ -146,6 +145,7 @@ class Trainer:
         client: OrchestratorClient,
         heartbeat: Heartbeat,
         model: Any,
+        adapter: Adapter | None,
         loss: Loss,
         optimizer: Optimizer,
         publisher: WeightsPublisher,
@@ -156,6 +156,7 @@ class Trainer:
         self.client = client
         self.heartbeat = heartbeat
         self.model = model
+        self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
         self.shape = ModelShape.of(model)
@@ -173,7 +174,7 @@ class Trainer:
         if state is None:
             return 0
         try:
-            load_trained_state(self.model, state.model)
+            load_trained_state(self.model, self.adapter, state.model)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
         try:
@@ -324,7 +325,7 @@ class Trainer:
         if not (due and self.ranks.leads):
             return
         self.heartbeat.doing(step, "saving a checkpoint")
-        trained = trained_state(self.model)
+        trained = trained_state(self.model, self.adapter)
         state = TrainerState(step, trained, self.optimizer.state(), self.tokens_seen, self.samples_seen)
         self.checkpoints.save(state)
         self.client.checkpoint(step)

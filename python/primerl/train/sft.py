@@ -43,10 +43,9 @@ from primerl.train.checkpoint import (
 )
 from primerl.train.config import ConfigError
 from primerl.train.files import whole_folder
-from primerl.train.lora import Adapter, add_adapter
+from primerl.train.lora import Adapter, add_adapter, load_trained_state, trained_state
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
-from primerl.train.merging import load_trained_state, trained_state
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.mixture import Mixture, steps
 from primerl.train.model import ModelError, load_model
@@ -168,7 +167,7 @@ class Run:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
         try:
-            load_trained_state(self.model, state.model)
+            load_trained_state(self.model, self.adapter, state.model)
             self.optimizer.load(state.optimizer)
             self.mixture.go_to(state.data["position"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -274,7 +273,7 @@ class Run:
         place = {"position": self.position, "samples": self.samples, "tokens": self.tokens}
         return TrainerState(
             step=self.step,
-            model=trained_state(self.model),
+            model=trained_state(self.model, self.adapter),
             optimizer=self.optimizer.state(),
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),
