@@ -13,6 +13,7 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapter_files import check_lora_files, folder_digest
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.config import ConfigError, LoraConfig, TrainerConfig
+from primerl.train.flops import ModelShape
 from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
 from primerl.train.memory import prepare
 from primerl.train.merging import is_adapter, merged_state
@@ -319,3 +320,11 @@ def test_an_adapter_is_published_once(folder: Path, tmp_path: Path) -> None:
     assert kept == {"LATEST", "step_2", "step_3"}
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), path.parent.parent / "step_3")
     assert (plain_logits(loaded) - logits(model)).abs().max() <= 1e-5
+
+
+def test_what_is_not_trained_costs_less(folder: Path) -> None:
+    whole = ModelShape.of(load_model(folder))
+    model, adapter = adapted(folder)
+    added = sum(tensor.numel() for tensor in adapter.tensors().values())
+    assert ModelShape.of(model).matrix_parameters == pytest.approx(whole.matrix_parameters * 2 / 3 + added)
+    assert ModelShape.of(model).output_parameters == pytest.approx(whole.output_parameters * 2 / 3)

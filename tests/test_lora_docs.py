@@ -1,0 +1,42 @@
+"""docs/lora.md: its configs and commands work as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import peft
+from primerl.models.tiny import write_model
+from sft_helpers import write_rows
+from transformers import AutoModelForCausalLM
+
+
+def test_the_page(repository: Path, tmp_path: Path) -> None:
+    page = (repository / "docs" / "lora.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for kind, text in blocks:
+        if kind == "toml":
+            (tmp_path / text.split("\n", 1)[0].removeprefix("# ")).write_text(text)
+    write_model(tmp_path / "models" / "mine", seed=0)
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data" / "chats.jsonl", *({"prompt": str(n), "completion": "x"} for n in range(60)))
+    commands = [line.split("#")[0].strip() for kind, text in blocks if not kind for line in text.splitlines()]
+    assert len(commands) == 3
+    # The last one is run, for fewer steps and of another model, by tests/test_lora_rl.py.
+    assert commands.pop() == commands[-1].removesuffix("--dry-run").strip()
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "primerl"
+        if arguments[0] == "sft":  # small enough for a test
+            arguments += ["--data.batch-size", "64", "--data.seq-len", "64", "--threads", "1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "primerl", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, (command, done.stdout + done.stderr)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "mine")
+    folder = tmp_path / "outputs" / "sft-lora" / "weights" / "step_100"
+    peft.PeftModel.from_pretrained(base, folder / "lora_adapters")
+    AutoModelForCausalLM.from_pretrained(folder)
