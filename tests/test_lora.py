@@ -16,7 +16,7 @@ from primerl.train.config import ConfigError, LoraConfig, TrainerConfig
 from primerl.train.flops import ModelShape
 from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
 from primerl.train.memory import prepare
-from primerl.train.merging import is_adapter, merged_state
+from primerl.train.merging import merged_state
 from primerl.train.model import PackedSequences, load_model, predicted_logits
 from primerl.train.sft_config import SFTConfig
 from primerl.train.weights import WeightsPublisher, checkpoint_tensors
@@ -139,7 +139,7 @@ def experts(folder: Path) -> Path:
 def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
     base = experts(tmp_path)
     model, adapter = adapted(base)
-    assert {name.split(".")[3] for name in filter(is_adapter, trained_state(model, adapter))} == {"self_attn"}
+    assert {name.split(".")[3] for name in trained_state(model, adapter)} == {"self_attn"}
     tensors, own = checkpoint_tensors(model), load_file(base / "model.safetensors")
     assert sorted(tensors) == sorted(own)
     changed = {name.split(".")[-2] for name, tensor in own.items() if not torch.equal(tensor, tensors[name])}
@@ -262,10 +262,12 @@ def test_a_checkpoint_holds_the_adapter_only(folder: Path, tmp_path: Path) -> No
     state = {name: tensor.clone() for name, tensor in trained_state(model, adapter).items()}
     assert sum(tensor.numel() for tensor in state.values()) < 0.5 * sum(p.numel() for p in model.parameters())
     fresh = load_model(folder)
-    load_trained_state(fresh, add_adapter(fresh, LoraConfig(rank=4), folder, seed=1), state)
+    load_trained_state(fresh, add_adapter(fresh, LoraConfig(rank=4), folder, seed=1), state, adapter.facts())
     assert torch.equal(logits(fresh), logits(model))
     with pytest.raises(ValueError, match=r"it holds an adapter; set model\.lora as it was"):
-        load_trained_state(load_model(folder), None, state)
+        load_trained_state(load_model(folder), None, state, adapter.facts())
+    with pytest.raises(ValueError, match="it holds whole weights"):
+        load_trained_state(model, adapter, load_model(folder).state_dict(), {})
     other = tmp_path / "other"
     write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=4)
     for base, lora, message in [
@@ -276,7 +278,7 @@ def test_a_checkpoint_holds_the_adapter_only(folder: Path, tmp_path: Path) -> No
     ]:
         fresh = load_model(base)
         with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is looked at)
-            load_trained_state(fresh, add_adapter(fresh, LoraConfig(**lora), base, seed=1), state)
+            load_trained_state(fresh, add_adapter(fresh, LoraConfig(**lora), base, seed=1), state, adapter.facts())
         assert message in str(caught.value)
 
 

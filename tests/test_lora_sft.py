@@ -87,10 +87,9 @@ def test_a_checkpoint_is_of_the_adapter_only(uninterrupted: Path) -> None:
     state = torch.load(
         uninterrupted / "checkpoints" / f"step_{STEPS}" / "trainer" / "state.pt", map_location="cpu", weights_only=True
     )
-    adapter = {name for name in state["model"] if is_adapter(name)}
-    assert len(adapter) == 2 * 7
-    assert state["model"].keys() - adapter == {"base_model_digest", "lora_alpha"}
-    assert len(state["optimizer"]["optimizers"][0]["state"]) == len(adapter)
+    assert len(state["model"]) == 2 * 7
+    assert all(map(is_adapter, state["model"]))
+    assert len(state["optimizer"]["optimizers"][0]["state"]) == len(state["model"])
 
 
 @pytest.mark.timeout(600)  # starts what imports torch

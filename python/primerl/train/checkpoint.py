@@ -52,6 +52,8 @@ class TrainerState:
     """States of torch's generators."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
+    adapter: dict[str, Any] = field(default_factory=dict)
+    """Of a model with an adapter, which is then all that `model` holds: what it belongs to."""
 
 
 class CheckpointError(Exception):

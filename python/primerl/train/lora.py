@@ -55,17 +55,18 @@ class Adapter:
     base_digest: str
     """Of the weights it is trained on, as they are in their files."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """In peft's names, contiguous on the CPU."""
-        named = {
-            PREFIX + name.replace(f".{NAME}.", "."): parameter.detach().cpu().contiguous()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
-        return dict(sorted(named.items()))
+    def tensors(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
+        own = adapter_state(self.model.state_dict() if state is None else state)
+        named = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in own.items()}
+        return {name: named[name].detach().cpu().contiguous() for name in sorted(named)}
 
-    def facts(self) -> dict[str, Tensor]:
-        """What has to be known beside the adapter's own tensors, as tensors: so it is part of a digest."""
+    def facts(self) -> dict[str, Any]:
+        """What has to be the same wherever the tensors are used."""
+        return {BASE_DIGEST: self.base_digest, LORA_ALPHA: self.config.alpha}
+
+    def facts_as_tensors(self) -> dict[str, Tensor]:
+        """So that they are part of a digest."""
         return {
             BASE_DIGEST: torch.tensor(list(bytes.fromhex(self.base_digest)), dtype=torch.uint8),
             LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
@@ -201,19 +202,37 @@ def _shortest(model: Any, modules: list[str]) -> list[str]:
     return last if sorted(meant) == sorted(modules) else modules
 
 
+def adapter_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if is_adapter(name)}
+
+
 def trained_state(model: Any, adapter: Adapter | None) -> dict[str, Tensor]:
-    """What of the model a checkpoint has to hold: the adapter and what it belongs to, or all of a model without one."""
+    """What of the model a checkpoint has to hold: the adapter, or all of a model without one."""
     state: dict[str, Tensor] = model.state_dict()
-    if adapter is None:
-        return state
-    return {name: tensor for name, tensor in state.items() if is_adapter(name)} | adapter.facts()
+    return state if adapter is None else adapter_state(state)
 
 
-def load_trained_state(model: Any, adapter: Adapter | None, state: dict[str, Tensor]) -> None:
-    """Raises ValueError or RuntimeError when it is of another model or adapter."""
-    if adapter is None:
-        if LORA_ALPHA in state:
+def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:
+    """Raises ValueError where a checkpoint with these facts is of another adapter, or of none."""
+    if adapter is None or not saved:
+        if saved:
             raise ValueError("it holds an adapter; set model.lora as it was")
+        if adapter is not None:
+            raise ValueError("it holds whole weights, and model.lora is set; leave model.lora out, as it was")
+        return
+    own = adapter.facts()
+    for name, difference in (
+        (BASE_DIGEST, "its base model has other weights"),
+        (LORA_ALPHA, "model.lora.alpha differs"),
+    ):
+        if saved[name] != own[name]:
+            raise ValueError(f"{difference}; set the model as it was")
+
+
+def load_trained_state(model: Any, adapter: Adapter | None, state: dict[str, Tensor], saved: dict[str, Any]) -> None:
+    """Raises ValueError or RuntimeError when it is of another model or adapter."""
+    check_facts(adapter, saved)
+    if adapter is None:
         model.load_state_dict(state)
         return
     expected = trained_state(model, adapter)
@@ -221,10 +240,7 @@ def load_trained_state(model: Any, adapter: Adapter | None, state: dict[str, Ten
     other += sorted(name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape)
     if other:
         raise ValueError(f"{other[0]} is missing, unknown or of another shape; set model.lora as it was")
-    for name, of_what in ((BASE_DIGEST, "its base model has other weights"), (LORA_ALPHA, "model.lora.alpha differs")):
-        if not torch.equal(state[name], expected[name]):
-            raise ValueError(f"{of_what}; set the model as it was")
-    model.load_state_dict({name: tensor for name, tensor in state.items() if is_adapter(name)}, strict=False)
+    model.load_state_dict(state, strict=False)
 
 
 class AdapterPublisher(WeightsPublisher):
@@ -240,7 +256,7 @@ class AdapterPublisher(WeightsPublisher):
         if self._holds(target, version):
             return path
         with whole_folder(target, replace=True) as folder:
-            files = {ADAPTER_FILE: self._adapter.write(folder), BROADCAST_FILE: self._adapter.facts()}
+            files = {ADAPTER_FILE: self._adapter.write(folder), BROADCAST_FILE: self._adapter.facts_as_tensors()}
             save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
             contents = adapter_manifest(version, files, folder)
             (folder / path.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
@@ -253,7 +269,7 @@ class AdapterPublisher(WeightsPublisher):
         """Whether these weights were published as this version before."""
         try:
             written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            files = {ADAPTER_FILE: self._adapter.tensors(), BROADCAST_FILE: self._adapter.facts()}
+            files = {ADAPTER_FILE: self._adapter.tensors(), BROADCAST_FILE: self._adapter.facts_as_tensors()}
             return (folder / ADAPTER_CONFIG).is_file() and written == adapter_manifest(version, files, folder)
         except (OSError, ValueError):
             return False

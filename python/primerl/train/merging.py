@@ -23,20 +23,16 @@ def lora_layers(model: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def merged_state(model: Any) -> dict[str, Tensor]:
+def merged_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The state of the model with its adapter merged into it, under the names it has without one; of a model without
-    an adapter its own state."""
+    an adapter its own state. `state`: the model's, where it has been gathered already."""
+    state = model.state_dict() if state is None else state
     layers = lora_layers(model)
     if not layers:
-        own: dict[str, Tensor] = model.state_dict()
-        return own
-    state = {
-        name.replace(".base_layer.", "."): tensor.detach()
-        for name, tensor in model.state_dict().items()
-        if not is_adapter(name)
-    }
+        return state
+    merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not is_adapter(name)}
     for name, layer in layers.items():
-        weight = state[f"{name}.weight"]
-        delta = layer.lora_B[NAME].weight @ layer.lora_A[NAME].weight
-        state[f"{name}.weight"] = (weight.float() + layer.scaling[NAME] * delta.float()).to(weight.dtype)
-    return state
+        weight = merged[f"{name}.weight"]
+        a, b = (state[f"{name}.lora_{part}.{NAME}.weight"] for part in "AB")
+        merged[f"{name}.weight"] = (weight.float() + layer.scaling[NAME] * (b.float() @ a.float())).to(weight.dtype)
+    return merged

@@ -174,7 +174,7 @@ class Trainer:
         if state is None:
             return 0
         try:
-            load_trained_state(self.model, self.adapter, state.model)
+            load_trained_state(self.model, self.adapter, state.model, state.adapter)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
         try:
@@ -326,7 +326,14 @@ class Trainer:
             return
         self.heartbeat.doing(step, "saving a checkpoint")
         trained = trained_state(self.model, self.adapter)
-        state = TrainerState(step, trained, self.optimizer.state(), self.tokens_seen, self.samples_seen)
+        state = TrainerState(
+            step,
+            trained,
+            self.optimizer.state(),
+            self.tokens_seen,
+            self.samples_seen,
+            adapter=self.adapter.facts() if self.adapter else {},
+        )
         self.checkpoints.save(state)
         self.client.checkpoint(step)
 

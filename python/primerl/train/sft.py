@@ -167,7 +167,7 @@ class Run:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
         try:
-            load_trained_state(self.model, self.adapter, state.model)
+            load_trained_state(self.model, self.adapter, state.model, state.adapter)
             self.optimizer.load(state.optimizer)
             self.mixture.go_to(state.data["position"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -279,6 +279,7 @@ class Run:
             samples_seen=sum(self.samples),
             rng=random_state(),
             data={**self.data, **place},
+            adapter=self.adapter.facts() if self.adapter else {},
         )
 
 
