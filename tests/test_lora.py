@@ -244,7 +244,7 @@ def test_adapters_that_do_not_fit_are_named(folder: Path, tmp_path: Path) -> Non
     save_file({**tensors, name: torch.zeros(4, 7)}, path / "adapter_model.safetensors")
     assert f"does not fit: 1 tensors are missing, unknown or of another shape, e.g. {name}" in refusal()
     (path / "adapter_model.safetensors").write_bytes(b"12345678901234567890")
-    assert "adapter_model.safetensors cannot be read" in refusal()
+    assert "adapter_model.safetensors is not a whole safetensors file" in refusal()
 
 
 def test_what_the_launcher_sees_without_torch(folder: Path, tmp_path: Path) -> None:
@@ -255,6 +255,14 @@ def test_what_the_launcher_sees_without_torch(folder: Path, tmp_path: Path) -> N
         check_lora_files(LoraConfig(target_modules=["q"]), folder, "trainer.model.lora.")
     with pytest.raises(ConfigError, match=r"^model.lora.adapter_path: there is no .*adapter_config.json; give"):
         check_lora_files(LoraConfig(adapter_path=str(tmp_path)), folder, "model.lora.")
+    _, adapter = adapted(folder)
+    adapter.save(tmp_path / "adapter")
+    given = LoraConfig(rank=4, adapter_path=str(tmp_path / "adapter"))
+    check_lora_files(given, folder, "model.lora.")
+    other = tmp_path / "other"
+    write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=4)
+    with pytest.raises(ConfigError, match=r"^model.lora.adapter_path: .* was trained on another base model"):
+        check_lora_files(given, other, "model.lora.")
 
 
 def test_a_checkpoint_holds_the_adapter_only(folder: Path, tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from end_to_end import column, launch, read_lines, until
 from engine_helpers import PROMPT, Engine, running, torch_command
 from primerl import verify
 from primerl.config import resolve
+from primerl.config.load import ConfigError as CommandError
 from primerl.config.rl import RLConfig
+from primerl.launch import preflight
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
 from primerl.train.config import LoraConfig
 from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
 from primerl.train.model import load_model
 from primerl.train.weights import FILE
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from test_config import tree
 from test_train_rl import reference_training, settings, timeless, whole_batch
@@ -146,6 +149,24 @@ def test_engines_are_started_for_what_they_are_sent(changes: dict[str, Any], lor
     trainer = resolve.trainer(config, "http://o:1")
     sent = trainer.config.model_dump()["model"]["lora"]["broadcast"]
     assert (engine.config.model_dump()["lora"], sent) == (lora, "adapter" if lora else "merged")
+
+
+def test_the_launcher_names_what_does_not_fit_before_it_starts(folder: Path, tmp_path: Path) -> None:
+    _, adapter = random_adapter(folder, 1)
+    adapter.save(tmp_path / "adapter")
+    for lora, message in [
+        ({"target_modules": ["query"]}, "trainer.model.lora.target_modules: no layer of the model in"),
+        ({"adapter_path": str(tmp_path / "adapter"), "rank": 2}, "trainer.model.lora.rank is 2, but"),
+        ({"adapter_path": "absent"}, "trainer.model.lora.adapter_path: there is no"),
+    ]:
+        values = tree(model__path=str(folder), trainer__model__lora=lora, output_dir=str(tmp_path / "run"))
+        with pytest.raises(CommandError) as caught:
+            preflight.check(RLConfig.model_validate(values))
+        assert str(caught.value).startswith(message)
+    with pytest.raises(ValidationError, match="the trainer's probabilities have to be the engine's"):
+        RLConfig.model_validate(tree(trainer__model__lora__dropout=0.1))
+    with pytest.raises(ValidationError, match=r"there is no `model\.lora`, so no adapter"):
+        RLConfig.model_validate(tree(trainer__ckpt__weights__save_adapter_separately=True))
 
 
 # The engine ---------------------------------------------------------------------------------------------------------

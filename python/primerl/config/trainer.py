@@ -158,9 +158,7 @@ class TrainerSettings(Section):
     @model_validator(mode="after")
     def _there_is_an_adapter_to_save(self) -> Self:
         if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
-            raise ValueError(
-                "ckpt.weights.save_adapter_separately: there is no `model.lora`; leave one out or add both"
-            )
+            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
         return self
 
 

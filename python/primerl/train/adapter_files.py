@@ -19,6 +19,8 @@ PREFIX = "base_model.model."
 BASE_DIGEST = "base_model_digest"
 """In an adapter's metadata and among the tensors of a broadcast: which weights it was trained on."""
 LORA_ALPHA = "lora_alpha"
+READ_AT_ONCE = 2 * 2**30
+"""Bytes of a base model that are hashed within a second or two; a larger one is compared when it was loaded."""
 
 READ_OR_HARMLESS = {
     *("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "base_model_name_or_path", "bias"),
@@ -48,6 +50,25 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
             )
     if config.adapter_path is not None:
         read_adapter_config(config, key)
+        file = Path(config.adapter_path).expanduser() / ADAPTER_FILE
+        if sum(path.stat().st_size for path in base.glob("*.safetensors")) <= READ_AT_ONCE:
+            check_base(file, base, folder_digest(base), key)
+
+
+def check_base(file: Path, base: Path, digest: str, key: str) -> None:
+    """Raises ConfigError where the adapter in `file` says that it was trained on other weights than those in `base`."""
+    with file.open("rb") as content:
+        length = min(int.from_bytes(content.read(8), "little"), file.stat().st_size)
+        try:
+            found = json.loads(content.read(length)).get("__metadata__", {}).get(BASE_DIGEST)
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{key}adapter_path: {file} is not a whole safetensors file: {error}") from None
+    if found is not None and found != digest:
+        said = json.loads((file.parent / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ConfigError(
+            f"{key}adapter_path: {file} was trained on another base model ({said}, digest {found}; that of {base} is "
+            f"{digest}); give the model it was trained on as model.path"
+        )
 
 
 def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:

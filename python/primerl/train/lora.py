@@ -28,6 +28,7 @@ from primerl.train.adapter_files import (
     BASE_DIGEST,
     LORA_ALPHA,
     PREFIX,
+    check_base,
     folder_digest,
     is_targeted,
     read_adapter_config,
@@ -83,21 +84,17 @@ class Adapter:
         self.peft_config.save_pretrained(str(folder))
         return tensors
 
-    def load(self, path: Path) -> None:
-        """Take the weights in `path` to begin with. Raises ConfigError when they are another model's."""
+    def load(self, path: Path, base: Path) -> None:
+        """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
         file = path.expanduser() / ADAPTER_FILE
         where = f"{KEY}adapter_path: {file}"
+        check_base(file, base, self.base_digest, KEY)
         try:
             with safe_open(file, "pt") as content:
                 digest = (content.metadata() or {}).get(BASE_DIGEST)
                 found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{where} cannot be read: {error}") from None
-        if digest is not None and digest != self.base_digest:
-            raise ConfigError(
-                f"{where} was trained on another base model (digest {digest}; the model's is {self.base_digest}); give "
-                "the model of its adapter_config.json's base_model_name_or_path as model.path"
-            )
         own = self.tensors()
         other = sorted(found.keys() ^ own.keys())
         other += sorted(name for name in found.keys() & own.keys() if found[name].shape != own[name].shape)
@@ -154,7 +151,7 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int) -> Adapte
         parameter.requires_grad_(is_adapter(name))
     adapter = Adapter(model, config, peft_config, folder_digest(base))
     if config.adapter_path is not None:
-        adapter.load(Path(config.adapter_path))
+        adapter.load(Path(config.adapter_path), base)
         said = given.get("base_model_name_or_path")
         log.info("beginning with the adapter in %s (of %s)", config.adapter_path, said)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
