@@ -34,5 +34,7 @@ def merged_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str
     for name, layer in layers.items():
         weight = merged[f"{name}.weight"]
         a, b = (state[f"{name}.lora_{part}.{NAME}.weight"] for part in "AB")
-        merged[f"{name}.weight"] = (weight.float() + layer.scaling[NAME] * (b.float() @ a.float())).to(weight.dtype)
+        whole = weight.float() + layer.scaling[NAME] * (b.float() @ a.float())
+        # Where they are saved from: a second model has no place on a GPU.
+        merged[f"{name}.weight"] = whole.to(weight.dtype).cpu()
     return merged
