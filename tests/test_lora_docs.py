@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import peft
+import pytest
+from primerl.cli import main
 from primerl.models.tiny import write_model
 from sft_helpers import write_rows
 from transformers import AutoModelForCausalLM
 
 
-def test_the_page(repository: Path, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    logger = logging.getLogger("primerl")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (repository / "docs" / "lora.md").read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for kind, text in blocks:
@@ -32,10 +43,7 @@ def test_the_page(repository: Path, tmp_path: Path) -> None:
         assert program == "primerl"
         if arguments[0] == "sft":  # small enough for a test
             arguments += ["--data.batch-size", "64", "--data.seq-len", "64", "--threads", "1"]
-        done = subprocess.run(
-            [sys.executable, "-m", "primerl", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=200
-        )
-        assert done.returncode == 0, (command, done.stdout + done.stderr)
+        assert main(arguments) == 0, command
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "models" / "mine")
     folder = tmp_path / "outputs" / "sft-lora" / "weights" / "step_100"
     peft.PeftModel.from_pretrained(base, folder / "lora_adapters")
