@@ -11,13 +11,14 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapter_files import check_lora_files, folder_digest
-from primerl.train.checkpoint import save_checkpoint
-from primerl.train.config import ConfigError, LoraConfig, TrainerConfig
+from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
+from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
 from primerl.train.flops import ModelShape
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.memory import prepare
-from primerl.train.merging import merged_state
+from primerl.train.merging import adapter_state, merged_state
 from primerl.train.model import PackedSequences, load_model, predicted_logits
+from primerl.train.optim import Optimizer
 from primerl.train.sft_config import SFTConfig
 from primerl.train.weights import WeightsPublisher, checkpoint_tensors
 from safetensors.torch import load_file, save_file
@@ -97,7 +98,7 @@ def test_merged_weights_are_base_and_adapter(tmp_path: Path, tied: bool) -> None
     model, adapter = adapted(base)
     trained = logits(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    saved = save_checkpoint(model, base, tmp_path, 5, adapter)
+    saved = save_checkpoint(model, base, tmp_path, 5, adapter=adapter)
     merged = AutoModelForCausalLM.from_pretrained(saved)
     assert (plain_logits(merged) - trained).abs().max() <= 1e-5
     assert (logits(load_model(base)) - trained).abs().max() > 0.1
@@ -138,8 +139,8 @@ def experts(folder: Path) -> Path:
 
 def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
     base = experts(tmp_path)
-    model, adapter = adapted(base)
-    assert {name.split(".")[3] for name in trained_state(model, adapter)} == {"self_attn"}
+    model, _ = adapted(base)
+    assert {name.split(".")[3] for name in adapter_state(model.state_dict())} == {"self_attn"}
     tensors, own = checkpoint_tensors(model), load_file(base / "model.safetensors")
     assert sorted(tensors) == sorted(own)
     changed = {name.split(".")[-2] for name, tensor in own.items() if not torch.equal(tensor, tensors[name])}
@@ -266,27 +267,36 @@ def test_what_the_launcher_sees_without_torch(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_holds_the_adapter_only(folder: Path, tmp_path: Path) -> None:
+    def optimizer_of(model: Any) -> Optimizer:
+        return Optimizer(model.named_parameters(), OptimConfig(), 3)
+
     model, adapter = adapted(folder)
-    state = {name: tensor.clone() for name, tensor in trained_state(model, adapter).items()}
-    assert sum(tensor.numel() for tensor in state.values()) < 0.5 * sum(p.numel() for p in model.parameters())
+    optimizer, checkpoints = optimizer_of(model), Checkpoints(tmp_path, 1)
+    state = TrainerState(2, 0, 0, optimizer.config.type, adapter=adapter.facts())
+    checkpoints.save(state, model, optimizer)
+    checkpoints.finish()
+    names = [name for name in training_tensors(model, optimizer) if name.startswith("model.")]
+    assert len(names) == len(adapter.tensors())
     fresh = load_model(folder)
-    load_trained_state(fresh, add_adapter(fresh, LoraConfig(rank=4), folder, seed=1), state, adapter.facts())
+    again = add_adapter(fresh, LoraConfig(rank=4), folder, seed=1)
+    read = checkpoints.load(2)
+    check_facts(again, read.adapter)
+    checkpoints.restore(read, fresh, optimizer_of(fresh))
     assert torch.equal(logits(fresh), logits(model))
     with pytest.raises(ValueError, match=r"it holds an adapter; set model\.lora as it was"):
-        load_trained_state(load_model(folder), None, state, adapter.facts())
+        check_facts(None, read.adapter)
     with pytest.raises(ValueError, match="it holds whole weights"):
-        load_trained_state(model, adapter, load_model(folder).state_dict(), {})
+        check_facts(adapter, {})
     other = tmp_path / "other"
     write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=4)
     for base, lora, message in [
-        (folder, {"rank": 2}, "of another shape; set model.lora as it was"),
-        (folder, {"rank": 4, "target_modules": ["q_proj"]}, "missing, unknown or of another shape"),
+        (folder, {"rank": 2}, "model.lora.rank differs"),
+        (folder, {"rank": 4, "target_modules": ["q_proj"]}, "model.lora.target_modules differs"),
         (folder, {"rank": 4, "alpha": 8.0}, "model.lora.alpha differs"),
         (other, {"rank": 4}, "its base model has other weights"),
     ]:
-        fresh = load_model(base)
         with pytest.raises(ValueError) as caught:  # noqa: PT011 (the message is looked at)
-            load_trained_state(fresh, add_adapter(fresh, LoraConfig(**lora), base, seed=1), state, adapter.facts())
+            check_facts(add_adapter(load_model(base), LoraConfig(**lora), base, seed=1), read.adapter)
         assert message in str(caught.value)
 
 

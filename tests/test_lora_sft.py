@@ -17,6 +17,7 @@ import tomli_w
 import torch
 from primerl.train import sft
 from primerl.train.merging import is_adapter
+from rank_helpers import saved_tensors
 from safetensors.torch import load_file
 from sft_helpers import metrics, settings, write_rows
 from test_sft_checkpoint import curve, final_weights, killed_after
@@ -84,12 +85,10 @@ def test_an_adapter_learns(uninterrupted: Path, base: Path) -> None:
 
 
 def test_a_checkpoint_is_of_the_adapter_only(uninterrupted: Path) -> None:
-    state = torch.load(
-        uninterrupted / "checkpoints" / f"step_{STEPS}" / "trainer" / "state.pt", map_location="cpu", weights_only=True
-    )
-    assert len(state["model"]) == 2 * 7
-    assert all(map(is_adapter, state["model"]))
-    assert len(state["optimizer"]["optimizers"][0]["state"]) == len(state["model"])
+    names = list(saved_tensors(uninterrupted / "checkpoints" / f"step_{STEPS}"))
+    weights = [name for name in names if name.startswith("model.")]
+    assert len(weights) == 2 * 7
+    assert all(map(is_adapter, names))
 
 
 @pytest.mark.timeout(600)  # starts what imports torch
@@ -124,7 +123,7 @@ def test_another_adapter_than_the_checkpoints_is_refused(
         if lora is None:
             given["ckpt"].pop("weights")
         assert sft.main(given) == 2
-        assert "set model.lora as it was" in capsys.readouterr().out
+        assert "is of another model: " in capsys.readouterr().out
 
 
 def test_the_command_refuses_what_does_not_fit_before_it_starts(base: Path, tmp_path: Path) -> None:

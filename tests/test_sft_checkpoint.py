@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import pytest
 import tomli_w
 import torch
 from end_to_end import until
+from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import sft
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, keep_newest
+from primerl.train.config import OptimConfig
+from primerl.train.optim import Optimizer
 from sft_helpers import metrics, settings, write_rows
 
 INTERVAL = 3
@@ -113,19 +117,25 @@ SLOW_SAVE = """
 import os, sys, threading
 from pathlib import Path
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 from primerl.train.checkpoint import Checkpoints, TrainerState
+from primerl.train.config import OptimConfig
+from primerl.train.optim import Optimizer
 checkpoints = Checkpoints(Path(sys.argv[1]), None)
-def state(step):
-    return TrainerState(step, {"w": torch.full((1000,), float(step))}, {}, 0, 0)
-checkpoints.save(state(1))
-save = torch.save
-def half(value, path):
-    save(value, path)
-    os.truncate(path, path.stat().st_size // 2)
+model = torch.nn.Linear(1000, 1)
+optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)
+checkpoints.save(TrainerState(1, 0, 0, "adamw"), model, optimizer)
+assert checkpoints.finish() == 1
+finish = FileSystemWriter.finish
+def half(self, **given):
+    finish(self, **given)
+    (written,) = Path(self.path).glob("*.distcp")
+    os.truncate(written, written.stat().st_size // 2)
     print("half", flush=True)
     threading.Event().wait()
-torch.save = half
-checkpoints.save(state(2))
+FileSystemWriter.finish = half
+checkpoints.save(TrainerState(2, 0, 0, "adamw"), model, optimizer)
+checkpoints.finish()
 """
 
 
@@ -138,6 +148,7 @@ def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     (cut_off,) = [path for path in folder.iterdir() if path.name != "step_1"]
     assert (cut_off / "trainer" / "state.pt").stat().st_size > 0
+    assert (cut_off / "trainer" / ".metadata").exists(), "what torch takes for whole"
     checkpoints = Checkpoints(tmp_path, None)
     assert checkpoints.steps() == [1]
     newest = checkpoints.newest()
@@ -146,7 +157,9 @@ def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*; steps there: 1"):
         checkpoints.load(2)
     # The next one that is saved takes the remains away.
-    checkpoints.save(TrainerState(3, {}, {}, 0, 0))
+    model = torch.nn.Linear(2, 1)
+    checkpoints.save(TrainerState(3, 0, 0), model, Optimizer(model.named_parameters(), OptimConfig(), 9))
+    assert checkpoints.finish() == 3
     assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_3"]
 
 
@@ -242,27 +255,42 @@ def test_an_unreadable_or_missing_checkpoint_is_named(tmp_path: Path, capsys: py
     assert sft.main({**values(tmp_path, "run"), "max_steps": 4}) == 0
     assert sft.main(values(tmp_path, "run", resume_step=2)) == 2
     assert "no checkpoint of step 2" in capsys.readouterr().out
-    state = tmp_path / "run" / "checkpoints" / "step_4" / "trainer" / "state.pt"
-    state.write_bytes(state.read_bytes()[:100])
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
-    assert "step_4 to go on from the checkpoint before it" in capsys.readouterr().out
+    folder = tmp_path / "run" / "checkpoints" / "step_4" / "trainer"
+    for name in ("__0_0.distcp", ".metadata", "state.pt"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:100])
+        assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+        assert "step_4 to go on from the checkpoint before it" in capsys.readouterr().out
     assert sft.main(values(tmp_path, "run", resume_step=3)) == 0
 
 
-def test_a_checkpoint_of_the_former_layout_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints" / "step_5"
-    folder.mkdir(parents=True)
-    former = {"step": 5, "model": {}, "optimizer": {}, "tokens_seen": 7, "samples_seen": 3}
-    torch.save(former, folder / "state.pt")
-    newest = Checkpoints(tmp_path, 1).newest()
-    assert newest == TrainerState(**former)
+@pytest.mark.parametrize("place", ["state.pt", "trainer/state.pt"])
+def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "checkpoints" / "step_5" / place
+    path.parent.mkdir(parents=True)
+    torch.save({"step": 5, "model": {}, "optimizer": {}, "tokens_seen": 7, "samples_seen": 3}, path)
+    with pytest.raises(CheckpointError, match="step_5 is of an earlier version of primerl"):
+        Checkpoints(tmp_path, 1).newest()
 
 
 def test_a_checkpoint_of_the_policy_trainer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    Checkpoints(tmp_path / "run", None).save(TrainerState(5, {}, {}, 0, 0))
+    model, checkpoints = torch.nn.Linear(2, 1), Checkpoints(tmp_path / "run", None)
+    checkpoints.save(TrainerState(5, 0, 0), model, Optimizer(model.named_parameters(), OptimConfig(), 9))
+    assert checkpoints.finish() == 5
     assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
     assert "the checkpoint of step 5 is not of a supervised fine-tuning" in capsys.readouterr().out
+
+
+def test_another_model_or_optimizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    given = values(tmp_path, "run", resume_step=-1)
+    assert sft.main({**given, "optim": {"type": "sgd"}}) == 2
+    assert "the checkpoint of step 2 is of the optimizer 'adamw', and optim.type is 'sgd'" in capsys.readouterr().out
+    other = tmp_path / "other"
+    write_model(other, TinyConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1), seed=0)
+    assert sft.main({**given, "model": {"path": str(other)}}) == 2
+    assert re.search(r"step 2 is of another model: model\.\S+ is \S*48, and there \S*32", capsys.readouterr().out)
 
 
 def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from primerl.train.checkpoint import Checkpoints, TrainerState
 from primerl.train.config import ConfigError, OptimConfig
 from primerl.train.optim import Optimizer, learning_rate, weight_decay
 
@@ -200,25 +201,28 @@ def test_going_on_from_a_checkpoint_is_exact(
 
     whole, optimizer = make()
     train(optimizer, range(1, 4))
-    state = {"optimizer": optimizer.state(), "model": {name: p.detach() for name, p in whole.items()}}
-    torch.save(state, tmp_path / "state.pt")
+    checkpoints, state = Checkpoints(tmp_path, None), TrainerState(3, 0, 0, kind)
+    checkpoints.save(state, Named(whole), optimizer)
+    # Already while it is written.
     train(optimizer, range(4, 7))
+    assert checkpoints.finish() == 3
 
     gone_on, optimizer = make()
-    state = torch.load(tmp_path / "state.pt", weights_only=True)
-    with torch.no_grad():
-        for name, parameter in gone_on.items():
-            parameter.copy_(state["model"][name])
-    optimizer.load(state["optimizer"])
+    checkpoints.restore(state, Named(gone_on), optimizer)
     train(optimizer, range(4, 7))
     for name in NAMED:
         assert torch.equal(whole[name], gone_on[name]), name
 
 
-def test_the_state_of_another_optimizer_is_refused() -> None:
-    state = Optimizer(parameters().items(), OptimConfig(), 10).state()
-    with pytest.raises(ValueError, match=r"of the optimizer 'adamw', and optim\.type is 'sgd'"):
-        Optimizer(parameters().items(), OptimConfig(type="sgd"), 10).load(state)
+class Named:
+    """Parameters as a model has them."""
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def state_dict(self, *, keep_vars: bool) -> dict[str, torch.nn.Parameter]:
+        assert keep_vars
+        return self._parameters
 
 
 def test_share_of_zeros_in_the_gradient() -> None:

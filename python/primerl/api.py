@@ -66,6 +66,8 @@ class Run:
         # Your loop trains what it likes: engines are told of whole weights.
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
+        if self.config.trainer.ranks != 1:
+            raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
         self.output_dir = Path(resolve.absolute(self.config.output_dir))
         self.model_path = resolve.absolute(self.config.model.path)
         weights = self.config.trainer.weights

@@ -33,6 +33,16 @@ def trainer(arguments: list[str]) -> int:
         settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
+    from primerl.train import start_ranks
+    from primerl.train.config import ConfigError, TrainerConfig
+
+    if start_ranks.are_wanted(settings):
+        try:
+            ranks = TrainerConfig.from_dict(settings).ranks
+        except ConfigError as error:
+            return refuse(error)
+        return start_ranks.run(ranks, ["trainer", *arguments])
+    start_ranks.die_with_parent()
     with importing():
         from primerl.train.rl import main
 

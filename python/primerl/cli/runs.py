@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from primerl.config.load import ConfigError, fail, load
 from primerl.startup import importing
@@ -23,7 +24,10 @@ def sft(arguments: list[str]) -> int:
     from primerl.config.sft import SFTConfig
     from primerl.launch import preflight, preflight_sft
     from primerl.launch.starting import OMP_WAIT_POLICY
+    from primerl.train import start_ranks
 
+    if "RANK" in os.environ:
+        return sft_rank(arguments)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         # What the launcher alone understands stays here.
@@ -36,9 +40,30 @@ def sft(arguments: list[str]) -> int:
                 return 0
             # Read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
+            if start_ranks.are_wanted(settings):
+                file = folder / preflight_sft.CONFIG_FILE
+                return start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)])
             with importing():
                 from primerl.train.sft import main
 
             return int(main(settings))
     except ConfigError as error:
         return fail(str(error))
+
+
+def sft_rank(arguments: list[str]) -> int:
+    """One of several processes, by a resolved file: who started them has checked everything."""
+    from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.train import start_ranks
+
+    if len(arguments) != 2 or arguments[0] != "@":
+        return refuse(ConfigError("as a rank, `primerl sft @ configs/sft.toml` takes a resolved file and nothing else"))
+    start_ranks.die_with_parent()
+    try:
+        settings = read_toml(Path(arguments[1]))
+    except BadInputError as error:
+        return refuse(error)
+    with importing():
+        from primerl.train.sft import main
+
+    return int(main(settings))

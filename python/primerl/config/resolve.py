@@ -53,6 +53,7 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
             "seed": config.seed,
             "max_steps": config.max_steps,
             "seq_len": config.seq_len,
+            "data_ranks": config.trainer.ranks,
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
             "train": {"env": [named(environment) for environment in train]},
             "eval": {"env": [named(environment) for environment in evaluation]},

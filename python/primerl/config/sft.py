@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Name, Section, Seed, Threads, check_dry_run
+from primerl.config.base import Fraction, Name, Seconds, Section, Seed, Threads, check_dry_run
 from primerl.config.lora import CheckpointWeights, Lora
-from primerl.config.trainer import Optimizer, Recomputed, TrainerLog
+from primerl.config.trainer import Optimizer, Recomputed, TrainerLog, check_ranks
 
 SeqLen = Annotated[int, Field(ge=2)]
 
@@ -173,6 +173,14 @@ class SFTConfig(Section):
     """Compile each layer with `torch.compile`."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    ranks: PositiveInt = 1
+    """Processes that train, a GPU each (on a CPU, `threads` each), with the model divided among them (FSDP)."""
+    dp_replicate: PositiveInt = 1
+    """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
+    context_parallel: PositiveInt = 1
+    """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
+    dist_timeout_s: Seconds = 600.0
+    """Give up when another rank has not come this long to where all meet."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
@@ -184,6 +192,11 @@ class SFTConfig(Section):
     optim: Optimizer = Optimizer()
     ckpt: SFTCheckpoints | None = None
     log: TrainerLog = TrainerLog()
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        check_ranks(self)
+        return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:

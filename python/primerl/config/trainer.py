@@ -30,6 +30,13 @@ Finite = Annotated[float, Field(ge=0)]
 Recomputed = Literal["none", "full", "selective"]
 
 
+def check_ranks(settings: Any) -> None:
+    # Here, as the trainer's own check comes when everything else was started. Imports no torch.
+    from primerl.train import config
+
+    config.check_ranks(settings)
+
+
 class Optimizer(Section):
     """The optimizer and its learning-rate schedule."""
 
@@ -144,6 +151,14 @@ class TrainerSettings(Section):
     """Compile each layer with `torch.compile`."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    ranks: PositiveInt = 1
+    """Processes that train, a GPU each (on a CPU, `threads` each), with the model divided among them (FSDP)."""
+    dp_replicate: PositiveInt = 1
+    """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
+    context_parallel: PositiveInt = 1
+    """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
+    dist_timeout_s: Seconds = 600.0
+    """Give up when another rank has not come this long to where all meet."""
     orchestrator_timeout_s: Seconds = 60.0
     """Give up when the orchestrator has not answered for this long."""
     batch_timeout_s: Seconds = 1800.0
@@ -159,6 +174,11 @@ class TrainerSettings(Section):
     def _there_is_an_adapter_to_save(self) -> Self:
         if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
             raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        check_ranks(self)
         return self
 
 

@@ -12,8 +12,8 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `client` | the orchestrator's trainer endpoints |
 | `loss` | policy loss, with what is measured of it |
 | `optim` | AdamW, learning-rate schedules, gradient clipping |
-| `distributed` | data ranks |
-| `lora` | low-rank adapters: made, saved, loaded, published |
+| `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
+| `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
 | `weights` | weights published to the engines |
 | `checkpoint` | the model folder a run ends with |
 | `metrics` | `metrics.jsonl` and the console line |

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from primerl.train.files import whole_folder
-from primerl.train.merging import merged_state
+from primerl.train.distributed import ALONE, Ranks
+from primerl.train.files import settle, whole_folder
+from primerl.train.merging import adapter_state, merged_state
+from primerl.train.optim import Optimizer
+from primerl.train.parallel import whole_state
 
 if TYPE_CHECKING:
     from primerl.train.lora import Adapter
@@ -36,18 +41,19 @@ ADAPTER_FOLDER = "lora_adapters"
 """In a model folder: the adapter that is merged into the model there, in peft's layout."""
 STATE_FILE = Path("trainer") / "state.pt"
 FORMER_STATE_FILE = Path("state.pt")
-"""Where it was before checkpoints had a folder for each part of a run."""
+"""Of versions before the tensors had files of their own."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Everything that step `step` leaves to the next: with the same batches, training goes on as if never stopped."""
+    """What step `step` leaves to the next beside tensors: with the same batches, training goes on as if never stopped.
+    It is the same on all ranks."""
 
     step: int
-    model: dict[str, torch.Tensor]
-    optimizer: dict[str, Any]
     tokens_seen: int
     samples_seen: int
+    optimizer: str = ""
+    """Its type."""
     rng: dict[str, Any] = field(default_factory=dict)
     """States of torch's generators."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -61,13 +67,32 @@ class CheckpointError(Exception):
 
 
 class Checkpoints:
-    """`<output_dir>/checkpoints/step_<k>/trainer/state.pt`. A folder of that name is whole: it is written under
-    another one, synced and renamed."""
+    """`<output_dir>/checkpoints/step_<k>/trainer`: `state.pt`, and the tensors in torch's distributed format, of which
+    each rank writes and reads what it holds; any number of ranks may read what another number has written.
 
-    def __init__(self, output_dir: Path, keep_last: int | None, keep_interval: int | None = None) -> None:
+    A folder of that name is whole: it is filled under another one, synced and renamed by the leading rank when all
+    have written. That is done by a thread: training goes on once the tensors are copied.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        keep_last: int | None,
+        keep_interval: int | None = None,
+        ranks: Ranks = ALONE,
+        *,
+        beside: Path | None = None,
+    ) -> None:
+        """`beside`: a folder of which the same steps are kept."""
         self._folder = output_dir / "checkpoints"
         self._keep_last = keep_last
         self._keep_interval = keep_interval
+        self._ranks = ranks
+        self._beside = beside
+        # The thread's messages to other ranks must not mix with those of training.
+        self._group = torch.distributed.new_group(backend="gloo") if ranks.size > 1 else None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[int] | None = None
 
     def newest(self) -> TrainerState | None:
         """None where there is none. Raises CheckpointError when it cannot be read."""
@@ -80,29 +105,133 @@ class Checkpoints:
         if not folder.is_dir():
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}; steps there: {there}")
+        if (folder / FORMER_STATE_FILE).exists():
+            raise self._former(folder)
         path = folder / STATE_FILE
-        if not path.exists():
-            path = folder / FORMER_STATE_FILE
         try:
-            return TrainerState(**torch.load(path, map_location="cpu", weights_only=True))
+            values = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error}); delete {folder} to go on from the checkpoint before it"
-            ) from error
+            raise self._unreadable(path, error) from error
+        if "model" in values:
+            raise self._former(folder)
+        return TrainerState(**values)
 
-    def save(self, state: TrainerState) -> Path:
-        """Whole or not at all."""
-        remove_unfinished(self._folder)
+    def restore(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
+        """Raises CheckpointError when what `state` belongs to cannot be read or is of another model or optimizer."""
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        where, folder = f"the checkpoint of step {state.step}", self._folder / f"step_{state.step}" / "trainer"
+        if state.optimizer != optimizer.config.type:
+            raise CheckpointError(
+                f"{where} is of the optimizer {state.optimizer!r}, and optim.type is {optimizer.config.type!r}; set it "
+                "as it was"
+            )
+        _say_nothing_of_one_process()
+        try:
+            reader = FileSystemReader(folder)
+            entries = reader.read_metadata().state_dict_metadata
+            sizes = {name: entry.size for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+            optimizer.begin_state({name[10:]: size for name, size in sizes.items() if name.startswith("optimizer.")})
+            tensors = training_tensors(model, optimizer)
+            for name, tensor in tensors.items():
+                if sizes.get(name) != tensor.shape:
+                    here, there = _shape(tensor.shape), _shape(sizes.get(name))
+                    raise CheckpointError(f"{where} is of another model: {name} is {here}, and there {there}")
+            load(tensors, storage_reader=reader, process_group=self._group, no_dist=self._group is None)
+        except (Exception, CheckpointException) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise self._unreadable(folder, error) from error
+        optimizer.use_copies()
+
+    def save(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
+        """Whole or not at all. Returns when model and optimizer may go on; `finish` waits until it is on disk."""
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        self.finish()
         target = self._folder / f"step_{state.step}"
-        with whole_folder(target, replace=True) as folder:
-            (folder / STATE_FILE).parent.mkdir()
+        folder = self._folder / f".{target.name}.writing"
+        if self._ranks.leads:
+            remove_unfinished(self._folder)
+            (folder / STATE_FILE).parent.mkdir(parents=True)
             torch.save(vars(state), folder / STATE_FILE)
-        keep_newest(self._folder, self._keep_last, self._keep_interval)
-        return target
+        self._ranks.wait()
+        _say_nothing_of_one_process()
+        writing = async_save(
+            training_tensors(model, optimizer),
+            storage_writer=FileSystemWriter(folder / "trainer"),
+            process_group=self._group,
+            no_dist=self._group is None,
+        )
+        assert isinstance(writing, Future)
+        self._saving = self._thread.submit(self._complete, writing, folder, target, state.step)
+
+    def _complete(self, writing: Future[Any], folder: Path, target: Path, step: int) -> int:
+        writing.result()
+        if self._ranks.leads:
+            settle(folder, target)
+            for kept in (self._folder, self._beside):
+                if kept is not None:
+                    keep_newest(kept, self._keep_last, self._keep_interval)
+        return step
+
+    def finish(self) -> int | None:
+        """Wait for what is being saved; returns the step of what was. Raises CheckpointError."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        saving, self._saving = self._saving, None
+        try:
+            return None if saving is None else saving.result()
+        except (CheckpointException, OSError) as error:
+            raise CheckpointError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
+
+    def saved(self) -> int | None:
+        """The same, of a save that has come to its end."""
+        return self.finish() if self._saving is not None and self._saving.done() else None
 
     def steps(self) -> list[int]:
         """Of all that are there, ascending."""
         return saved_steps(self._folder)
+
+    def _former(self, folder: Path) -> CheckpointError:
+        return CheckpointError(
+            f"{folder} is of an earlier version of primerl, which alone can go on from it; give another output_dir, or "
+            "begin anew from its weights"
+        )
+
+    def _unreadable(self, path: Path, error: BaseException) -> CheckpointError:
+        folder = next(parent for parent in (path, *path.parents) if parent.name.startswith("step_"))
+        return CheckpointError(
+            f"{path} cannot be read ({_reason(error)}); delete {folder} to go on from the checkpoint before it"
+        )
+
+
+def training_tensors(model: Any, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Everything that a step changes, in fp32, under names that do not depend on the number of ranks."""
+    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
+    state = model.state_dict(keep_vars=True)
+    state = adapter_state(state) or state
+    weights = {f"model.{name}": optimizer.master(tensor).detach() for name, tensor in state.items() if name not in tied}
+    return weights | {f"optimizer.{name}": tensor.detach() for name, tensor in optimizer.state().items()}
+
+
+def _say_nothing_of_one_process() -> None:
+    """torch warns where there are no other ranks, even when it was told so; also in its thread."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+
+def _reason(error: BaseException) -> str:
+    """The last line, which of an error of several ranks is what happened."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _shape(size: Any) -> str:
+    return "missing" if size is None else "x".join(map(str, size)) or "a number"
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -153,18 +282,25 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int, adapter: Adapter | None = None) -> Path:
+def save_checkpoint(
+    model: Any, source: Path, output_dir: Path, step: int, ranks: Ranks = ALONE, adapter: Adapter | None = None
+) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
     other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
 
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
+
+    All ranks have to call it; the leading one writes.
     """
     target = output_dir / "weights" / f"step_{step}"
+    state = whole_state(model, ranks) if ranks.size > 1 else None
+    if not ranks.leads:
+        return target
     with whole_folder(target, replace=True) as folder:
-        model.save_pretrained(folder, state_dict=merged_state(model))
+        model.save_pretrained(folder, state_dict=merged_state(model, state))
         if adapter is not None:
-            adapter.save(folder / ADAPTER_FOLDER)
+            adapter.save(folder / ADAPTER_FOLDER, state)
         for name in TEXT_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

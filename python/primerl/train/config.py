@@ -149,6 +149,14 @@ class TrainerConfig:
     """Compile each layer with `torch.compile`."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    ranks: int = 1
+    """Processes that train, a GPU each, with the model divided among them."""
+    dp_replicate: int = 1
+    """Groups of ranks that each hold the whole model between them (HSDP)."""
+    context_parallel: int = 1
+    """Ranks that share a sequence; only 1 is supported."""
+    dist_timeout_s: float = 600.0
+    """Give up when another rank has not come this long to where all meet."""
     environments: list[str] = field(default_factory=list)
     """Names of the orchestrator's environments, in its order, for the metrics."""
     orchestrator_timeout_s: float = 60.0
@@ -165,6 +173,7 @@ class TrainerConfig:
     def from_dict(cls, values: dict[str, Any]) -> TrainerConfig:
         config = read(cls, values)
         _check_optim(config.optim)
+        check_ranks(config)
         _at_least(config, "max_steps", 1)
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
@@ -182,6 +191,24 @@ class TrainerConfig:
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
         return config
+
+
+NO_CONTEXT_PARALLEL = (
+    "only 1 is supported: torch's context parallelism divides each sequence evenly and attends over all of its row, "
+    "while rows here are packed with sequences of any length that may not see each other; raise `ranks` (each has "
+    "its own sequences) or set activation_checkpointing"
+)
+
+
+def check_ranks(config: Any) -> None:
+    """Of the trainer and of supervised fine-tuning."""
+    _at_least(config, "ranks", 1)
+    _at_least(config, "dp_replicate", 1)
+    _above_zero(config, "dist_timeout_s")
+    if config.ranks % config.dp_replicate:
+        raise ConfigError(f"dp_replicate is {config.dp_replicate}; it must divide ranks ({config.ranks})")
+    if config.context_parallel != 1:
+        raise ConfigError(f"context_parallel is {config.context_parallel}; {NO_CONTEXT_PARALLEL}")
 
 
 def read(kind: type[Config], values: object, where: str = "") -> Config:

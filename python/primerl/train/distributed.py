@@ -1,15 +1,30 @@
-"""Data ranks: every rank trains its share of a batch, gradients are summed over all of them."""
+"""Data ranks: processes that each train their share of a batch, with the model divided among them (`parallel`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from primerl.train.config import ConfigError
+
+SAID_WITHIN_S = 3.0
+"""Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
+
+HYBRID = ("dp_replicate", "dp_shard")
+
+
+class RankError(Exception):
+    """Another rank is gone or hangs. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +34,37 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
+    mesh: DeviceMesh | None = None
+    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None where there is one rank."""
+    store: Any = None
+    """Where the ranks say what they do."""
 
     @classmethod
-    def join(cls, timeout_s: float) -> Ranks:
-        """Meet the other ranks. A rank that is missing for `timeout_s`, here or in a sum, ends this process."""
+    def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
+        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
+
+        Raises ConfigError when there are not as many as `wanted`.
+        """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if size != wanted:
+            raise ConfigError(f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks")
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
-        if size > 1:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-        return cls(rank, size, device)
+        if size == 1:
+            return cls(rank, size, device)
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+        except RuntimeError as error:
+            raise RankError(f"rank {rank} of {size} does not find rank 0: {str(error).splitlines()[0]}") from error
+        # Checkpoints and names cross between CPUs on a GPU machine too.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        shape, names = ((size,), ("dp_shard",)) if replicas == 1 else ((replicas, size // replicas), HYBRID)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        return cls(rank, size, device, mesh, torch.distributed.PrefixStore("primerl", store))  # type: ignore[attr-defined]
 
     @property
     def leads(self) -> bool:
@@ -39,23 +72,53 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
-        if self.size > 1:
+        if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def sum_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Replace every gradient by its sum over the ranks. The loss is already divided by the tokens of all ranks."""
+    def at(self, what: str) -> None:
+        """Say what this rank does next, for the others to read when it does not come out of it."""
+        if self.store is not None:
+            self.store.set(f"at/{self.rank}", f"{time.time():.1f} {what}")
+
+    @contextmanager
+    def naming_the_missing(self) -> Iterator[None]:
+        """What torch says of a rank that is gone or hangs becomes a RankError with the rank's number."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not _of_other_ranks(error):
+                raise
+            raise RankError(f"{self._missing()}; {str(error).splitlines()[0]}") from error
+
+    def _missing(self) -> str:
+        """The ranks that do not say that they gave up as well: all that are alive do, at about the same time."""
+        try:
+            self.store.set(f"gave_up/{self.rank}", "")
+            time.sleep(SAID_WITHIN_S)
+            silent = [rank for rank in range(self.size) if not self.store.check([f"gave_up/{rank}"])]
+            described = [self._last_words(rank) for rank in silent]
+        except RuntimeError:
+            return "the other ranks are gone, with the process that started them"
+        return "; ".join(described) or "another rank has failed"
+
+    def _last_words(self, rank: int) -> str:
+        if not self.store.check([f"at/{rank}"]):
+            return f"rank {rank} is gone or hangs"
+        since, _, what = self.store.get(f"at/{rank}").decode().partition(" ")
+        return f"rank {rank} is gone or hangs, for {time.time() - float(since):.0f} s at: {what}"
+
+    def agree(self, value: Any) -> Any:
+        """The leading rank's value, on all of them."""
         if self.size == 1:
-            return
-        gradients = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                # A rank whose micro-batches are empty still takes part in the sum.
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        torch.distributed.all_reduce(flat)
-        for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+            return value
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def wait(self) -> None:
+        """For all ranks to come here."""
+        if self.size > 1:
+            self.sum(torch.zeros(1, device=self.device))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the ranks."""
@@ -79,3 +142,14 @@ class Ranks:
         found: list[list[str]] = [[] for _ in range(self.size)]
         torch.distributed.all_gather_object(found, own)
         return sorted({name for names in found for name in names})
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+"""One process, whose ranks have nothing to add up."""
+
+
+def _of_other_ranks(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    # Gloo raises plain RuntimeErrors, with the file that they come from.
+    return any(word in str(error) for word in ("gloo", "Gloo", "Connection closed by peer", "Connection reset by peer"))

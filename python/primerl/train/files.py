@@ -23,17 +23,22 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        for path in sorted(temporary.rglob("*")):
-            _sync(path)
-        _sync(temporary)
-        former = target.parent / f".{target.name}.{os.getpid()}.former"
-        if target.exists():
-            target.rename(former)
-        temporary.rename(target)
-        _sync(target.parent)
-        shutil.rmtree(former, ignore_errors=True)
+        settle(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def settle(temporary: Path, target: Path) -> None:
+    """Sync a folder that is complete and give it its name; one that has it goes."""
+    for path in sorted(temporary.rglob("*")):
+        _sync(path)
+    _sync(temporary)
+    former = target.parent / f".{target.name}.{os.getpid()}.former"
+    if target.exists():
+        target.rename(former)
+    temporary.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

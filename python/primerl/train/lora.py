@@ -34,9 +34,11 @@ from primerl.train.adapter_files import (
     read_adapter_config,
 )
 from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig
+from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder, write_text
-from primerl.train.merging import NAME, is_adapter
+from primerl.train.merging import NAME, adapter_state, is_adapter, lora_layers
 from primerl.train.model import ModelError
+from primerl.train.parallel import whole_state
 from primerl.train.weights import WeightsPublisher, manifest
 
 log = logging.getLogger(__name__)
@@ -60,11 +62,16 @@ class Adapter:
         """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
         own = adapter_state(self.model.state_dict() if state is None else state)
         named = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in own.items()}
-        return {name: named[name].detach().cpu().contiguous() for name in sorted(named)}
+        return {name: named[name].detach().float().cpu().contiguous() for name in sorted(named)}
 
     def facts(self) -> dict[str, Any]:
         """What has to be the same wherever the tensors are used."""
-        return {BASE_DIGEST: self.base_digest, LORA_ALPHA: self.config.alpha}
+        return {
+            BASE_DIGEST: self.base_digest,
+            LORA_ALPHA: self.config.alpha,
+            "rank": self.config.rank,
+            "layers": sorted(lora_layers(self.model)),
+        }
 
     def facts_as_tensors(self) -> dict[str, Tensor]:
         """So that they are part of a digest."""
@@ -73,16 +80,14 @@ class Adapter:
             LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
         }
 
-    def save(self, target: Path) -> None:
+    def save(self, target: Path, state: dict[str, Tensor] | None = None) -> None:
         """In peft's own layout, which `peft.PeftModel.from_pretrained` and vLLM load."""
         with whole_folder(target, replace=True) as folder:
-            self.write(folder)
+            self.write(folder, self.tensors(state))
 
-    def write(self, folder: Path) -> dict[str, Tensor]:
-        tensors = self.tensors()
+    def write(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt", BASE_DIGEST: self.base_digest})
         self.peft_config.save_pretrained(str(folder))
-        return tensors
 
     def load(self, path: Path, base: Path) -> None:
         """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
@@ -199,16 +204,6 @@ def _shortest(model: Any, modules: list[str]) -> list[str]:
     return last if sorted(meant) == sorted(modules) else modules
 
 
-def adapter_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if is_adapter(name)}
-
-
-def trained_state(model: Any, adapter: Adapter | None) -> dict[str, Tensor]:
-    """What of the model a checkpoint has to hold: the adapter, or all of a model without one."""
-    state: dict[str, Tensor] = model.state_dict()
-    return state if adapter is None else adapter_state(state)
-
-
 def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:
     """Raises ValueError where a checkpoint with these facts is of another adapter, or of none."""
     if adapter is None or not saved:
@@ -218,42 +213,37 @@ def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:
             raise ValueError("it holds whole weights, and model.lora is set; leave model.lora out, as it was")
         return
     own = adapter.facts()
-    for name, difference in (
-        (BASE_DIGEST, "its base model has other weights"),
-        (LORA_ALPHA, "model.lora.alpha differs"),
-    ):
+    differences = {
+        BASE_DIGEST: "its base model has other weights",
+        LORA_ALPHA: "model.lora.alpha differs",
+        "rank": "model.lora.rank differs",
+        "layers": "model.lora.target_modules differs",
+    }
+    for name, difference in differences.items():
         if saved[name] != own[name]:
             raise ValueError(f"{difference}; set the model as it was")
-
-
-def load_trained_state(model: Any, adapter: Adapter | None, state: dict[str, Tensor], saved: dict[str, Any]) -> None:
-    """Raises ValueError or RuntimeError when it is of another model or adapter."""
-    check_facts(adapter, saved)
-    if adapter is None:
-        model.load_state_dict(state)
-        return
-    expected = trained_state(model, adapter)
-    other = sorted(state.keys() ^ expected.keys())
-    other += sorted(name for name in state.keys() & expected.keys() if state[name].shape != expected[name].shape)
-    if other:
-        raise ValueError(f"{other[0]} is missing, unknown or of another shape; set model.lora as it was")
-    model.load_state_dict(state, strict=False)
 
 
 class AdapterPublisher(WeightsPublisher):
     """Publishes the adapter alone, for engines that hold the base model: see docs/architecture.md, "Adapters"."""
 
-    def __init__(self, adapter: Adapter, output_dir: Path, keep_last: int, keep_all: bool) -> None:
-        super().__init__(output_dir, keep_last, keep_all)
+    def __init__(
+        self, adapter: Adapter, output_dir: Path, keep_last: int, keep_all: bool, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(output_dir, keep_last, keep_all, ranks)
         self._adapter = adapter
 
     def publish(self, model: Any, version: int) -> Path:
         target = self._folder / f"step_{version}"
         path = target / "manifest.json"
-        if self._holds(target, version):
+        state = whole_state(model, self._ranks)
+        if not self._ranks.leads:
+            return path
+        files = {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
+        if _holds(target, version, files):
             return path
         with whole_folder(target, replace=True) as folder:
-            files = {ADAPTER_FILE: self._adapter.write(folder), BROADCAST_FILE: self._adapter.facts_as_tensors()}
+            self._adapter.write(folder, files[ADAPTER_FILE])
             save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
             contents = adapter_manifest(version, files, folder)
             (folder / path.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
@@ -262,14 +252,14 @@ class AdapterPublisher(WeightsPublisher):
             self._remove_before(version - self._keep_last + 1)
         return path
 
-    def _holds(self, folder: Path, version: int) -> bool:
-        """Whether these weights were published as this version before."""
-        try:
-            written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            files = {ADAPTER_FILE: self._adapter.tensors(), BROADCAST_FILE: self._adapter.facts_as_tensors()}
-            return (folder / ADAPTER_CONFIG).is_file() and written == adapter_manifest(version, files, folder)
-        except (OSError, ValueError):
-            return False
+
+def _holds(folder: Path, version: int, files: dict[str, dict[str, Tensor]]) -> bool:
+    """Whether these weights were published as this version before."""
+    try:
+        written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        return (folder / ADAPTER_CONFIG).is_file() and bool(written == adapter_manifest(version, files, folder))
+    except (OSError, ValueError):
+        return False
 
 
 def adapter_manifest(version: int, files: dict[str, dict[str, Tensor]], folder: Path) -> dict[str, Any]:

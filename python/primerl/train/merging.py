@@ -17,6 +17,11 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
+def adapter_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter's part of a model's state."""
+    return {name: tensor for name, tensor in state.items() if is_adapter(name)}
+
+
 def lora_layers(model: Any) -> dict[str, Any]:
     """peft's layers by name; none where the model has no adapter."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import resource
 import sys
 import time
@@ -86,12 +87,15 @@ def peak_memory(device: torch.device) -> float:
 
 
 def log_to_stdout(level: str) -> None:
-    """Send this package's log to standard output, one line a record."""
+    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all; others
+    say what goes wrong."""
+    rank = os.environ.get("RANK", "0")
+    title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger = logging.getLogger("primerl")
     logger.handlers = [handler]
-    logger.setLevel(level.upper())
+    logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
 
 

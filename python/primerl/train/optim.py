@@ -3,9 +3,9 @@ kept in fp32 where the model computes in less."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch.nn import Parameter
 
 from primerl.train import optimizers
 from primerl.train.config import ConfigError, OptimConfig
+from primerl.train.distributed import ALONE, Ranks
 from primerl.train.optimizers import NamedParameter
+from primerl.train.parallel import local, whole
 from primerl.train.schedules import learning_rate
 
 __all__ = ["Optimizer", "Update", "learning_rate"]
@@ -36,12 +38,20 @@ class Optimizer:
     """Updates parameters over steps 1..`max_steps`.
 
     Weights in less than fp32 have a copy in fp32 here, which is what is updated, and their gradients are added up in
-    fp32: each backward pass adds to the copy's gradient, and leaves none on the weight.
+    fp32: each backward pass adds to the copy's gradient, and leaves none on the weight. A model that is divided among
+    ranks (`parallel`) is in fp32 itself; each rank updates its share.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Parameter]], config: OptimConfig, max_steps: int) -> None:
+    def __init__(
+        self,
+        named: Iterable[tuple[str, Parameter]],
+        config: OptimConfig,
+        max_steps: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.config = config
         self.max_steps = max_steps
+        self._ranks = ranks
         self._copies: list[tuple[Parameter, Parameter]] = []
         self.parameters: list[Parameter] = []
         """What is updated, and holds the gradients."""
@@ -54,6 +64,7 @@ class Optimizer:
             decay = weight_decay(name, parameter, config)
             described.append(NamedParameter(name, kept, decay, is_matrix(name, parameter)))
         _check_patterns(config, [parameter.name for parameter in described])
+        self._master: dict[int, Tensor] = {id(weight): copy for weight, copy in self._copies}
         self._optimizers = optimizers.build(described, config)
 
     def _in_fp32(self, parameter: Parameter) -> Parameter:
@@ -70,25 +81,50 @@ class Optimizer:
         parameter.register_post_accumulate_grad_hook(add_up)  # type: ignore[no-untyped-call]
         return copy
 
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint: what the optimizers keep, as `<parameter>.<what>`, the same for any number of ranks."""
         return {
-            "type": self.config.type,
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "copies": [copy.detach() for _, copy in self._copies],
+            f"{name}.{key}": value
+            for optimizer, name, parameter in self._named()
+            for key, value in optimizer.state[parameter].items()
+            if value is not None
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Raises ValueError when it is the state of another optimizer."""
-        if state.get("type") != self.config.type:
-            raise ValueError(f"it is of the optimizer {state.get('type')!r}, and optim.type is {self.config.type!r}")
-        if len(state["copies"]) != len(self._copies):
-            raise ValueError("it was written with another dtype")
-        for optimizer, own in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
-        with torch.no_grad():
-            for (_, copy), saved in zip(self._copies, state["copies"], strict=True):
-                copy.copy_(saved)
+    def begin_state(self, saved: dict[str, torch.Size]) -> dict[str, Tensor]:
+        """Room for a state that was saved, to be filled; `saved` has the sizes of its tensors.
+
+        Raises ValueError when it is of other parameters.
+        """
+        parameters = [(f"{name}.", optimizer, parameter) for optimizer, name, parameter in self._named()]
+        kept: dict[str, list[str]] = {}
+        for name in saved:
+            owner, _, key = name.rpartition(".")
+            kept.setdefault(f"{owner}.", []).append(key)
+        for prefix, optimizer, parameter in parameters:
+            for key in kept.get(prefix, []):
+                size = saved[prefix + key]
+                like = parameter.detach()
+                # As large as the parameter, so divided as it is; else a counter.
+                room = torch.zeros_like(like) if size == like.shape else torch.zeros(size, device=like.device)
+                optimizer.state[parameter][key] = room
+        return self.state()
+
+    def use_copies(self) -> None:
+        """Weights take the values of their fp32 copies."""
+        if self._copies:
+            with torch.no_grad():
+                weights, copies = zip(*self._copies, strict=True)
+                torch._foreach_copy_(list(weights), list(copies))
+
+    def master(self, weight: Tensor) -> Tensor:
+        """What is updated for a weight of the model: itself, or its copy in fp32."""
+        return self._master.get(id(weight), weight)
+
+    def _named(self) -> Iterator[tuple[torch.optim.Optimizer, str, Tensor]]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                    yield optimizer, name, parameter
 
     def step(self, step: int) -> Update:
         """Clip, update, forget the gradients.
@@ -96,7 +132,7 @@ class Optimizer:
         Nothing is updated when the norm is not finite: the caller sees it in the answer.
         """
         zeros = self._zero_grad_ratio()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_norm).item()
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_norm)).item()
         lr = learning_rate(self.config, step, self.max_steps)
         finite = norm == norm and norm != float("inf")
         for optimizer in self._optimizers:
@@ -108,28 +144,28 @@ class Optimizer:
         # A stack of matrices is in its optimizer by its parts.
         for parameter in self.parameters:
             parameter.grad = None
-        if finite and self._copies:
-            with torch.no_grad():
-                weights, copies = zip(*self._copies, strict=True)
-                torch._foreach_copy_(list(weights), list(copies))
+        if finite:
+            self.use_copies()
         return Update(norm, lr, zeros)
 
     @torch.no_grad()
     def _zero_grad_ratio(self) -> float:
-        total = sum(parameter.numel() for parameter in self.parameters)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
             return 1.0
-        filled = torch.stack([gradient.count_nonzero() for gradient in gradients]).sum().item()
-        return 1.0 - filled / total
+        filled = torch.stack([gradient.count_nonzero() for gradient in gradients]).sum()
+        total = sum(local(parameter).numel() for parameter in self.parameters)
+        of_ranks = self._ranks.sum(torch.stack([filled, filled.new_tensor(total)]).double()).tolist()
+        return 1.0 - float(of_ranks[0] / of_ranks[1])
 
     @torch.no_grad()
     def has_finite_parameters(self) -> bool:
         """One answer from the device for all of them: any value that is not finite makes the sum not finite."""
         # The largest value of each, not the norm, which may overflow where every value is finite.
-        used: list[Tensor] = [*self.parameters, *(weight for weight, _ in self._copies)]
-        largest = torch._foreach_norm(used, float("inf"))
-        return bool(torch.stack([value.float().isfinite() for value in largest]).all())
+        held = [local(tensor) for tensor in (*self.parameters, *(weight for weight, _ in self._copies))]
+        largest = torch._foreach_norm([tensor for tensor in held if tensor.numel()], float("inf"))
+        infinite = torch.stack([value.float().isfinite() for value in largest]).logical_not().sum()
+        return self._ranks.sum(infinite).item() == 0
 
 
 def weight_decay(name: str, parameter: Tensor, config: OptimConfig) -> float:

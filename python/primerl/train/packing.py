@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from primerl.train.distributed import ALONE, Ranks
 from primerl.train.mixture import Mixture, steps
 from primerl.train.model import PackedSequences
 from primerl.train.rows import Row, Rows
@@ -32,6 +33,9 @@ class StepBatch:
     """What one step trains. `position` and `epoch` are those of the data after it."""
 
     micro_batches: list[MicroBatch]
+    """Of this rank; it may have one less than others. Everything else is of all ranks."""
+    most_micro_batches: int
+    """Of the rank that has most."""
     trained_tokens: int
     samples: list[int]
     """Rows of each subset."""
@@ -67,18 +71,30 @@ def micro_batch(rows: list[Row], device: torch.device) -> MicroBatch:
 
 
 def step_batches(
-    mixture: Mixture, rows: Rows, batch_size: int, seq_len: int, epochs: int | None, device: torch.device
+    mixture: Mixture,
+    rows: Rows,
+    batch_size: int,
+    seq_len: int,
+    epochs: int | None,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StepBatch]:
-    """From where the mixture stands."""
+    """From where the mixture stands. All ranks read the same rows, and each takes its share of the micro-batches; so
+    a run goes on from the same place with any number of them."""
     for indices in steps(mixture, rows, batch_size, epochs):
         chosen = [rows.row(index) for index in indices]
         samples, tokens = [0] * len(rows.titles), [0] * len(rows.titles)
         for row in chosen:
             samples[row.subset] += 1
             tokens[row.subset] += len(row)
-        micro_batches = [micro_batch(group, device) for group in packed_groups(chosen, seq_len)]
-        trained = sum(batch.targets.shape[0] for batch in micro_batches)
-        yield StepBatch(micro_batches, trained, samples, tokens, mixture.position(), mixture.epoch)
+        groups = packed_groups(chosen, seq_len)
+        micro_batches = [micro_batch(group, device) for group in groups[ranks.rank :: ranks.size]]
+        most = -(-len(groups) // ranks.size)
+        if ranks.size == 1:
+            trained = sum(batch.targets.shape[0] for batch in micro_batches)
+        else:
+            trained = sum(int(row.loss_mask[1:].count_nonzero()) for row in chosen)
+        yield StepBatch(micro_batches, most, trained, samples, tokens, mixture.position(), mixture.epoch)
 
 
 class Ahead(Generic[T]):

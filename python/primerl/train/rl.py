@@ -6,7 +6,7 @@
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
         clip, update                         policy v(k-1) becomes v(k)
         publish v(k)
-        save a checkpoint                (every `ckpt.interval` steps)
+        begin to save a checkpoint       (every `ckpt.interval` steps; a thread writes it)
     save the last policy as a model folder
 
 The trainer waits for two things only: the batch, with a deadline, and the other ranks, with a deadline. A heartbeat
@@ -28,16 +28,16 @@ from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState,
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
-from primerl.train.distributed import Ranks
+from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.flops import ModelShape, peak_flops
-from primerl.train.logprobs import token_logprobs
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, load_trained_state, trained_state
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
-from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model, output_head, predicted_hidden
+from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model
 from primerl.train.optim import Optimizer, Update
+from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradients_after
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad, routing_metrics
 from primerl.train.statistics import MOST_STALE, Groups, Statistics
@@ -87,7 +87,15 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
-    except (OrchestratorError, BatchTimeout, BatchError, LossError, TrainingDiverged, CheckpointError) as error:
+    except (
+        OrchestratorError,
+        BatchTimeout,
+        BatchError,
+        LossError,
+        TrainingDiverged,
+        CheckpointError,
+        RankError,
+    ) as error:
         log.error("%s: %s", type(error).__name__, error)
         return 1
     finally:
@@ -101,38 +109,43 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
     loss = Loss(config.loss)
-    ranks = Ranks.join(config.batch_timeout_s)
+    ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
     heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
     try:
-        heartbeat.doing(0, "loading the model")
-        with importing():
-            model = load_model(config.model.path, config.dtype, ranks.device)
-        prove(model)
-        lora, base = config.model.lora, Path(config.model.path)
-        adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
-        prepare(model, config.activation_checkpointing, config.compile)
-        optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps)
-        publisher = _publisher(config, adapter)
-        checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval)
-        trainer = Trainer(config, ranks, client, heartbeat, model, adapter, loss, optimizer, publisher, checkpoints)
-        began_after = trainer.restore()
-        with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
-            steps = trainer.run(writer, began_after)
-        if ranks.leads:
-            heartbeat.doing(steps, "saving the checkpoint")
+        with ranks.naming_the_missing():
+            heartbeat.doing(0, "loading the model")
+            with importing():
+                # A model that is divided among ranks is kept in fp32.
+                given = (config.dtype, ranks.device) if ranks.size == 1 else ()
+                model = load_model(config.model.path, *given)
+            prove(model)
+            lora, base = config.model.lora, Path(config.model.path)
+            adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
+            prepare(model, config.activation_checkpointing, config.compile)
+            shape = ModelShape.of(model)
+            shard(model, ranks, DTYPES[config.dtype])
+            optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
+            publisher = _publisher(config, ranks, adapter)
+            checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
+            parts = (model, adapter, shape, loss, optimizer, publisher, checkpoints)
+            trainer = Trainer(config, ranks, client, heartbeat, *parts)
+            began_after = trainer.restore()
+            with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
+                steps = trainer.run(writer, began_after)
+            trainer.doing(steps, "saving the model")
             separate = adapter if config.ckpt.weights.save_adapter_separately else None
-            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, separate))
+            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, ranks, separate))
         heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()
 
 
-def _publisher(config: TrainerConfig, adapter: Adapter | None) -> WeightsPublisher:
+def _publisher(config: TrainerConfig, ranks: Ranks, adapter: Adapter | None) -> WeightsPublisher:
     output_dir, kept = Path(config.output_dir), config.weights
     if adapter is not None and config.model.lora is not None and config.model.lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all)
-    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all)
+        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
+    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)
 
 
 class Trainer:
@@ -146,6 +159,7 @@ class Trainer:
         heartbeat: Heartbeat,
         model: Any,
         adapter: Adapter | None,
+        shape: ModelShape,
         loss: Loss,
         optimizer: Optimizer,
         publisher: WeightsPublisher,
@@ -159,7 +173,7 @@ class Trainer:
         self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
-        self.shape = ModelShape.of(model)
+        self.shape = shape
         self.peak_flops = peak_flops(ranks.device, DTYPES[config.dtype])
         self.optimizer = optimizer
         self.publisher = publisher
@@ -174,15 +188,10 @@ class Trainer:
         if state is None:
             return 0
         try:
-            load_trained_state(self.model, self.adapter, state.model, state.adapter)
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
-        try:
-            self.optimizer.load(state.optimizer)
+            check_facts(self.adapter, state.adapter)
         except ValueError as error:
-            raise CheckpointError(
-                f"the optimizer's state of the checkpoint of step {state.step} does not fit: {error}; set it as it was"
-            ) from error
+            raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
+        self.checkpoints.restore(state, self.model, self.optimizer)
         self.tokens_seen, self.samples_seen = state.tokens_seen, state.samples_seen
         log.info("going on from the checkpoint of step %d", state.step)
         return state.step
@@ -202,6 +211,7 @@ class Trainer:
                 batch = self.receive(step)
             except NoMoreBatches as end:
                 log.info("no more batches after step %d: %s", step - 1, end)
+                self.finish()
                 return step - 1
             clock.lap("wait_for_batch")
             try:
@@ -215,8 +225,8 @@ class Trainer:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
             # What it covers is complete, its line of metrics too.
-            self.save(step)
-            clock.lap("save_ckpt")
+            self.save(step, clock)
+        self.finish()
         return self.config.max_steps
 
     def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
@@ -229,16 +239,23 @@ class Trainer:
     def receive(self, step: int) -> Batch:
         def waiting(reason: str) -> None:
             log.debug("waiting for batch %d: %s", step, reason)
-            self.heartbeat.doing(step, f"waiting for the batch: {reason}")
+            self.doing(step, f"waiting for the batch: {reason}")
 
-        self.heartbeat.doing(step, "waiting for the batch")
-        self.body = self.client.batch(step, self.ranks.rank, self.config.batch_timeout_s, waiting)
+        self.doing(step, "waiting for the batch")
+        over: NoMoreBatches | None = None
+        try:
+            self.body = self.client.batch(step, self.ranks.rank, self.config.batch_timeout_s, waiting)
+        except NoMoreBatches as end:
+            over = end
+        # A run that is stopped may have given some ranks theirs.
+        if self.ranks.largest(torch.tensor([float(over is not None)], device=self.ranks.device)).item():
+            raise over or NoMoreBatches("another rank was told so")
         batch = decode_batch(self.body)
         asked = (step, self.ranks.rank, self.ranks.size)
         if (batch.step, batch.rank, batch.ranks) != asked:
             raise BatchError(
                 f"asked for step, rank, ranks {asked}, got {(batch.step, batch.rank, batch.ranks)}; "
-                "the orchestrator's data_ranks must be the number of trainer processes"
+                "the orchestrator's data_ranks must be the trainer's ranks"
             )
         return batch
 
@@ -246,14 +263,20 @@ class Trainer:
         """Accumulate the gradients of this rank's micro-batches, then sum them over the ranks."""
         device = self.ranks.device
         targets = [self.loss.targets(micro_batch) for micro_batch in batch.micro_batches]
-        self.heartbeat.doing(batch.step, "counting tokens over the data ranks")
+        self.doing(batch.step, "counting tokens over the data ranks")
         counts = self.ranks.sum(self.loss.counts(targets).to(device))
         self.loss.check_counts(counts, batch)
         statistics = Statistics(self.groups(batch), device)
-        self.heartbeat.doing(batch.step, "forward and backward")
-        for micro_batch, own in zip(batch.micro_batches, targets, strict=True):
-            if not own.indices.numel():
-                continue  # the other ranks have one micro-batch more
+        # Where there is nothing to train, other ranks have a micro-batch more.
+        trained = [pair for pair in zip(batch.micro_batches, targets, strict=True) if pair[1].indices.numel()]
+        most = int(self.ranks.largest(torch.tensor([len(trained)], device=device)).item())
+        self.doing(batch.step, "forward and backward")
+        for index in range(most):
+            sum_gradients_after(self.model, last=index == most - 1)
+            if index >= len(trained):
+                nothing(self.model, self.ranks).backward()  # type: ignore[no-untyped-call]
+                continue
+            micro_batch, own = trained[index]
             loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
@@ -262,8 +285,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
             statistics.add(values, environments.to(device))
-        self.heartbeat.doing(batch.step, "summing gradients over the data ranks")
-        self.ranks.sum_gradients(self.optimizer.parameters)
+        self.doing(batch.step, "adding up what was measured")
         return statistics.over(self.ranks)
 
     def micro_batch_loss(
@@ -272,13 +294,12 @@ class Trainer:
         device = self.ranks.device
         packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
         token_ids = micro_batch.token_ids.long().to(device)
-        with self.routing.recording():
-            hidden = predicted_hidden(self.model, token_ids, packed, targets.indices)
         temperatures = micro_batch.temperatures.to(device)[targets.indices]
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
-        logprobs, entropy = token_logprobs(hidden, output_head(self.model), predicted, temperatures, hook=hook)
+        with self.routing.recording():
+            logprobs, entropy = packed_logprobs(self.model, token_ids, packed, targets.indices, temperatures, hook=hook)
         return self.loss(targets, micro_batch, logprobs, entropy, counts, step)
 
     def groups(self, batch: Batch) -> Groups:
@@ -290,7 +311,7 @@ class Trainer:
         return Groups(environments, stale)
 
     def update(self, batch: Batch) -> Update:
-        self.heartbeat.doing(batch.step, "optimizer")
+        self.doing(batch.step, "optimizer")
         update = self.optimizer.step(batch.step)
         norm, lr = update.grad_norm, update.lr
         if not norm < float("inf"):
@@ -313,29 +334,37 @@ class Trainer:
         return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
     def publish(self, version: int) -> None:
-        if not self.ranks.leads:
-            return
-        self.heartbeat.doing(version, f"publishing the weights of policy {version}")
+        self.doing(version, f"publishing the weights of policy {version}")
         manifest = self.publisher.publish(self.model, version)
-        self.client.weights(version, str(manifest.resolve()))
+        if self.ranks.leads:
+            self.client.weights(version, str(manifest.resolve()))
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, clock: Clock) -> None:
+        """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
         interval = self.config.ckpt.interval
-        due = interval is not None and (step % interval == 0 or step == self.config.max_steps)
-        if not (due and self.ranks.leads):
+        if interval is None or (step % interval and step != self.config.max_steps):
+            self.tell_of(self.checkpoints.saved())
             return
-        self.heartbeat.doing(step, "saving a checkpoint")
-        trained = trained_state(self.model, self.adapter)
-        state = TrainerState(
-            step,
-            trained,
-            self.optimizer.state(),
-            self.tokens_seen,
-            self.samples_seen,
-            adapter=self.adapter.facts() if self.adapter else {},
-        )
-        self.checkpoints.save(state)
-        self.client.checkpoint(step)
+        self.doing(step, "waiting for the checkpoint before")
+        self.tell_of(self.checkpoints.finish())
+        clock.lap("wait_for_ckpt")
+        self.doing(step, "saving a checkpoint")
+        facts = self.adapter.facts() if self.adapter else {}
+        state = TrainerState(step, self.tokens_seen, self.samples_seen, self.config.optim.type, adapter=facts)
+        self.checkpoints.save(state, self.model, self.optimizer)
+        clock.lap("save_ckpt")
+
+    def finish(self) -> None:
+        self.tell_of(self.checkpoints.finish())
+
+    def tell_of(self, saved: int | None) -> None:
+        if saved is not None and self.ranks.leads:
+            self.client.checkpoint(saved)
+
+    def doing(self, step: int, what: str) -> None:
+        """For the orchestrator, and for the other ranks."""
+        self.heartbeat.doing(step, what)
+        self.ranks.at(f"step {step}: {what}")
 
     def measure(
         self, batch: Batch, statistics: Statistics, update: Update, times: dict[str, float]

@@ -18,9 +18,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,6 @@ from typing import Any
 
 import torch
 
-from primerl.models.tiny import write_model
 from primerl.startup import importing
 from primerl.train.checkpoint import (
     CheckpointError,
@@ -42,19 +40,21 @@ from primerl.train.checkpoint import (
     set_random_state,
 )
 from primerl.train.config import ConfigError
-from primerl.train.files import whole_folder
-from primerl.train.lora import Adapter, add_adapter, load_trained_state, trained_state
+from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.mixture import Mixture, steps
-from primerl.train.model import ModelError, load_model
+from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
+from primerl.train.parallel import nothing, shard, sum_gradients_after
 from primerl.train.proof import prove
 from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
+from primerl.train.start_folder import model_folder, start_folder
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation, summed_loss
 
@@ -95,7 +95,7 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError, DataError, CheckpointError) as error:
         log.error("%s", error)
         return 2
-    except TrainingDiverged as error:
+    except (TrainingDiverged, RankError) as error:
         log.error("%s", error)
         return 1
     return 0
@@ -105,32 +105,42 @@ def train(config: SFTConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
+    try:
+        with ranks.naming_the_missing():
+            _train(config, ranks)
+    finally:
+        ranks.leave()
+
+
+def _train(config: SFTConfig, ranks: Ranks) -> None:
     output_dir = Path(config.output_dir)
-    for name in ("weights", "checkpoints"):
-        remove_unfinished(output_dir / name)
     ckpt = config.ckpt or SFTCheckpointConfig()
-    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval)
+    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, beside=output_dir / "weights")
     state = _state_to_go_on_from(config, checkpoints)
-    # Templates may write today's date: a run that goes on tomorrow has to see the same rows.
-    rendered_at = state.data["rendered_at"] if state else time.time()
+    if ranks.leads:
+        for name in ("weights", "checkpoints"):
+            remove_unfinished(output_dir / name)
+    # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
+    rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
     # Rows are rendered in Rust, beside the model's import, which takes as long.
-    with _start_folder(config) as folder, ThreadPoolExecutor(max_workers=1) as beside:
-        loading = beside.submit(_load_model, folder, config.dtype, device)
-        rows, validation = _load_data(config, folder, rendered_at, device)
+    with start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
+        loading = beside.submit(_load_model, folder, config.dtype, ranks)
+        rows, validation = _load_data(config, folder, rendered_at, ranks)
         model = loading.result()
     mixture = _mixture(config, rows)
     last = _last_step(config, rows)
     prove(model)
     lora = config.model.lora
-    adapter = None if lora is None else add_adapter(model, lora, _model_folder(config), config.seed)
+    adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
     prepare(model, config.activation_checkpointing, config.compile)
-    optimizer = Optimizer(model.named_parameters(), config.optim, last)
-    run = Run(config, last, rows, mixture, validation, model, adapter, optimizer, checkpoints, device, rendered_at)
+    shard(model, ranks, DTYPES[config.dtype])
+    optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
+    run = Run(config, last, rows, mixture, validation, model, adapter, optimizer, checkpoints, ranks, rendered_at)
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
-    with MetricsWriter(output_dir, after=-1 if state is None else run.step) as writer:
+    with MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer:
         run.train(writer)
 
 
@@ -147,7 +157,7 @@ class Run:
     adapter: Adapter | None
     optimizer: Optimizer
     checkpoints: Checkpoints
-    device: torch.device
+    ranks: Ranks
     rendered_at: float
 
     def __post_init__(self) -> None:
@@ -167,43 +177,51 @@ class Run:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
         try:
-            load_trained_state(self.model, self.adapter, state.model, state.adapter)
-            self.optimizer.load(state.optimizer)
+            check_facts(self.adapter, state.adapter)
+        except ValueError as error:
+            raise CheckpointError(f"{where} is of another model: {error}") from error
+        self.checkpoints.restore(state, self.model, self.optimizer)
+        try:
             self.mixture.go_to(state.data["position"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{where} is of another model or other data: {error}") from error
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"{where} is of other data: {error}") from error
         set_random_state(state.rng)
         self.step, self.position = state.step, state.data["position"]
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
-        for name in ("weights", "checkpoints"):
+        for name in ("weights", "checkpoints") if self.ranks.leads else ():
             for path in set_aside_after(self.output_dir / name, state.step):
                 log.warning("of later steps than the one this run goes on from: renamed to %s", path)
         log.info("going on from the checkpoint of step %d", state.step)
 
-    def train(self, writer: MetricsWriter) -> None:
+    def train(self, writer: MetricsWriter | None) -> None:
         if self.step >= self.last:
             log.info("all %d steps are trained", self.last)
             return
         if self.validation is not None and self.config.val and self.config.val.at_start and not self.step:
             metrics = self.validation.measure(self.model)
-            writer.write(0, metrics)
+            if writer is not None:
+                writer.write(0, metrics)
             log.info("%s", console_line(0, self.last, metrics, SHOWN))
-        data = self.config.data
-        batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, self.device)
+        data, ranks = self.config.data, self.ranks
+        batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, ranks.device, ranks)
         ahead = Ahead(batches)
         try:
             self._steps(ahead, writer)
         finally:
             ahead.close()
+        self.ranks.at("waiting for the last checkpoint")
+        self.checkpoints.finish()
 
-    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter) -> None:
+    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None) -> None:
         clock = Clock()
         shown_at = 0.0
         for step in range(self.step + 1, self.last + 1):
             batch = next(batches)
             clock.lap("wait_for_batch")
-            loss = forward_backward(self.model, batch)
+            self.ranks.at(f"step {step}: forward and backward")
+            loss = forward_backward(self.model, batch, self.ranks)
             clock.lap("forward_backward")
+            self.ranks.at(f"step {step}: optimizer")
             update = self._update(step, loss)
             clock.lap("optimizer")
             metrics = {
@@ -218,13 +236,16 @@ class Run:
                 clock.lap("validation")
             times = clock.step()
             metrics |= {**times, "perf/throughput": sum(batch.tokens) / _training_s(times)}
-            writer.write(step, metrics)
+            if writer is not None:
+                writer.write(step, metrics)
             now = time.monotonic()
             if now - shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
                 log.info("%s", console_line(step, self.last, metrics, SHOWN))
                 shown_at = now
             # What it covers is complete, its line of metrics too.
             if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
+                self.checkpoints.finish()
+                clock.lap("wait_for_ckpt")
                 self.save()
                 clock.lap("save_ckpt")
 
@@ -257,15 +278,16 @@ class Run:
         return self.step == self.last or (interval is not None and self.step % interval == 0)
 
     def save(self) -> None:
-        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too."""
-        source = _model_folder(self.config)
+        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too. The checkpoint comes to
+        the disk while training goes on."""
+        source = model_folder(self.config)
         began = time.monotonic()
         ckpt = self.config.ckpt
         separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, source, self.output_dir, self.step, separate)
-        if ckpt is not None:
-            if not ckpt.weights_only:
-                saved = self.checkpoints.save(self._state())
+        saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
+        if ckpt is not None and not ckpt.weights_only:
+            self.checkpoints.save(self._state(), self.model, self.optimizer)
+        elif ckpt is not None and self.ranks.leads:
             keep_newest(self.output_dir / "weights", ckpt.keep_last, ckpt.keep_interval)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
@@ -273,42 +295,43 @@ class Run:
         place = {"position": self.position, "samples": self.samples, "tokens": self.tokens}
         return TrainerState(
             step=self.step,
-            model=trained_state(self.model, self.adapter),
-            optimizer=self.optimizer.state(),
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),
+            optimizer=self.config.optim.type,
             rng=random_state(),
             data={**self.data, **place},
             adapter=self.adapter.facts() if self.adapter else {},
         )
 
 
-def forward_backward(model: Any, batch: StepBatch) -> float:
+def forward_backward(model: Any, batch: StepBatch, ranks: Ranks = ALONE) -> float:
     """Accumulate the gradient of the mean loss over the step's trained tokens; returns that loss, in nats."""
     losses = []
-    for micro_batch in batch.micro_batches:
-        loss = summed_loss(model, micro_batch) / batch.trained_tokens
+    for index in range(batch.most_micro_batches):
+        sum_gradients_after(model, last=index == batch.most_micro_batches - 1)
+        if index < len(batch.micro_batches):
+            loss = summed_loss(model, batch.micro_batches[index]) / batch.trained_tokens
+        else:
+            loss = nothing(model, ranks)
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
-    return torch.stack(losses).sum().item()
+    return ranks.sum(torch.stack(losses).sum()).item()
 
 
 def _training_s(times: dict[str, float]) -> float:
     return times["time/step"] - times.get("time/validation", 0.0) - times.get("time/save_ckpt", 0.0)
 
 
-def _load_model(folder: Path, dtype: str, device: torch.device) -> Any:
+def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
     with importing():
-        return load_model(folder, dtype, device)
+        return load_model(folder, dtype, ranks.device) if ranks.size == 1 else load_model(folder)
 
 
-def _load_data(
-    config: SFTConfig, folder: Path, rendered_at: float, device: torch.device
-) -> tuple[Rows, Validation | None]:
+def _load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks) -> tuple[Rows, Validation | None]:
     data, output_dir = config.data, Path(config.output_dir)
     masker = Masker(folder, data.loss_mask, rendered_at)
     limits = Limits(data.seq_len, data.long_rows, data.max_bad_share, "data.")
-    rows = load_rows(sources(config.data, "data."), masker, limits, output_dir / "bad_rows.jsonl")
+    rows = load_rows(sources(config.data, "data."), masker, limits, output_dir / _named("bad_rows.jsonl", ranks))
     log.info("%s rows, %s tokens", f"{len(rows):,}", f"{rows.tokens:,}")
     if config.val is None:
         return rows, None
@@ -317,9 +340,14 @@ def _load_data(
         masker = Masker(folder, given.loss_mask, rendered_at)
     seq_len = given.seq_len or data.seq_len
     limits = Limits(seq_len, given.long_rows, given.max_bad_share, "val.data.")
-    held_out = load_rows(sources(given, "val.data."), masker, limits, output_dir / "val_bad_rows.jsonl")
+    held_out = load_rows(sources(given, "val.data."), masker, limits, output_dir / _named("val_bad_rows.jsonl", ranks))
     log.info("%s rows, %s tokens for validation", f"{len(held_out):,}", f"{held_out.tokens:,}")
-    return rows, Validation(held_out, seq_len, device)
+    return rows, Validation(held_out, seq_len, ranks.device, ranks)
+
+
+def _named(file: str, ranks: Ranks) -> str:
+    """All ranks read all rows, and would write to one file at a time."""
+    return file if ranks.leads else f".rank_{ranks.rank}_{file}"
 
 
 def _mixture(config: SFTConfig, rows: Rows) -> Mixture:
@@ -355,33 +383,9 @@ def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> Trainer
     return state
 
 
-def _model_folder(config: SFTConfig) -> Path:
-    return Path(config.model.path or Path(config.output_dir) / "weights" / "step_0")
-
-
-@contextmanager
-def _start_folder(config: SFTConfig) -> Iterator[Path]:
-    """The model to start from. One that is made from scratch is kept only when the block ends well: after a mistake in
-    the data the same command can be given again."""
-    target = _model_folder(config)
-    if config.model.tiny is None or target.is_dir():
-        yield target
-        return
-    try:
-        with whole_folder(target) as folder:
-            try:
-                write_model(folder, config.model.tiny, seed=config.seed)
-            except ValueError as error:
-                raise ConfigError(f"model.tiny: {error}") from error
-            yield folder
-    finally:
-        if not any(target.parent.iterdir()):
-            target.parent.rmdir()
-
-
 def _check_output(config: SFTConfig) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("primerl sft runs as one process; start it without torchrun")
+    if int(os.environ.get("RANK", "0")):
+        return  # the leading rank may have begun
     weights = Path(config.output_dir) / "weights"
     if weights.exists() and not config.resumes:
         raise ConfigError(

@@ -18,6 +18,7 @@ from primerl.train.config import (
     _at_least,
     _check_optim,
     check_lora,
+    check_ranks,
     read,
 )
 
@@ -153,6 +154,14 @@ class SFTConfig:
     """Compile each layer with `torch.compile`."""
     threads: int = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
+    ranks: int = 1
+    """Processes that train, a GPU each, with the model divided among them."""
+    dp_replicate: int = 1
+    """Groups of ranks that each hold the whole model between them (HSDP)."""
+    context_parallel: int = 1
+    """Ranks that share a sequence; only 1 is supported."""
+    dist_timeout_s: float = 600.0
+    """Give up when another rank has not come this long to where all meet."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     ckpt: SFTCheckpointConfig | None = None
     log: LogConfig = field(default_factory=LogConfig)
@@ -169,6 +178,7 @@ class SFTConfig:
     def from_dict(cls, values: dict[str, Any]) -> SFTConfig:
         config = read(cls, values)
         _check_optim(config.optim)
+        check_ranks(config)
         _at_least(config, "threads", 0)
         _check_length(config)
         _check_rows(config.data, "data.")

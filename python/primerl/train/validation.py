@@ -9,31 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.logprobs import token_logprobs
-from primerl.train.model import output_head, predicted_hidden
+from primerl.train.distributed import ALONE, Ranks
 from primerl.train.packing import Ahead, MicroBatch, micro_batch, packed_groups
+from primerl.train.parallel import nothing, packed_logprobs
 from primerl.train.progress import progress
 from primerl.train.rows import Rows
 
 
 def summed_loss(model: Any, batch: MicroBatch) -> Tensor:
     """Cross-entropy of the micro-batch's trained tokens, summed, in nats."""
-    hidden = predicted_hidden(model, batch.token_ids, batch.packed, batch.targets)
-    logprobs, _ = token_logprobs(hidden, output_head(model), batch.token_ids[batch.targets])
+    logprobs, _ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets)
     return -logprobs.sum()
 
 
 class Validation:
-    """Every row once, packed in the same way each time."""
+    """Every row once, packed in the same way each time; each rank has its share of the micro-batches."""
 
-    def __init__(self, rows: Rows, seq_len: int, device: torch.device) -> None:
+    def __init__(self, rows: Rows, seq_len: int, device: torch.device, ranks: Ranks = ALONE) -> None:
         self._titles = rows.titles
         self._device = device
-        self._groups = [
+        self._ranks = ranks
+        groups = [
             (subset, group)
             for subset, (first, end) in enumerate(pairwise(rows.firsts))
             for group in packed_groups([rows.row(index) for index in range(first, end)], seq_len)
         ]
+        self._groups = groups[ranks.rank :: ranks.size]
+        self._most = -(-len(groups) // ranks.size)
 
     @torch.no_grad()
     def measure(self, model: Any) -> dict[str, float]:
@@ -41,20 +43,23 @@ class Validation:
         was_training = model.training
         model.eval()
         losses = torch.zeros(len(self._titles), dtype=torch.float64)
-        tokens = [0] * len(self._titles)
+        tokens = torch.zeros(len(self._titles), dtype=torch.float64)
         batches = Ahead(self._micro_batches())
         try:
             with progress("validating") as report:
                 for done, (subset, batch) in enumerate(batches, start=1):
                     losses[subset] += summed_loss(model, batch).double().cpu()
                     tokens[subset] += batch.targets.shape[0]
-                    report(done / len(self._groups), f"{sum(tokens):,} tokens")
+                    report(done / len(self._groups), f"{int(tokens.sum()):,} tokens")
+            for _ in range(self._most - len(self._groups)):
+                nothing(model, self._ranks)
         finally:
             batches.close()
             model.train(was_training)
-        metrics = {"val/loss": losses.sum().item() / sum(tokens)}
+        losses, tokens = self._ranks.sum(torch.stack([losses, tokens]).to(self._ranks.device)).cpu()
+        metrics = {"val/loss": (losses.sum() / tokens.sum()).item()}
         if len(self._titles) > 1:
-            each = zip(self._titles, losses.tolist(), tokens, strict=True)
+            each = zip(self._titles, losses.tolist(), tokens.tolist(), strict=True)
             metrics |= {f"val/{title}/loss": loss / count for title, loss, count in each if count}
         return metrics
 

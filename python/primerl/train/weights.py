@@ -14,8 +14,10 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
+from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder, write_text
 from primerl.train.merging import merged_state
+from primerl.train.parallel import whole_state
 
 FILE = "model.safetensors"
 SAFETENSORS_DTYPES = {
@@ -30,13 +32,15 @@ SAFETENSORS_DTYPES = {
 }
 
 
-def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
+def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
     """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once, contiguous
-    on the CPU."""
+    on the CPU. All ranks have to call it; those that do not lead get none."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-    own = {name: tensor.detach() for name, tensor in merged_state(model).items() if name not in tied}
+    own = whole_state(model, ranks)
+    if not ranks.leads:
+        return {}
+    own = merged_state(model, own)
     named = revert_weight_conversion(model, own)
     return {name: named[name].cpu().contiguous() for name in sorted(named)}
 
@@ -67,19 +71,22 @@ def tensor_hash(tensor: Tensor) -> str:
 class WeightsPublisher:
     """Writes `<output_dir>/broadcasts/step_<k>` and removes what no engine needs any more."""
 
-    def __init__(self, output_dir: Path, keep_last: int, keep_all: bool) -> None:
+    def __init__(self, output_dir: Path, keep_last: int, keep_all: bool, ranks: Ranks = ALONE) -> None:
         self._folder = output_dir / "broadcasts"
         self._keep_last = keep_last
         self._keep_all = keep_all
+        self._ranks = ranks
 
     def publish(self, model: Any, version: int) -> Path:
-        """Write policy `version`; returns the path of its manifest.
+        """Write policy `version`; returns the path of its manifest. All ranks have to call it; the leading one writes.
 
         A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
         stay as they are, for an engine may be reading them; others replace them.
         """
         target = self._folder / f"step_{version}"
-        tensors = checkpoint_tensors(model)
+        tensors = checkpoint_tensors(model, self._ranks)
+        if not self._ranks.leads:
+            return target / "manifest.json"
         if _holds(target, version, tensors):
             return target / "manifest.json"
         with whole_folder(target, replace=True) as folder:

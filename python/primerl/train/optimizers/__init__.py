@@ -36,10 +36,10 @@ class NamedParameter:
 
 
 def groups(parameters: Iterable[NamedParameter]) -> list[dict[str, Any]]:
-    """Parameter groups of equal weight decay."""
-    by_decay: dict[float, list[Tensor]] = {}
+    """Parameter groups of equal weight decay, with the parameters' names, under which their state is saved."""
+    by_decay: dict[float, list[tuple[str, Tensor]]] = {}
     for parameter in parameters:
-        by_decay.setdefault(parameter.weight_decay, []).append(parameter.tensor)
+        by_decay.setdefault(parameter.weight_decay, []).append((parameter.name, parameter.tensor))
     return [{"params": tensors, "weight_decay": decay} for decay, tensors in by_decay.items()]
 
 

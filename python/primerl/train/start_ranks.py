@@ -1,0 +1,86 @@
+"""A process that starts the ranks of a training on this machine and watches them: torch's elastic launcher, `torchrun`.
+
+    run(4, ["trainer", "@", file])    -> the exit code of the first rank that failed, 0 where all ended well
+
+What kills a rank kills this process too, with the same signal, after it has ended the other ranks and named the one: so
+whoever watches it sees a process that was killed, and starts it again, or one that gave up, and does not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import uuid
+from typing import Any
+
+from primerl.startup import importing
+
+log = logging.getLogger(__name__)
+
+STOP_S = 8
+"""Time that ranks have to end when they are asked to."""
+PR_SET_PDEATHSIG = 1
+
+
+def are_wanted(settings: dict[str, Any]) -> bool:
+    """Whether this process is to start ranks, and is not one that `torchrun` or this module has started."""
+    return settings.get("ranks", 1) != 1 and "RANK" not in os.environ
+
+
+def run(ranks: int, arguments: list[str]) -> int:
+    """`primerl <arguments>` as so many ranks."""
+    with importing():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        from primerl.train.metrics import log_to_stdout
+
+    log_to_stdout("info")
+    # Its own tables of errors repeat what the ranks have said.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        shutdown_timeout=STOP_S,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "primerl", *arguments)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    except ChildFailedError as error:
+        # The first, in whole seconds, and in the same second one that was killed: others fail when a rank is gone, or
+        # are ended here.
+        def order(item: tuple[int, Any]) -> tuple[int, bool]:
+            code = item[1].exitcode
+            return item[1].timestamp, code >= 0 or code == -signal.SIGTERM
+
+        rank, failure = min(error.failures.items(), key=order)
+        return ended(rank, failure.exitcode)
+    return 0
+
+
+def ended(rank: int, code: int) -> int:
+    if code >= 0:
+        log.error("rank %d ended with exit code %d", rank, code)
+        return code
+    log.error("rank %d was killed by %s; the other ranks were ended", rank, signal.Signals(-code).name)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+def die_with_parent() -> None:
+    """A rank whose starter was killed would train on beside the ranks that are started next."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

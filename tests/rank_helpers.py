@@ -1,0 +1,100 @@
+"""Runs of several trainer processes on this machine's CPU, as `torchrun` would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+MAIN = """
+import json, os, shutil, sys
+from importlib import import_module
+rank = int(os.environ["RANK"])
+for case in json.load(sys.stdin):
+    if rank >= case["ranks"]:
+        continue
+    os.environ |= {"WORLD_SIZE": str(case["ranks"]), "MASTER_PORT": str(case["port"])}
+    if case["copied_from"] and rank == 0:
+        # The others wait for this one to begin.
+        shutil.copytree(case["copied_from"], case["values"]["output_dir"])
+    code = import_module("primerl.train." + case["kind"]).main(case["values"])
+    if code != case["code"]:
+        sys.exit(f"rank {rank} of {case['values']}: {code}")
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. `kind`: sft or rl."""
+
+    kind: str
+    ranks: int
+    values: dict[str, Any]
+    copied_from: str = ""
+    """A folder that becomes its `output_dir` first."""
+    code: int = 0
+    """Exit code that all ranks end with."""
+    port: int = field(default_factory=lambda: free_port())
+
+    def __post_init__(self) -> None:
+        self.values["ranks"] = self.ranks
+
+    @property
+    def output(self) -> Path:
+        return Path(self.values["output_dir"])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def start_ranks(cases: list[Case]) -> list[subprocess.Popen[str]]:
+    """As many processes as the largest case has ranks; each imports torch once."""
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    processes = []
+    for rank in range(max(case.ranks for case in cases)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([asdict(case) for case in cases]))
+        process.stdin.close()
+        process.stdin = None
+        processes.append(process)
+    return processes
+
+
+def run_cases(cases: list[Case]) -> str:
+    """One after the other, to their ends; returns what was said."""
+    processes = start_ranks(cases)
+    said = []
+    try:
+        for process in processes:
+            if process.wait(timeout=120):
+                break
+    finally:
+        for process in processes:
+            process.kill()
+            said.append(process.communicate()[0])
+    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+    return "\n".join(said)
+
+
+def saved_tensors(checkpoint: Path) -> set[str]:
+    """Names of the tensors in a checkpoint."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    entries = FileSystemReader(checkpoint / "trainer").read_metadata().state_dict_metadata
+    return {name for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
