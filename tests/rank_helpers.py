@@ -89,3 +89,12 @@ def run_cases(cases: list[Case]) -> str:
             said.append(process.communicate()[0])
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
     return "\n".join(said)
+
+
+def saved_tensors(checkpoint: Path) -> set[str]:
+    """Names of the tensors in a checkpoint."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    entries = FileSystemReader(checkpoint / "trainer").read_metadata().state_dict_metadata
+    return {name for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}

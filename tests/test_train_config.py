@@ -112,11 +112,12 @@ def test_training_imports_little() -> None:
         for file, module in found
         if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
     }
-    # Where they are used: the renderer, tables of rows, a bar on a terminal.
+    # Where they are used: the renderer, tables of rows, a bar on a terminal, adapters.
     assert others == {
         ("masks.py", "primerl.render"),
         ("sources.py", "datasets"),
         ("progress.py", "rich.progress"),
+        ("lora.py", "peft"),
     }
 
 

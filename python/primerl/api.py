@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from primerl.config import resolve
 from primerl.config.load import ConfigError, load
+from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.processes import Processes, describe_end
@@ -62,6 +63,9 @@ class Run:
             self.config = load(RLConfig, ["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        # Your loop trains what it likes: engines are told of whole weights.
+        trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
+        self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
             raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
         self.output_dir = Path(resolve.absolute(self.config.output_dir))

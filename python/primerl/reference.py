@@ -1,5 +1,5 @@
-"""Log-probabilities of truncated sampling in double precision, for `primerl verify`. Shares nothing with the trainer's
-(`primerl.train.truncation`), nor with the engine's.
+"""What `primerl verify` compares with, sharing nothing with the trainer, nor with the engine: log-probabilities of
+truncated sampling in double precision (the trainer's are in `primerl.train.truncation`), and adapters merged by peft.
 
 Where the edge of the kept set lies nearer to a token than rounding reaches, an engine may keep that token or leave it
 out. So there are three sets: as the numbers say, and with all edges moved a little outwards and inwards.
@@ -8,9 +8,13 @@ out. So there are three sets: as the numbers say, and with all edges moved a lit
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, folder_digest
 
 SLACK = 1e-4
 """How far edges are moved, in nats of a logit and in shares of the probability: well above what fp32 engines round."""
@@ -44,3 +48,22 @@ def _logprob(ordered: Tensor, place: int, top_p: float, top_k: int, min_p: float
 
 def _at_least(ordered: Tensor, count: int, lowest: float) -> int:
     return min(count, int((ordered >= lowest).sum()))
+
+
+def adapted_model(base: Path, folder: Path, tensors: dict[str, Tensor]) -> Any:
+    """The model in `base` with the adapter that was published in `folder`, `tensors`; in fp32, read and merged by peft.
+
+    Raises ValueError when the adapter was trained on other weights, or sent to engines with another scale.
+    """
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    trained_on, found = bytes(tensors[BASE_DIGEST].tolist()).hex(), folder_digest(base)
+    if trained_on != found:
+        raise ValueError(f"the adapter was trained on weights with digest {trained_on}, those in {base} have {found}")
+    library: Any = peft
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa")
+    model = library.PeftModel.from_pretrained(plain, str(folder))
+    if model.peft_config["default"].lora_alpha != tensors[LORA_ALPHA].item():
+        raise ValueError("adapter_config.json has another lora_alpha than the engines were sent")
+    return model.merge_and_unload()

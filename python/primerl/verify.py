@@ -35,8 +35,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from primerl.launch.ending import trained_steps
-from primerl.reference import truncated_logprobs
+from primerl.reference import adapted_model, truncated_logprobs
 from primerl.runs.verified import MAX_LIMIT, Difference, Report
+from primerl.train.adapter_files import BASE_DIGEST
 from primerl.train.data import Batch, BatchError, decode_batch
 from primerl.train.truncation import Truncation
 from primerl.train.weights import manifest
@@ -213,6 +214,7 @@ class Reference:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._broadcasts = folder / "broadcasts"
         self._config = AutoConfig.from_pretrained(_model_folder(folder), local_files_only=True)
+        self._base = _trained_from(folder) or _model_folder(folder)
         kinds = set(getattr(self._config.get_text_config(), "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
             raise VerifyError(f"models with {', '.join(sorted(kinds))} layers cannot be verified")
@@ -232,6 +234,11 @@ class Reference:
         found = manifest(version, tensors, "", 0)["digest"]
         if found != recorded["digest"] or recorded["policy_version"] != version:
             raise VerifyError(f"{folder}: the weights have digest {found}, manifest.json says {recorded['digest']}")
+        if BASE_DIGEST in tensors:
+            try:
+                return adapted_model(self._base, folder, tensors).to(self.device).eval()
+            except ValueError as error:
+                raise VerifyError(f"{folder}: {error}") from None
         model, loaded = self._kind.from_pretrained(
             None,
             config=self._config,
@@ -253,13 +260,20 @@ class Reference:
 def _model_folder(folder: Path) -> Path:
     """A folder with the run's `config.json`: its checkpoint, or the model it started from."""
     candidates = sorted((folder / "weights").glob("step_*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    settings = folder / "configs" / "trainer.toml"
-    if settings.is_file():
-        candidates.append(Path(tomllib.loads(settings.read_text(encoding="utf-8"))["model"]["path"]))
+    trained_from = _trained_from(folder)
+    candidates += [] if trained_from is None else [trained_from]
     for candidate in candidates:
         if (candidate / "config.json").is_file():
             return candidate
     raise VerifyError(f"no model config: neither {folder}/weights/step_N nor the model folder in {folder}/configs")
+
+
+def _trained_from(folder: Path) -> Path | None:
+    """The model folder that the run's trainer began with."""
+    settings = folder / "configs" / "trainer.toml"
+    if not settings.is_file():
+        return None
+    return Path(tomllib.loads(settings.read_text(encoding="utf-8"))["model"]["path"])
 
 
 def _forward_all(turns: list[Turn], reference: Reference, report: Report) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from primerl.config.base import Port, Section, Seed, Threads
+from primerl.config.lora import EngineLora
 
 
 class InferenceSettings(Section):
@@ -50,5 +51,6 @@ class InferenceConfig(InferenceSettings):
     """Log-probabilities before or after temperature and the other sampling settings."""
     seed: Seed = 0
     """Seed of sampling."""
+    lora: EngineLora | None = None
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""

@@ -19,6 +19,7 @@ from primerl.config.environment import (
     Workers,
 )
 from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
+from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
@@ -64,6 +65,7 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
 def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     source = config.inference
     needed = "raw_logprobs" if config.orchestrator.sampling.is_plain else "processed_logprobs"
+    lora = trained_lora(config)
     processes = []
     for index in range(source.replicas):
         resolved = InferenceConfig.model_validate(
@@ -75,6 +77,7 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                 # Two engines with one seed would sample the same tokens for the same prompt.
                 "seed": config.seed + index,
                 "join": orchestrator_url,
+                "lora": EngineLora(**shared(lora, EngineLora)) if lora and lora.broadcast == "adapter" else None,
             }
         )
         name = "inference" if source.replicas == 1 else f"inference_{index}"
@@ -119,10 +122,22 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "max_steps": config.max_steps,
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
-            "model": TrainedModel(path=absolute(config.model.path)),
+            "model": TrainedModel(path=absolute(config.model.path), lora=trained_lora(config)),
         }
     )
     return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+
+
+def trained_lora(config: RLConfig) -> TrainerLora | None:
+    """With what is left out decided: engines of elsewhere may not have been started for adapters."""
+    lora = config.trainer.model.lora
+    if lora is None:
+        return None
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if config.orchestrator.engines else "adapter")}
+    if lora.adapter_path is not None:
+        changes["adapter_path"] = absolute(lora.adapter_path)
+    resolved: TrainerLora = lora.model_copy(update=changes)
+    return resolved
 
 
 def model_name(config: RLConfig) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.base import Fraction, Name, Seconds, Section, Seed, Threads, check_dry_run
+from primerl.config.lora import CheckpointWeights, Lora
 from primerl.config.trainer import Optimizer, Recomputed, TrainerLog, check_ranks
 
 SeqLen = Annotated[int, Field(ge=2)]
@@ -48,6 +49,7 @@ class SFTModel(Section):
     """Model folder."""
     tiny: TinyModel | None = None
     """Shape of a model that is made from scratch."""
+    lora: Lora | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -151,6 +153,7 @@ class SFTCheckpoints(Section):
     """Save no checkpoints, weights only: nothing to go on from."""
     resume_step: int | None = Field(default=None, ge=-1)
     """Go on from the checkpoint of this step; -1: from the newest, or from the beginning where there is none."""
+    weights: CheckpointWeights = CheckpointWeights()
 
 
 class SFTConfig(Section):

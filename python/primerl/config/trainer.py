@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import Seconds, Section, Seed, Threads
+from primerl.config.lora import AdaptedModel, CheckpointWeights
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -129,6 +130,7 @@ class Checkpoints(Section):
     """Newest checkpoints that are kept."""
     keep_interval: PositiveInt | None = None
     """Checkpoints at multiples of this step are kept beside the newest."""
+    weights: CheckpointWeights = CheckpointWeights()
 
 
 class TrainerLog(Section):
@@ -161,6 +163,7 @@ class TrainerSettings(Section):
     """Give up when the orchestrator has not answered for this long."""
     batch_timeout_s: Seconds = 1800.0
     """Give up when the orchestrator answers, but one batch takes longer than this."""
+    model: AdaptedModel = AdaptedModel()
     optim: Optimizer = Optimizer()
     loss: Loss = Loss()
     weights: Weights = Weights()
@@ -168,12 +171,18 @@ class TrainerSettings(Section):
     log: TrainerLog = TrainerLog()
 
     @model_validator(mode="after")
+    def _there_is_an_adapter_to_save(self) -> Self:
+        if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
+            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+        return self
+
+    @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
         check_ranks(self)
         return self
 
 
-class TrainedModel(Section):
+class TrainedModel(AdaptedModel):
     """The model to train."""
 
     path: str

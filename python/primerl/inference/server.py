@@ -42,6 +42,14 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The adapters that the engine is sent in place of whole weights."""
+
+    rank: int
+    target_modules: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class InferenceConfig:
     model: ModelConfig
     backend: str = "torch"
@@ -61,6 +69,7 @@ class InferenceConfig:
     logprobs_mode: str = "raw_logprobs"
     threads: int = 1
     """CPU threads of the model."""
+    lora: LoraConfig | None = None
 
     @classmethod
     def from_toml(cls, settings: Mapping[str, Any]) -> InferenceConfig:
@@ -69,7 +78,10 @@ class InferenceConfig:
         model = values.get("model")
         if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
             raise ValueError("model.path: give the folder of a model")
-        config = cls(**{**values, "model": ModelConfig(**_known("model.", model, ModelConfig))})
+        values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
+        if values.get("lora") is not None:
+            values["lora"] = _lora(values["lora"])
+        config = cls(**values)
         for name, choices in CHOICES.items():
             if getattr(config, name) not in choices:
                 raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(config, name)!r}")
@@ -89,6 +101,16 @@ def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict
     if unknown := sorted(settings.keys() - names):
         raise ValueError(f"{prefix}{unknown[0]}: no such setting; there are {', '.join(sorted(names))}")
     return dict(settings)
+
+
+def _lora(settings: object) -> LoraConfig:
+    found = _known("lora.", settings, LoraConfig) if isinstance(settings, Mapping) else {}
+    rank, targets = found.get("rank"), found.get("target_modules")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ValueError(f"lora.rank: must be a whole number from 1, not {rank!r}")
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
+        raise ValueError(f"lora.target_modules: must be a list of names, not {targets!r}")
+    return LoraConfig(rank=rank, target_modules=targets)
 
 
 class _StopRequestedError(Exception):
@@ -151,6 +173,7 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
             max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len,
             logprobs_mode=config.logprobs_mode,
+            lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
         )
         engine = _core.InferenceEngine(
             engine_settings(config, backend.decoder.max_len), backend, host=config.host, port=config.port

@@ -9,6 +9,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from primerl.inference import adapter
 from primerl.inference.model import Decoder, Segment, load_folder
 from primerl.inference.sampling import Rows, Scores, sample, score
 from primerl.inference.shape import Shape
@@ -34,7 +35,9 @@ class TorchBackend:
         max_num_seqs: int,
         max_model_len: int | None,
         logprobs_mode: str = "raw_logprobs",
+        lora: tuple[int, list[str]] | None = None,
     ) -> None:
+        """`lora`: rank and target modules of the adapters that will be loaded, in place of whole weights."""
         self.shape = Shape.read(folder)
         longest = self.shape.max_positions
         if max_model_len is not None and max_model_len > longest:
@@ -44,15 +47,17 @@ class TorchBackend:
         self._groups = self.shape.heads // self.shape.kv_heads
         self._hashes: dict[str, tuple[str, str]] = {}  # dtype and hash in the file of what was converted
         load_folder(self.decoder, folder)
+        self._adapter = None if lora is None else adapter.MergedAdapter(self.decoder, folder, *lora)
 
     def info(self) -> dict[str, Any]:
+        loadable = self.decoder.tensors if self._adapter is None else self._adapter.tensors
         return {
             "vocab_size": self.shape.vocab_size,
             "max_model_len": self.decoder.max_len,
             "slots": self.decoder.slots,
             "eos_token_ids": list(self.shape.eos_token_ids),
-            "tensors": [(name, list(tensor.shape)) for name, tensor in self.decoder.tensors.items()],
-            "dtypes": list(SAFETENSORS_DTYPES),
+            "tensors": [(name, list(tensor.shape)) for name, tensor in loadable.items()],
+            "dtypes": list(SAFETENSORS_DTYPES if self._adapter is None else adapter.DTYPES),
         }
 
     # Weights ------------------------------------------------------------------------------------------------------
@@ -60,6 +65,9 @@ class TorchBackend:
     @torch.inference_mode()
     def load_tensor(self, name: str, dtype: str, data: Columns) -> None:
         """Copies one tensor of a checkpoint whose names, shapes and hashes have been checked."""
+        if self._adapter is not None:
+            self._adapter.load(name, dtype, data)
+            return
         target = self.decoder.tensors[name]
         source = torch.frombuffer(data, dtype=SAFETENSORS_DTYPES[dtype]).view(target.shape)
         target.copy_(source)
@@ -72,11 +80,16 @@ class TorchBackend:
 
     @torch.inference_mode()
     def weights_changed(self) -> None:
-        self.decoder.weights_changed()
+        if self._adapter is not None:
+            self._adapter.merge()
+        else:
+            self.decoder.weights_changed()
 
     @torch.inference_mode()
     def digest(self) -> str:
-        """Digest of the tensors in memory (docs/architecture.md, "Weights")."""
+        """Digest of the tensors in memory (docs/architecture.md, "Weights" and "Adapters")."""
+        if self._adapter is not None:
+            return self._adapter.digest()
         own_dtype = next(name for name, dtype in SAFETENSORS_DTYPES.items() if dtype == self.decoder.dtype)
         lines = []
         for name, tensor in sorted(self.decoder.tensors.items()):

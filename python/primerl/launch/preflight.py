@@ -20,6 +20,9 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.train.adapter_files import check_lora_files
+from primerl.train.config import ConfigError as SettingError
+from primerl.train.config import TrainerLoraConfig, read
 
 LOCK = Path("run") / "launcher.lock"
 
@@ -144,6 +147,14 @@ def _model(config: RLConfig) -> None:
         except (ValueError, TypeError) as error:
             problem = str(error) if isinstance(error, UnsupportedModelError) else f"model.path: {folder}: {error}"
             raise ConfigError(problem) from None
+    lora = resolve.trained_lora(config)
+    if lora is not None:
+        # As the trainer reads them.
+        settings = read(TrainerLoraConfig, lora.model_dump(exclude_none=True), "trainer.model.lora.")
+        try:
+            check_lora_files(settings, folder, "trainer.model.lora.")
+        except SettingError as error:
+            raise ConfigError(str(error)) from None
     limit = _json(folder / "config.json").get("max_position_embeddings")
     context = config.inference.max_model_len or config.seq_len
     if isinstance(limit, int) and context > limit:

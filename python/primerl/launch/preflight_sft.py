@@ -9,6 +9,7 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
 from primerl.launch import preflight
+from primerl.train.adapter_files import check_lora_files, read_adapter_config
 from primerl.train.bad_rows import BadRow, BadRows
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.conversations import RowError
@@ -37,11 +38,20 @@ def check(config: SFTConfig, values: dict[str, Any]) -> None:
     if config.model.path is not None:
         preflight.check_model(Path(resolve.absolute(config.model.path)))
     try:
+        _check_lora(settings)
         _check_rows(settings.data, "data.")
         if settings.val is not None:
             _check_rows(settings.val.data, "val.data.")
     except (SettingError, DataError) as error:
         raise ConfigError(str(error)) from None
+
+
+def _check_lora(settings: Settings) -> None:
+    lora, path = settings.model.lora, settings.model.path
+    if lora is not None and path is not None:
+        check_lora_files(lora, Path(resolve.absolute(path)), "model.lora.")
+    elif lora is not None and lora.adapter_path is not None:
+        read_adapter_config(lora, "model.lora.")
 
 
 def _check_rows(rows: RowsConfig, prefix: str) -> None:

@@ -1,7 +1,8 @@
 """Training: the policy trainer (`rl`), supervised fine-tuning (`sft`) and what they share.
 
 Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a
-machine that has nothing else. Supervised fine-tuning takes its loss masks from `primerl.render`, imported where used.
+machine that has nothing else. Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need
+`peft`; both are imported where used.
 
 | module | what it holds |
 |---|---|
@@ -12,6 +13,7 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `loss` | policy loss, with what is measured of it |
 | `optim` | AdamW, learning-rate schedules, gradient clipping |
 | `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
+| `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
 | `weights` | weights published to the engines |
 | `checkpoint` | the model folder a run ends with |
 | `metrics` | `metrics.jsonl` and the console line |

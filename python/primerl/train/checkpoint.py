@@ -9,14 +9,18 @@ import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import settle, whole_folder
+from primerl.train.merging import adapter_state, merged_state
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import whole_state
+
+if TYPE_CHECKING:
+    from primerl.train.lora import Adapter
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -33,6 +37,8 @@ TEXT_FILES = (
 """Everything of a model folder that turns text into tokens, and the rules of ending a turn."""
 
 
+ADAPTER_FOLDER = "lora_adapters"
+"""In a model folder: the adapter that is merged into the model there, in peft's layout."""
 STATE_FILE = Path("trainer") / "state.pt"
 FORMER_STATE_FILE = Path("state.pt")
 """Of versions before the tensors had files of their own."""
@@ -52,6 +58,8 @@ class TrainerState:
     """States of torch's generators."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
+    adapter: dict[str, Any] = field(default_factory=dict)
+    """Of a model with an adapter, which is then all that `model` holds: what it belongs to."""
 
 
 class CheckpointError(Exception):
@@ -206,6 +214,7 @@ def training_tensors(model: Any, optimizer: Optimizer) -> dict[str, torch.Tensor
     """Everything that a step changes, in fp32, under names that do not depend on the number of ranks."""
     tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
     state = model.state_dict(keep_vars=True)
+    state = adapter_state(state) or state
     weights = {f"model.{name}": optimizer.master(tensor).detach() for name, tensor in state.items() if name not in tied}
     return weights | {f"optimizer.{name}": tensor.detach() for name, tensor in optimizer.state().items()}
 
@@ -273,9 +282,11 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int, ranks: Ranks = ALONE) -> Path:
+def save_checkpoint(
+    model: Any, source: Path, output_dir: Path, step: int, ranks: Ranks = ALONE, adapter: Adapter | None = None
+) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
-    other model folder; returns it. One that is there is replaced.
+    other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
 
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
@@ -287,11 +298,9 @@ def save_checkpoint(model: Any, source: Path, output_dir: Path, step: int, ranks
     if not ranks.leads:
         return target
     with whole_folder(target, replace=True) as folder:
-        model.save_pretrained(folder, state_dict=state)
-        if state is not None:
-            # Of weights in fp32 that are saved as what they are computed with.
-            model.config.dtype = str(model.computes_in).removeprefix("torch.")
-            model.config.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=merged_state(model, state))
+        if adapter is not None:
+            adapter.save(folder / ADAPTER_FOLDER, state)
         for name in TEXT_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

@@ -19,12 +19,37 @@ class ConfigError(ValueError):
     """A setting is missing, unknown or of the wrong kind. The message names it and what to do."""
 
 
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """A low-rank adapter, which is trained in place of the model's own weights; see `primerl.train.lora`."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    """The adapter's product is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Of the adapter's inputs."""
+    target_modules: list[str] = field(default_factory=lambda: [ALL_LINEAR])
+    """Ends of dotted names of linear layers, or `all-linear`."""
+    adapter_path: str | None = None
+    """Folder of an adapter to begin with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerLoraConfig(LoraConfig):
+    broadcast: Literal["adapter", "merged"] | None = None
+    """What engines are sent; merged weights where it is left out."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The policy to train."""
 
     path: str
     """Folder of a Hugging Face checkpoint with tokenizer and chat template."""
+    lora: TrainerLoraConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +108,14 @@ class WeightsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointWeightsConfig:
+    """What is in `weights/step_<N>` beside the model."""
+
+    save_adapter_separately: bool = False
+    """The adapter in peft's layout, in `lora_adapters`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """From what a trainer that was stopped goes on."""
 
@@ -91,6 +124,7 @@ class CheckpointConfig:
     keep_last: int = 1
     keep_interval: int | None = None
     """Those at multiples of this step are kept too."""
+    weights: CheckpointWeightsConfig = field(default_factory=CheckpointWeightsConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +182,12 @@ class TrainerConfig:
             if getattr(config.ckpt, name) is not None:
                 _at_least(config.ckpt, name, 1, "ckpt.")
         _check_loss(config.loss)
+        check_lora(config.model.lora, config.ckpt.weights)
+        if config.model.lora is not None and config.model.lora.dropout:
+            raise ConfigError(
+                f"model.lora.dropout is {config.model.lora.dropout}; the trainer's probabilities would not be the "
+                "engine's, which has no dropout; set it to 0"
+            )
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
         return config
@@ -246,6 +286,20 @@ def _check_loss(loss: LossConfig) -> None:
         raise ConfigError(f"loss.custom and loss.type ({loss.type!r}) are both set; leave one of the two out")
     elif not re.fullmatch(r"[\w.]+:\w+", loss.custom):
         raise ConfigError(f"loss.custom is {loss.custom!r}; it must be like package.module:function")
+
+
+def check_lora(lora: LoraConfig | None, weights: CheckpointWeightsConfig) -> None:
+    """Raises ConfigError."""
+    if lora is None:
+        if weights.save_adapter_separately:
+            raise ConfigError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+        return
+    _at_least(lora, "rank", 1, "model.lora.")
+    _above_zero(lora, "alpha", "model.lora.")
+    if not 0.0 <= lora.dropout < 1.0:
+        raise ConfigError(f"model.lora.dropout is {lora.dropout}; it must be in [0, 1)")
+    if not lora.target_modules or (ALL_LINEAR in lora.target_modules and len(lora.target_modules) > 1):
+        raise ConfigError(f"model.lora.target_modules is {lora.target_modules}; name layers, or {ALL_LINEAR} alone")
 
 
 def _check_optim(optim: OptimConfig) -> None:

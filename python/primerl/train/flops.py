@@ -7,9 +7,10 @@ arXiv:2204.02311, appendix B).
     pairs = n * (n + 1) / 2 of a sequence of n tokens; with a sliding window w, at most w keys a query
     MFU   = FLOPs / seconds / peak of the device
 
-Two operations a multiplication, three times the forward pass for forward and backward. Parameters are those of
-matrices: no embedding, no norm. Of a mixture's experts those count that a token is sent to. What is computed again
-for want of memory does not count, nor does the optimizer.
+Two operations a multiplication, three times the forward pass for forward and backward; twice it (4 in place of 6) for
+parameters that are not trained, those under a low-rank adapter, which need no gradient of their own. Parameters are
+those of matrices: no embedding, no norm. Of a mixture's experts those count that a token is sent to. What is computed
+again for want of memory does not count, nor does the optimizer.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class ModelShape:
     """What the formula needs of a model."""
 
     matrix_parameters: float
-    """That one token is multiplied by, output layer aside."""
-    output_parameters: int
+    """That one token is multiplied by, output layer aside; of one that is not trained, two thirds."""
+    output_parameters: float
     attention_width: int
     """Query heads times head size."""
     windows: tuple[int | None, ...]
@@ -78,10 +79,12 @@ class ModelShape:
         for name, parameter in model.named_parameters():
             if is_matrix(name, parameter):
                 # One tensor holds all experts.
-                matrices += parameter.numel() * (share if parameter.dim() == 3 or ".experts." in name else 1.0)
+                used = share if parameter.dim() == 3 or ".experts." in name else 1.0
+                matrices += parameter.numel() * used * _work(parameter)
         heads = config.num_attention_heads
         head = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(matrices, model.get_output_embeddings().weight.numel(), heads * head, _windows(config))
+        output = model.get_output_embeddings().weight
+        return cls(matrices, output.numel() * _work(output), heads * head, _windows(config))
 
     def flops(self, lengths: Iterable[int], trained_tokens: int) -> float:
         """Of forward and backward over sequences of these lengths."""
@@ -89,6 +92,11 @@ class ModelShape:
         pairs = sum(_pairs(length, window) for window in self.windows for length in lengths)
         dense = self.matrix_parameters * sum(lengths) + self.output_parameters * trained_tokens
         return 6.0 * dense + 12.0 * self.attention_width * pairs
+
+
+def _work(parameter: torch.Tensor) -> float:
+    """Share of the three passes that its multiplications take part in."""
+    return 1.0 if parameter.requires_grad else 2 / 3
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

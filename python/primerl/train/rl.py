@@ -31,6 +31,7 @@ from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.flops import ModelShape, peak_flops
+from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
@@ -118,23 +119,33 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                 given = (config.dtype, ranks.device) if ranks.size == 1 else ()
                 model = load_model(config.model.path, *given)
             prove(model)
+            lora, base = config.model.lora, Path(config.model.path)
+            adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
             prepare(model, config.activation_checkpointing, config.compile)
             shape = ModelShape.of(model)
             shard(model, ranks, DTYPES[config.dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
-            publisher = WeightsPublisher(output_dir, config.weights.keep_last, config.weights.keep_all, ranks)
+            publisher = _publisher(config, ranks, adapter)
             checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
-            trainer = Trainer(config, ranks, client, heartbeat, model, shape, loss, optimizer, publisher, checkpoints)
+            parts = (model, adapter, shape, loss, optimizer, publisher, checkpoints)
+            trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
             with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
                 steps = trainer.run(writer, began_after)
             trainer.doing(steps, "saving the model")
-            saved = save_checkpoint(model, Path(config.model.path), output_dir, steps, ranks)
-            log.info("saved %s", saved)
+            separate = adapter if config.ckpt.weights.save_adapter_separately else None
+            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, ranks, separate))
         heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()
+
+
+def _publisher(config: TrainerConfig, ranks: Ranks, adapter: Adapter | None) -> WeightsPublisher:
+    output_dir, kept = Path(config.output_dir), config.weights
+    if adapter is not None and config.model.lora is not None and config.model.lora.broadcast == "adapter":
+        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
+    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)
 
 
 class Trainer:
@@ -147,6 +158,7 @@ class Trainer:
         client: OrchestratorClient,
         heartbeat: Heartbeat,
         model: Any,
+        adapter: Adapter | None,
         shape: ModelShape,
         loss: Loss,
         optimizer: Optimizer,
@@ -158,6 +170,7 @@ class Trainer:
         self.client = client
         self.heartbeat = heartbeat
         self.model = model
+        self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
         self.shape = shape
@@ -174,6 +187,10 @@ class Trainer:
         state = self.checkpoints.newest()
         if state is None:
             return 0
+        try:
+            check_facts(self.adapter, state.adapter)
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
         self.checkpoints.restore(state, self.model, self.optimizer)
         self.tokens_seen, self.samples_seen = state.tokens_seen, state.samples_seen
         log.info("going on from the checkpoint of step %d", state.step)
@@ -332,7 +349,8 @@ class Trainer:
         self.tell_of(self.checkpoints.finish())
         clock.lap("wait_for_ckpt")
         self.doing(step, "saving a checkpoint")
-        state = TrainerState(step, self.tokens_seen, self.samples_seen, self.config.optim.type)
+        facts = self.adapter.facts() if self.adapter else {}
+        state = TrainerState(step, self.tokens_seen, self.samples_seen, self.config.optim.type, adapter=facts)
         self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
 

@@ -41,6 +41,7 @@ from primerl.train.checkpoint import (
 )
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
@@ -130,10 +131,12 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     mixture = _mixture(config, rows)
     last = _last_step(config, rows)
     prove(model)
+    lora = config.model.lora
+    adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
     prepare(model, config.activation_checkpointing, config.compile)
     shard(model, ranks, DTYPES[config.dtype])
     optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
-    run = Run(config, last, rows, mixture, validation, model, optimizer, checkpoints, ranks, rendered_at)
+    run = Run(config, last, rows, mixture, validation, model, adapter, optimizer, checkpoints, ranks, rendered_at)
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
@@ -151,6 +154,7 @@ class Run:
     mixture: Mixture
     validation: Validation | None
     model: Any
+    adapter: Adapter | None
     optimizer: Optimizer
     checkpoints: Checkpoints
     ranks: Ranks
@@ -172,6 +176,10 @@ class Run:
             if state.data[name] != value:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
+        try:
+            check_facts(self.adapter, state.adapter)
+        except ValueError as error:
+            raise CheckpointError(f"{where} is of another model: {error}") from error
         self.checkpoints.restore(state, self.model, self.optimizer)
         try:
             self.mixture.go_to(state.data["position"])
@@ -274,8 +282,9 @@ class Run:
         the disk while training goes on."""
         source = model_folder(self.config)
         began = time.monotonic()
-        saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks)
         ckpt = self.config.ckpt
+        separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
+        saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
         if ckpt is not None and not ckpt.weights_only:
             self.checkpoints.save(self._state(), self.model, self.optimizer)
         elif ckpt is not None and self.ranks.leads:
@@ -291,6 +300,7 @@ class Run:
             optimizer=self.config.optim.type,
             rng=random_state(),
             data={**self.data, **place},
+            adapter=self.adapter.facts() if self.adapter else {},
         )
 
 

@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 from primerl.models.tiny import TinyConfig
 from primerl.train.config import (
+    CheckpointWeightsConfig,
     ConfigError,
     LogConfig,
+    LoraConfig,
     OptimConfig,
     _above_zero,
     _at_least,
     _check_optim,
+    check_lora,
     check_ranks,
     read,
 )
@@ -28,6 +31,7 @@ class SFTModelConfig:
 
     path: str | None = None
     tiny: TinyConfig | None = None
+    lora: LoraConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,7 @@ class SFTCheckpointConfig:
     weights_only: bool = False
     resume_step: int | None = None
     """-1: the newest."""
+    weights: CheckpointWeightsConfig = field(default_factory=CheckpointWeightsConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +191,7 @@ class SFTConfig:
             _check_checkpoints(config.ckpt)
         if (config.model.path is None) == (config.model.tiny is None):
             raise ConfigError("model: give either `path` (a model folder) or a table `[model.tiny]`, not both")
+        check_lora(config.model.lora, CheckpointWeightsConfig() if config.ckpt is None else config.ckpt.weights)
         return config
 
 

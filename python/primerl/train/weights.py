@@ -16,6 +16,7 @@ from torch import Tensor
 
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder, write_text
+from primerl.train.merging import merged_state
 from primerl.train.parallel import whole_state
 
 FILE = "model.safetensors"
@@ -32,13 +33,14 @@ SAFETENSORS_DTYPES = {
 
 
 def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
-    """The model's tensors under the names of a Hugging Face checkpoint, tied ones once, contiguous on the CPU. All
-    ranks have to call it; those that do not lead get none."""
+    """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once, contiguous
+    on the CPU. All ranks have to call it; those that do not lead get none."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = whole_state(model, ranks)
     if not ranks.leads:
         return {}
+    own = merged_state(model, own)
     named = revert_weight_conversion(model, own)
     return {name: named[name].cpu().contiguous() for name in sorted(named)}
 

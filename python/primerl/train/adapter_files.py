@@ -1,0 +1,140 @@
+"""Adapters and their base models as files: what can be known of both without loading a model. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""Before the names of an adapter's tensors: peft's, of the model that it wraps."""
+BASE_DIGEST = "base_model_digest"
+"""In an adapter's metadata and among the tensors of a broadcast: which weights it was trained on."""
+LORA_ALPHA = "lora_alpha"
+READ_AT_ONCE = 2 * 2**30
+"""Bytes of a base model that are hashed within a second or two; a larger one is compared when it was loaded."""
+
+READ_OR_HARMLESS = {
+    *("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "base_model_name_or_path", "bias"),
+    *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "revision", "peft_version", "exclude_modules"),
+    *("megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
+}
+"""Of `adapter_config.json`; whatever else is set there makes another kind of adapter, or another base model."""
+
+
+def is_targeted(module: str, targets: Iterable[str]) -> bool:
+    """As peft compares names."""
+    return any(module == target or module.endswith("." + target) for target in targets)
+
+
+def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
+    """What can be seen to be wrong before a model is loaded; `key` is the dotted prefix of the settings.
+
+    Raises ConfigError.
+    """
+    modules = {name.removesuffix(".weight") for name, _, shape, _ in tensor_bytes(base) if len(shape) == 2}
+    for target in config.target_modules:
+        if target != ALL_LINEAR and not any(is_targeted(module, [target]) for module in modules):
+            names = sorted({module.rsplit(".", 1)[-1] for module in modules})
+            raise ConfigError(
+                f"{key}target_modules: no layer of the model in {base} is called {target!r}; there are "
+                f"{', '.join(names)}"
+            )
+    if config.adapter_path is not None:
+        read_adapter_config(config, key)
+        file = Path(config.adapter_path).expanduser() / ADAPTER_FILE
+        if sum(path.stat().st_size for path in base.glob("*.safetensors")) <= READ_AT_ONCE:
+            check_base(file, base, folder_digest(base), key)
+
+
+def check_base(file: Path, base: Path, digest: str, key: str) -> None:
+    """Raises ConfigError where the adapter in `file` says that it was trained on other weights than those in `base`."""
+    with file.open("rb") as content:
+        length = min(int.from_bytes(content.read(8), "little"), file.stat().st_size)
+        try:
+            found = json.loads(content.read(length)).get("__metadata__", {}).get(BASE_DIGEST)
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{key}adapter_path: {file} is not a whole safetensors file: {error}") from None
+    if found is not None and found != digest:
+        said = json.loads((file.parent / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ConfigError(
+            f"{key}adapter_path: {file} was trained on another base model ({said}, digest {found}; that of {base} is "
+            f"{digest}); give the model it was trained on as model.path"
+        )
+
+
+def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
+    """`adapter_config.json` of the adapter to begin with. Raises ConfigError where the adapter is of another kind."""
+    assert config.adapter_path is not None
+    folder = Path(config.adapter_path).expanduser()
+    file = folder / ADAPTER_CONFIG
+    for needed in (file, folder / ADAPTER_FILE):
+        if not needed.is_file():
+            raise ConfigError(
+                f"{key}adapter_path: there is no {needed}; give the folder of an adapter as peft saves it, for example "
+                "weights/step_<N>/lora_adapters of a run with ckpt.weights.save_adapter_separately"
+            )
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}adapter_path: {file} cannot be read: {error}") from None
+    if not isinstance(found, dict) or found.get("peft_type") != "LORA":
+        kind = found.get("peft_type") if isinstance(found, dict) else found
+        raise ConfigError(f"{key}adapter_path: {file}: peft_type is {kind!r}; only LORA can be trained on")
+    odd = {name for name, value in found.items() if value and name not in READ_OR_HARMLESS}
+    odd |= {"bias"} if found.get("bias", "none") != "none" else set()
+    # PiSSA and its like change the base model's weights too.
+    odd |= {"init_lora_weights"} if found.get("init_lora_weights", True) not in (True, False, "gaussian") else set()
+    for name in sorted(odd):
+        raise ConfigError(f"{key}adapter_path: {file}: {name} is {found[name]!r}, which is not supported")
+    for name, own, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{key}{own} is {value:g}, but {file} has {name} = {found.get(name)}; set {key}{own} to that"
+            )
+    return found
+
+
+def tensor_bytes(folder: Path) -> Iterator[tuple[str, str, list[int], memoryview]]:
+    """Name, dtype, shape and raw bytes of each tensor in the safetensors files of `folder`; the bytes are good until
+    the next one is asked for. Raises ConfigError for a file that is not whole."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with (
+            file.open("rb") as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            for name, entry, start in _header(file, view):
+                begin, end = (start + offset for offset in entry["data_offsets"])
+                if end > len(view):
+                    raise ConfigError(f"{file} is not a whole safetensors file; fetch or save it again")
+                with view[begin:end] as data:
+                    yield name, entry["dtype"], entry["shape"], data
+
+
+def _header(file: Path, view: memoryview) -> Iterator[tuple[str, dict[str, Any], int]]:
+    start = 8 + int.from_bytes(view[:8], "little")
+    try:
+        header = json.loads(bytes(view[8:start]))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a whole safetensors file: {error}; fetch or save it again") from None
+    for name, entry in header.items():
+        if name != "__metadata__":
+            yield name, entry, start
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of a model folder's tensors as they are in its files (docs/architecture.md, "Weights")."""
+    lines = [
+        f"{name} {dtype} {'x'.join(map(str, shape))} {xxhash.xxh3_64_hexdigest(data)}\n"
+        for name, dtype, shape, data in tensor_bytes(folder)
+    ]
+    return xxhash.xxh3_128_hexdigest("".join(sorted(lines)).encode())
