@@ -11,6 +11,7 @@ import torch
 from primerl.train.checkpoint import Checkpoints, TrainerState
 from primerl.train.config import ConfigError, OptimConfig
 from primerl.train.optim import Optimizer, learning_rate, weight_decay
+from primerl.train.optimizers import NamedParameter, muon
 
 
 def test_constant_schedule_with_and_without_warmup() -> None:
@@ -235,3 +236,36 @@ def test_share_of_zeros_in_the_gradient() -> None:
     gradient[:3] = 0.0
     total = sum(parameter.numel() for parameter in named.values())
     assert optimizer.step(1).zero_grad_ratio == pytest.approx((96 + 3) / total)
+
+
+def test_muon_on_divided_matrices_is_muon(tmp_path: Path) -> None:
+    """The same gradients, whole and as a rank holds them: the same steps. Several ranks sum gradients in another order,
+    and what Muon makes of that is no test of it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        generator = torch.Generator().manual_seed(1)
+        start = torch.randn(12, 20, generator=generator)
+        plain = torch.nn.Parameter(start.clone())
+        divided = torch.nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
+        config = OptimConfig(type="muon", lr=1e-2, weight_decay=0.1)
+
+        def built(parameter: torch.nn.Parameter) -> list[torch.optim.Optimizer]:
+            named = NamedParameter("w", parameter, config.weight_decay, matrix=True)
+            return muon.build([named], config, muon.Options())
+
+        optimizers = [built(plain), built(divided)]
+        for _ in range(4):
+            gradient = torch.randn(12, 20, generator=generator)
+            plain.grad = gradient.clone()
+            divided.grad = distribute_tensor(gradient.clone(), mesh, [Shard(0)])
+            for (optimizer,) in optimizers:
+                optimizer.step()
+        moved = (plain.detach() - start).abs().max().item()
+        torch.testing.assert_close(divided.detach().full_tensor(), plain.detach(), rtol=0, atol=1e-6 * moved)
+    finally:
+        dist.destroy_process_group()

@@ -218,7 +218,7 @@ class Orchestration(Section):
     `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and
     sampled. `openai_chat_completions` gives text only, which cannot be trained on."""
     engines: list[str] = []
-    """URLs of inference engines that already run."""
+    """URLs of inference engines that already run, beside those that are started (`inference.replicas`; 0 for none)."""
     sampling: Sampling = Sampling()
     parsers: Parsers = Parsers()
     algorithm: Algorithm = Algorithm()
