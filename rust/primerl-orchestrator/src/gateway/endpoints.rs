@@ -47,7 +47,14 @@ pub(super) async fn serve(
     });
     match result {
         Ok((response, _)) => response,
-        Err(error) => dialect.refusal(&error),
+        Err(error) => {
+            // Many an agent hides why its call failed.
+            if error.status.is_client_error() {
+                let (status, message) = (error.status.as_u16(), &error.message);
+                tracing::info!(rollout, ?dialect, status, message, "request refused");
+            }
+            dialect.refusal(&error)
+        }
     }
 }
 
