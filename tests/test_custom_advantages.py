@@ -16,7 +16,7 @@ from engine_helpers import Engine, mock_command, running
 from primerl._core import Orchestrator, PrimerlError, orchestrate
 from primerl.advantages import Group, Sample, Trace, compute, load
 from primerl.train.data import decode_batch
-from test_orchestrator_in_process import PATIENCE_S, publish, settings, work, write_toml
+from test_orchestrator_in_process import PATIENCE_S, GoneError, publish, settings, work, write_toml
 
 SEEN: list[tuple[Group, int]] = []
 """What the functions below were called with, and on which thread."""
@@ -91,7 +91,7 @@ def test_each_token_gets_its_own_advantage(model: Path, engine: Engine, tmp_path
 
 def work_until_the_run_fails(url: str) -> None:
     # Refusals and cut connections are what a worker sees then.
-    with contextlib.suppress(AssertionError, httpx.HTTPError, KeyError):
+    with contextlib.suppress(AssertionError, httpx.HTTPError, KeyError, GoneError):
         work(url)
 
 

@@ -22,8 +22,6 @@ STEPS = 4
 TRUNCATIONS = {
     "temperature": [],
     "top_p": ["--orchestrator.sampling.top-p", "0.8"],
-    "top_k": ["--orchestrator.sampling.top-k", "3"],
-    "min_p": ["--orchestrator.sampling.min-p", "0.1"],
     "all": [
         *("--orchestrator.sampling.top-p", "0.9"),
         *("--orchestrator.sampling.top-k", "8"),

@@ -8,10 +8,12 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -287,12 +289,32 @@ def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: li
 def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
+    process = None
+    try:
+        with _interrupted_after():
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        yield process
+    finally:
+        if process is not None:
+            with process:
+                if process.poll() is None:
+                    process.kill()
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # It is the main thread that is interrupted.
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _ended(
