@@ -447,7 +447,7 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         assert rl.main(settings(double.url, folder, tmp_path / "one", max_steps=2)) == 0
     with OrchestratorDouble(share) as double:
-        values = settings(double.url, folder, tmp_path / "two", max_steps=2)
+        values = settings(double.url, folder, tmp_path / "two", max_steps=2, ranks=2)
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         with started(values, RANK="0", **shared) as leader, started(values, RANK="1", **shared) as follower:
             ranks = [leader, follower]

@@ -299,6 +299,10 @@ def save_checkpoint(
         return target
     with whole_folder(target, replace=True) as folder:
         model.save_pretrained(folder, state_dict=merged_state(model, state))
+        if state is not None:
+            # Of weights in fp32 that are saved as what they are computed with.
+            model.config.dtype = str(model.computes_in).removeprefix("torch.")
+            model.config.save_pretrained(folder)
         if adapter is not None:
             adapter.save(folder / ADAPTER_FOLDER, state)
         for name in TEXT_FILES:
