@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,3 +41,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as executor:
         yield executor
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """The trainer sends its package's log to its own standard output; give it back after each test."""
+    logger = logging.getLogger("primerl")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before

@@ -22,17 +22,10 @@ from primerl.train.optim import Optimizer
 from primerl.train.sft_config import SFTConfig
 from primerl.train.weights import WeightsPublisher, checkpoint_tensors
 from safetensors.torch import load_file, save_file
+from test_train_weights import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 LENGTHS = (9, 4)
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import peft
@@ -15,13 +13,7 @@ from primerl.models.tiny import write_model
 from sft_helpers import write_rows
 from transformers import AutoModelForCausalLM
 
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 
 def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,7 @@ from rank_helpers import Case, run_cases
 from safetensors.torch import load_file
 from sft_helpers import settings, write_rows
 
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 
 def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -35,15 +34,9 @@ from test_train_rl import reference_training, settings, timeless, whole_batch
 from train_helpers import OrchestratorDouble, gone
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 RANK, ALPHA = 4, 8.0
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture(scope="module")

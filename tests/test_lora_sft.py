@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +21,10 @@ from sft_helpers import metrics, settings, write_rows
 from test_sft_checkpoint import curve, final_weights, killed_after
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 STEPS = 30
 LORA = {"rank": 4, "alpha": 16, "dropout": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 @pytest.fixture(scope="module")

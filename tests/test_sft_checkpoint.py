@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,6 @@ from sft_helpers import metrics, settings, write_rows
 
 INTERVAL = 3
 STEPS = 17
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def write_data(folder: Path) -> None:
@@ -121,6 +111,8 @@ from torch.distributed.checkpoint import FileSystemWriter
 from primerl.train.checkpoint import Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
+
+pytestmark = pytest.mark.usefixtures("own_logging")
 checkpoints = Checkpoints(Path(sys.argv[1]), None)
 model = torch.nn.Linear(1000, 1)
 optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)

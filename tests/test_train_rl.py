@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -24,6 +23,8 @@ from safetensors.torch import load_file
 from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 LR = 3e-3
 OPTIM = {"lr": LR, "max_norm": 0.5, "weight_decay": 0.1}
 
@@ -33,15 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
     write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """The trainer sends its package's log to its own standard output; give it back after each test."""
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def sequences(step: int, count: int = 6) -> list[Sequence]:

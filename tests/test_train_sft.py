@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,8 @@ from primerl.train.validation import Validation
 from sft_helpers import assistant, load, metrics, settings, user, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 CPU = torch.device("cpu")
 
 
@@ -27,14 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
     write_model(path, seed=3)
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    logger = logging.getLogger("primerl")
-    before = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def test_masks_cover_the_answers_and_their_ends(folder: Path, tmp_path: Path) -> None:
