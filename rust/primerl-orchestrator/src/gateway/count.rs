@@ -16,7 +16,6 @@ use crate::http::{ApiError, JSON, RawBody, encoded};
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use bytes::Bytes;
 use primerl_render::{Message, RenderOptions, Renderer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -63,7 +62,7 @@ pub async fn tokenize(
     let max_model_len = app.gateway.context_limit(&app, evaluation);
     let size = body.len();
     let tokens = move || {
-        let (ids, texts) = tokens_of(&app.gateway, fields_of(&body)?)?;
+        let (ids, texts) = tokens_of(&app.gateway, Fields::read(&body, "JSON object")?)?;
         let answer = json!({
             "count": ids.len(), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts,
         });
@@ -80,7 +79,7 @@ pub async fn detokenize(
 ) -> Result<Response, ApiError> {
     find(&app, rollout)?;
     let size = body.len();
-    let text = move || text_of(&app.gateway, fields_of(&body)?);
+    let text = move || text_of(&app.gateway, Fields::read(&body, "JSON object")?);
     let text = compute(size, text).await?;
     Ok(encoded(JSON, json!({"prompt": text}).to_string()))
 }
@@ -88,11 +87,6 @@ pub async fn detokenize(
 fn find(app: &App, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>, ApiError> {
     let find = |Path(rollout): Path<String>| app.gateway.rollouts.find(&rollout);
     rollout.map(find).transpose()
-}
-
-fn fields_of(body: &Bytes) -> Result<Fields, ApiError> {
-    serde_json::from_slice(body)
-        .map_err(|error| ApiError::invalid(format!("the body is no JSON object: {error}")))
 }
 
 /// The ids, and the text that each stands for where that is wanted.

@@ -37,6 +37,12 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 }
 
 impl Fields {
+    /// Of a body; `what` it should be, for the error.
+    pub fn read(body: &[u8], what: &str) -> Result<Fields, ApiError> {
+        serde_json::from_slice(body)
+            .map_err(|error| ApiError::invalid(format!("the body is no {what}: {error}")))
+    }
+
     /// The error says that it is there already.
     pub fn add(&mut self, name: String, value: Value) -> Result<(), String> {
         let problem = format!("the field `{name}` is given twice");

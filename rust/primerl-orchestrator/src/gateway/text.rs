@@ -101,8 +101,8 @@ impl Reading {
             }
         }
         let stop = match cut_message(&mut message, &self.stop) {
-            // What ended the answer may be between its parts, and shown nowhere.
-            None if !self.stop.is_empty() => {
+            // What ended the answer may be between a message's parts, and shown nowhere.
+            None if self.parse != Parse::Text && !self.stop.is_empty() => {
                 let text = renderer.tokenizer().decode(sampled, true)?;
                 first_stop(&text, &self.stop).map(|(_, sequence)| sequence.clone())
             }

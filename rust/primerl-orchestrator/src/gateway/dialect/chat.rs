@@ -56,17 +56,14 @@ impl<'de> Visitor<'de> for BodyVisitor {
             documents: None,
             others: Fields(Map::new()),
         };
-        let twice = serde::de::Error::duplicate_field;
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                // Of two lists, only one could be what the conversation goes on from.
-                "messages" if body.messages.is_some() => return Err(twice("messages")),
-                "tools" if body.tools.is_some() => return Err(twice("tools")),
-                "documents" if body.documents.is_some() => return Err(twice("documents")),
-                "messages" => body.messages = map.next_value()?,
-                "tools" => body.tools = map.next_value()?,
-                "chat_template_kwargs" => body.template_kwargs = map.next_value()?,
-                "documents" => body.documents = map.next_value()?,
+                "messages" => once(&mut body.messages, "messages", &mut map)?,
+                "tools" => once(&mut body.tools, "tools", &mut map)?,
+                "chat_template_kwargs" => {
+                    once(&mut body.template_kwargs, "chat_template_kwargs", &mut map)?;
+                }
+                "documents" => once(&mut body.documents, "documents", &mut map)?,
                 _ => {
                     let value = map.next_value()?;
                     let added = body.others.add(name, value);
@@ -76,6 +73,19 @@ impl<'de> Visitor<'de> for BodyVisitor {
         }
         Ok(body)
     }
+}
+
+/// Of two lists, only one could be what the conversation goes on from.
+fn once<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
+    field: &mut Option<T>,
+    name: &'static str,
+    map: &mut A,
+) -> Result<(), A::Error> {
+    if field.is_some() {
+        return Err(serde::de::Error::duplicate_field(name));
+    }
+    *field = map.next_value()?;
+    Ok(())
 }
 
 /// Also says how far the body is known from now on. `known`: what of it was read before.

@@ -22,9 +22,7 @@ pub(super) fn read(
     rules: &Rules<'_>,
     digest: u128,
 ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
-    let mut fields: Fields = serde_json::from_slice(bytes).map_err(|error| {
-        ApiError::invalid(format!("the body is no completions request: {error}"))
-    })?;
+    let mut fields = Fields::read(bytes, "completions request")?;
     let prompt = fields.take("prompt");
     let input =
         prompt_of(prompt.ok_or_else(|| ApiError::invalid("prompt is missing").param("prompt"))?)?;

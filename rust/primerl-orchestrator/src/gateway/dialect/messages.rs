@@ -47,7 +47,7 @@ pub(super) fn read(
     rules: &Rules<'_>,
     digest: u128,
 ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
-    let mut fields = body(bytes)?;
+    let mut fields = Fields::read(bytes, "messages request")?;
     let prompt = Prompt::read(&mut fields)?;
     if prompt.ends_with_an_answer {
         let problem = "messages end with an assistant message; prefill is not supported here, end with a user message";
@@ -88,15 +88,10 @@ fn no_threads() -> ApiError {
 /// What a request without an answer, to count its tokens, is about. Fields that matter to the answer only are let pass:
 /// clients count the tokens of the request they are about to make.
 pub(in crate::gateway) fn read_input(bytes: &Bytes) -> Result<Input, ApiError> {
-    let mut fields = body(bytes)?;
+    let mut fields = Fields::read(bytes, "messages request")?;
     let prompt = Prompt::read(&mut fields)?;
     fields.end(|name, value| SAMPLING.contains(&name) || is_neutral(name, value))?;
     Ok(prompt.input)
-}
-
-fn body(bytes: &Bytes) -> Result<Fields, ApiError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid(format!("the body is no messages request: {error}")))
 }
 
 /// What the prompt is made of.

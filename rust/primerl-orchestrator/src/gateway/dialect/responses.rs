@@ -42,8 +42,7 @@ pub(super) fn read(
     store: &Arc<Store>,
     digest: u128,
 ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
-    let mut fields: Fields = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid(format!("the body is no responses request: {error}")))?;
+    let mut fields = Fields::read(bytes, "responses request")?;
     let input = fields.take("input");
     let input = input.ok_or_else(|| ApiError::invalid("input is missing").param("input"))?;
     let added: Vec<Arc<KeyedMessage>> = input::read(input)?

@@ -200,6 +200,10 @@ fn a_field_that_is_given_twice_is_refused() {
             "tools",
             format!(r#"{messages}, "tools": [{{}}], "tools": []"#),
         ),
+        (
+            "chat_template_kwargs",
+            format!(r#"{messages}, "chat_template_kwargs": {{}}, "chat_template_kwargs": {{}}"#),
+        ),
         ("n", format!(r#"{messages}, "n": 1, "n": 2"#)),
     ] {
         let body = format!("{{{twice}}}");
