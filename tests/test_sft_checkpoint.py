@@ -22,6 +22,8 @@ from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
 from sft_helpers import metrics, settings, write_rows
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 INTERVAL = 3
 STEPS = 17
 
@@ -111,8 +113,6 @@ from torch.distributed.checkpoint import FileSystemWriter
 from primerl.train.checkpoint import Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
-
-pytestmark = pytest.mark.usefixtures("own_logging")
 checkpoints = Checkpoints(Path(sys.argv[1]), None)
 model = torch.nn.Linear(1000, 1)
 optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)

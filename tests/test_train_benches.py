@@ -43,7 +43,7 @@ def test_trainer_bench_needs_only_the_python_of_the_trainer(tmp_path: Path) -> N
 def test_memory_bench_holds_its_goal_in_small() -> None:
     output = bench(
         "logprob_memory.py",
-        *("--tokens", "4096", "--vocabulary", "20000", "--device", "cpu", "--chunk-tokens", "32"),
+        *("--tokens", "8192", "--vocabulary", "20000", "--device", "cpu", "--chunk-tokens", "32"),
         python_path=REPOSITORY / "python",
     )
     assert "ratio 1/" in output

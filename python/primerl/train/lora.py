@@ -10,7 +10,6 @@ that is trained is never merged, which would change the bits of W.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,17 +34,22 @@ from primerl.train.adapter_files import (
 )
 from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import whole_folder, write_text
+from primerl.train.files import whole_folder
 from primerl.train.merging import NAME, adapter_state, is_adapter, lora_layers
 from primerl.train.model import ModelError
 from primerl.train.parallel import whole_state
-from primerl.train.weights import WeightsPublisher, manifest
+from primerl.train.weights import Files, WeightsPublisher
 
 log = logging.getLogger(__name__)
 
 KEY = "model.lora."
 BROADCAST_FILE = "broadcast.safetensors"
 """What an engine has to know beside the adapter's own tensors."""
+
+
+def saved_name(name: str) -> str:
+    """peft's name, in files, of a tensor of the model."""
+    return PREFIX + name.replace(f".{NAME}.", ".")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Adapter:
     def tensors(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
         own = adapter_state(self.model.state_dict() if state is None else state)
-        named = {PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in own.items()}
+        named = {saved_name(name): tensor for name, tensor in own.items()}
         return {name: named[name].detach().float().cpu().contiguous() for name in sorted(named)}
 
     def facts(self) -> dict[str, Any]:
@@ -108,9 +112,7 @@ class Adapter:
                 f"{where} does not fit: {len(other)} tensors are missing, unknown or of another shape, e.g. "
                 f"{other[0]}; it is of another base model, or {KEY}target_modules names other layers than it has"
             )
-        parameters = {
-            PREFIX + name.replace(f".{NAME}.", "."): parameter for name, parameter in self.model.named_parameters()
-        }
+        parameters = {saved_name(name): parameter for name, parameter in self.model.named_parameters()}
         with torch.no_grad():
             for name, tensor in found.items():
                 if not bool(tensor.isfinite().all()):
@@ -233,41 +235,15 @@ class AdapterPublisher(WeightsPublisher):
         super().__init__(output_dir, keep_last, keep_all, ranks)
         self._adapter = adapter
 
-    def publish(self, model: Any, version: int) -> Path:
-        target = self._folder / f"step_{version}"
-        path = target / "manifest.json"
+    def _files(self, model: Any) -> Files:
         state = whole_state(model, self._ranks)
         if not self._ranks.leads:
-            return path
-        files = {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
-        if _holds(target, version, files):
-            return path
-        with whole_folder(target, replace=True) as folder:
-            self._adapter.write(folder, files[ADAPTER_FILE])
-            save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
-            contents = adapter_manifest(version, files, folder)
-            (folder / path.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
-        write_text(self._folder / "LATEST", target.name)
-        if not self._keep_all:
-            self._remove_before(version - self._keep_last + 1)
-        return path
+            return {}
+        return {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
 
+    def _write(self, folder: Path, files: Files) -> None:
+        self._adapter.write(folder, files[ADAPTER_FILE])
+        save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
 
-def _holds(folder: Path, version: int, files: dict[str, dict[str, Tensor]]) -> bool:
-    """Whether these weights were published as this version before."""
-    try:
-        written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        return (folder / ADAPTER_CONFIG).is_file() and bool(written == adapter_manifest(version, files, folder))
-    except (OSError, ValueError):
-        return False
-
-
-def adapter_manifest(version: int, files: dict[str, dict[str, Tensor]], folder: Path) -> dict[str, Any]:
-    """Of tensors in several files, which are in `folder`."""
-    parts = {file: manifest(version, tensors, file, (folder / file).stat().st_size) for file, tensors in files.items()}
-    whole = manifest(version, {name: tensor for tensors in files.values() for name, tensor in tensors.items()}, "", 0)
-    return {
-        **whole,
-        "files": [entry for part in parts.values() for entry in part["files"]],
-        "tensors": [entry for part in parts.values() for entry in part["tensors"]],
-    }
+    def _holds(self, folder: Path, version: int, files: Files) -> bool:
+        return (folder / ADAPTER_CONFIG).is_file() and super()._holds(folder, version, files)

@@ -32,6 +32,10 @@ SAFETENSORS_DTYPES = {
 }
 
 
+Files = dict[str, dict[str, Tensor]]
+"""Tensors by their names, by the names of their files."""
+
+
 def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
     """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once, contiguous
     on the CPU. All ranks have to call it; those that do not lead get none."""
@@ -47,17 +51,23 @@ def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
     """Contents of `manifest.json` for tensors that are all in one file of `file_bytes` bytes."""
+    return manifest_of_files(version, {file: tensors}, {file: file_bytes})
+
+
+def manifest_of_files(version: int, files: Files, sizes: dict[str, int]) -> dict[str, Any]:
+    """The same for tensors in several files; `sizes` in bytes. The digest is of all tensors, wherever they are."""
     entries = []
-    lines = []
-    for name, tensor in sorted(tensors.items()):
-        dtype, shape, xxh3 = SAFETENSORS_DTYPES[tensor.dtype], list(tensor.shape), tensor_hash(tensor)
-        entries.append({"name": name, "dtype": dtype, "shape": shape, "file": file, "xxh3": xxh3})
-        lines.append(f"{name} {dtype} {'x'.join(map(str, shape))} {xxh3}\n")
+    lines = {}
+    for file, tensors in files.items():
+        for name, tensor in sorted(tensors.items()):
+            dtype, shape, xxh3 = SAFETENSORS_DTYPES[tensor.dtype], list(tensor.shape), tensor_hash(tensor)
+            entries.append({"name": name, "dtype": dtype, "shape": shape, "file": file, "xxh3": xxh3})
+            lines[name] = f"{name} {dtype} {'x'.join(map(str, shape))} {xxh3}\n"
     return {
         "format": 1,
         "policy_version": version,
-        "digest": xxhash.xxh3_128_hexdigest("".join(lines).encode()),
-        "files": [{"name": file, "bytes": file_bytes}],
+        "digest": xxhash.xxh3_128_hexdigest("".join(lines[name] for name in sorted(lines)).encode()),
+        "files": [{"name": file, "bytes": sizes[file]} for file in files],
         "tensors": entries,
     }
 
@@ -84,19 +94,31 @@ class WeightsPublisher:
         stay as they are, for an engine may be reading them; others replace them.
         """
         target = self._folder / f"step_{version}"
-        tensors = checkpoint_tensors(model, self._ranks)
-        if not self._ranks.leads:
-            return target / "manifest.json"
-        if _holds(target, version, tensors):
-            return target / "manifest.json"
-        with whole_folder(target, replace=True) as folder:
-            save_file(tensors, folder / FILE, metadata={"format": "pt"})
-            contents = manifest(version, tensors, FILE, (folder / FILE).stat().st_size)
-            (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
-        write_text(self._folder / "LATEST", target.name)
-        if not self._keep_all:
-            self._remove_before(version - self._keep_last + 1)
+        files = self._files(model)
+        if self._ranks.leads and not self._holds(target, version, files):
+            with whole_folder(target, replace=True) as folder:
+                self._write(folder, files)
+                contents = _manifest(version, files, folder)
+                (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
+            write_text(self._folder / "LATEST", target.name)
+            if not self._keep_all:
+                self._remove_before(version - self._keep_last + 1)
         return target / "manifest.json"
+
+    def _files(self, model: Any) -> Files:
+        """Called by all ranks; what those that do not lead return is not looked at."""
+        return {FILE: checkpoint_tensors(model, self._ranks)}
+
+    def _write(self, folder: Path, files: Files) -> None:
+        save_file(files[FILE], folder / FILE, metadata={"format": "pt"})
+
+    def _holds(self, folder: Path, version: int, files: Files) -> bool:
+        """Whether these weights were published as this version before."""
+        try:
+            written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            return bool(written == _manifest(version, files, folder))
+        except (OSError, ValueError):
+            return False
 
     def _remove_before(self, oldest: int) -> None:
         for path in self._folder.iterdir():
@@ -105,10 +127,6 @@ class WeightsPublisher:
                 shutil.rmtree(path)
 
 
-def _holds(folder: Path, version: int, tensors: dict[str, Tensor]) -> bool:
-    try:
-        written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        size = (folder / FILE).stat().st_size
-    except (OSError, ValueError):
-        return False
-    return bool(written == manifest(version, tensors, FILE, size))
+def _manifest(version: int, files: Files, folder: Path) -> dict[str, Any]:
+    """Of files that are in `folder`."""
+    return manifest_of_files(version, files, {file: (folder / file).stat().st_size for file in files})
