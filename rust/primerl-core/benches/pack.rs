@@ -104,6 +104,7 @@ fn weighted(rollout: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Weighted {
         sample,
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(rng.random_range(-1.0..1.0)),
+        teacher_logprobs: None,
     }
 }
 
@@ -214,6 +215,7 @@ fn sampling(criterion: &mut Criterion) {
             sample,
             environment: EnvironmentId(0),
             advantage: Advantage::Uniform(1.0),
+            teacher_logprobs: None,
         })
         .collect();
         criterion.bench_function(

@@ -6,10 +6,8 @@
 //!
 //! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each.
 
-mod distillation;
 mod length;
 
-pub use distillation::{component_weights, reverse_kl_signal};
 pub use length::{Part, length_scales};
 
 use crate::config::{Algorithm, AlgorithmKind};

@@ -101,10 +101,12 @@ fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<
                     scale: 1.0,
                 },
             };
+            let teacher_logprobs = group.teacher_logprobs.as_ref();
             weighted.push(Weighted {
                 sample,
                 environment,
                 advantage,
+                teacher_logprobs: teacher_logprobs.map(|given| given[number].clone()),
             });
         }
     }

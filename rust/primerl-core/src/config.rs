@@ -42,6 +42,8 @@ pub struct Config {
     pub trajectory_strategy: TrajectoryStrategy,
     pub truncated_rollouts: TruncatedRollouts,
     pub long_samples: LongSamples,
+    #[serde(default, skip_serializing_if = "TrainingMode::is_rl")]
+    pub training_mode: TrainingMode,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     pub timeouts: Timeouts,
@@ -94,6 +96,15 @@ pub struct Timeouts {
     /// A trainer that holds a batch and has not published its weights for this long is warned about, and again after
     /// the same span: the core waits on (a step may be long), but never in silence.
     pub weights: Duration,
+    /// A group that the teacher has not scored so long after it was complete is dropped.
+    #[serde(default = "Timeouts::default_teacher")]
+    pub teacher: Duration,
+}
+
+impl Timeouts {
+    fn default_teacher() -> Duration {
+        Duration::from_secs(600)
+    }
 }
 
 /// FLOPs of a forward and backward pass over one sequence of `n` tokens:
@@ -139,6 +150,11 @@ pub enum ConfigError {
          would be left out; set group_size to at least 2, or filtering to false"
     )]
     FilteredGroupOfOne,
+    #[error(
+        "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, and training_mode = {mode:?} \
+         learns from a teacher, not from rewards: set it to false"
+    )]
+    FilteredTeaching { mode: TrainingMode },
     #[error("{field} = {value} is more than {most}; lower it")]
     TooLarge {
         field: &'static str,
@@ -277,7 +293,14 @@ impl Config {
         let relative = |environment: &Environment| {
             environment.role == Role::Train && environment.algorithm.kind.is_relative()
         };
-        if self.group_size == 1 && self.environments.iter().any(relative) {
+        if !self.training_mode.is_rl() && self.buffer.online_difficulty_filtering {
+            let mode = self.training_mode;
+            return Err(ConfigError::FilteredTeaching { mode });
+        }
+        if self.group_size == 1
+            && self.training_mode.is_rl()
+            && self.environments.iter().any(relative)
+        {
             return Err(ConfigError::GroupOfOne);
         }
         if self.group_size == 1 && self.buffer.online_difficulty_filtering {
@@ -377,6 +400,7 @@ impl Config {
             ("timeouts.long_poll", self.timeouts.long_poll),
             ("timeouts.evaluation", self.timeouts.evaluation),
             ("timeouts.weights", self.timeouts.weights),
+            ("timeouts.teacher", self.timeouts.teacher),
         ];
         match timeouts.into_iter().find(|(_, span)| span.0 == 0) {
             Some((field, _)) => Err(ConfigError::Zero { field }),

@@ -14,6 +14,7 @@ pub enum Due {
     Batch(RequestId),
     Evaluation,
     Advantages(GroupId),
+    Teacher(GroupId),
     Wait(crate::waits::Key),
 }
 

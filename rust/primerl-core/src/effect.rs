@@ -87,6 +87,8 @@ pub enum Effect {
     /// Let the environment's custom function give the group's advantages; then report
     /// [`crate::Event::AdvantagesComputed`]. After the request's timeout nobody waits for it any more.
     ComputeAdvantages { request: Arc<AdvantagesRequest> },
+    /// Ask the teacher for its log-probabilities of the group's tokens; then report [`crate::Event::TeacherScored`].
+    ScoreByTeacher { request: Arc<TeacherRequest> },
 
     /// An evaluation ended.
     Evaluated(EvaluationReport),
@@ -139,6 +141,13 @@ pub struct AdvantagesRequest {
     pub rollouts: Vec<RolloutId>,
     /// The samples to be trained, their tokens shared, each with the position of its trace in `traces`.
     pub samples: Vec<(usize, Sample)>,
+}
+
+/// The samples of a complete group, for a teacher. Their tokens are shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TeacherRequest {
+    pub group: GroupId,
+    pub samples: Vec<Sample>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use crate::admission::EngineLoad;
 use crate::config::Timeouts;
 use crate::ids::*;
+use crate::sample::TokenLogprobs;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -130,6 +131,12 @@ pub enum Event {
         group: GroupId,
         result: Result<Vec<Vec<f32>>, String>,
     },
+    /// The teacher answered [`crate::Effect::ScoreByTeacher`]: for each of the request's samples its log-probability of
+    /// every token, nats (0 for the first, which nothing precedes), or why there are none.
+    TeacherScored {
+        group: GroupId,
+        result: Result<Vec<TokenLogprobs>, String>,
+    },
 
     /// Time passed: check deadlines.
     Tick,
@@ -215,6 +222,10 @@ mod tests {
             Event::AdvantagesComputed {
                 group: GroupId(4),
                 result: Err("KeyError: 'length'".to_owned()),
+            },
+            Event::TeacherScored {
+                group: GroupId(5),
+                result: Ok(vec![TokenLogprobs([0.0, -1.25e-3].into())]),
             },
             Event::Tick,
         ];

@@ -13,7 +13,7 @@
 
 use crate::ids::*;
 use crate::rollout::{Rollout, TrainedTrace};
-use crate::sample::Sample;
+use crate::sample::{Sample, TokenLogprobs};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -47,6 +47,9 @@ pub struct Group {
     pub ready_since: Option<u64>,
     /// Of a custom algorithm: for each of [`Group::samples`], one advantage a token.
     pub token_advantages: Option<Vec<Arc<[f32]>>>,
+    /// In on-policy distillation: for each of [`Group::samples`], the teacher's log-probability of every token, nats.
+    #[serde(default)]
+    pub teacher_logprobs: Option<Vec<TokenLogprobs>>,
     tries: Vec<Tries>,
     finished: usize,
     lost: usize,
@@ -81,6 +84,7 @@ impl Group {
             slots: vec![Slot::Queued; size],
             ready_since: None,
             token_advantages: None,
+            teacher_logprobs: None,
             tries: vec![Tries::default(); size],
             finished: 0,
             lost: 0,

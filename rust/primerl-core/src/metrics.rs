@@ -203,7 +203,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
     );
     let staleness: Vec<u64> = samples
         .iter()
-        .map(|sample| staleness(step, sample.oldest))
+        .filter_map(|sample| Some(staleness(step, sample.oldest?)))
         .collect();
     metrics.mean(
         "staleness/mean",
@@ -219,7 +219,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
     for steps in staleness {
         *metrics.0.entry(format!("staleness/{steps}")).or_default() += 1.0;
     }
-    if let Some(oldest) = samples.iter().map(|sample| sample.oldest).min() {
+    if let Some(oldest) = samples.iter().filter_map(|sample| sample.oldest).min() {
         metrics.set("version/min", oldest.0 as f64);
     }
 }

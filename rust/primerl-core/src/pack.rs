@@ -17,7 +17,7 @@ mod columns;
 
 use crate::config::FlopsModel;
 use crate::ids::*;
-use crate::sample::Sample;
+use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, balance, first_fit_decreasing, make_divisible};
 pub use columns::{Columns, TruncatedRun};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ pub struct PackedBatch {
     pub step: Step,
     /// `ranks[r]` are the micro-batches of data rank r.
     pub ranks: Vec<Vec<MicroBatch>>,
-    /// Tokens with `loss_mask` 1 over all ranks: the loss is normalised by it.
+    /// Tokens that are trained, over all ranks.
     pub loss_tokens: u64,
     /// `reward/all/mean`, `reward/<env>/mean`, `seq_len/all/mean`, `staleness/<n>` (samples of staleness n), ...
     pub metrics: BTreeMap<String, f64>,
@@ -50,6 +50,9 @@ pub struct Weighted {
     pub sample: Sample,
     pub environment: EnvironmentId,
     pub advantage: Advantage,
+    /// In on-policy distillation: the teacher's log-probability of every token of the sample, nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher_logprobs: Option<TokenLogprobs>,
 }
 
 /// Advantages of one sample's trained tokens.
@@ -78,6 +81,19 @@ impl MicroBatch {
 
     pub fn sequences(&self) -> &[Weighted] {
         &self.sequences
+    }
+
+    /// Whether a teacher wrote some of the tokens.
+    pub fn is_taught(&self) -> bool {
+        let segments =
+            |weighted: &Weighted| weighted.sample.segments().iter().any(Segment::is_taught);
+        self.sequences.iter().any(segments)
+    }
+
+    /// Whether a teacher scored the tokens: all samples of a run that has one.
+    pub fn is_scored(&self) -> bool {
+        let scored = |weighted: &Weighted| weighted.teacher_logprobs.is_some();
+        self.sequences.iter().any(scored)
     }
 }
 

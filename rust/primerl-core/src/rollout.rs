@@ -277,7 +277,7 @@ impl Rollout {
     /// are trained: then the session that began at the newest version counts, for none of the others can save it.
     pub fn oldest(&self) -> Option<PolicyVersion> {
         match self.state {
-            State::Finished => self.samples.iter().map(|sample| sample.oldest).min(),
+            State::Finished => self.samples.iter().filter_map(|sample| sample.oldest).min(),
             State::Leased => self.began_at,
             State::Running => self.oldest_in.iter().map(|(_, oldest)| *oldest).max(),
         }
@@ -393,7 +393,7 @@ impl Rollout {
                 "turn {number} has not one finite log-probability and one version a token"
             ));
         }
-        if turn.text.is_some() && self.evaluates.is_none() {
+        if turn.text.is_some() && turn.sampled.is_empty() && self.evaluates.is_none() {
             return Some(format!(
                 "turn {number} is text without token ids, which cannot be trained"
             ));

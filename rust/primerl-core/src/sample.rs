@@ -13,6 +13,9 @@
 //! Branching: each turn is a sample of its own, with all before it as context; the same five turns are five samples.
 //!
 //! A sample holds its turns' tokens, not a copy of them: columns are written once, when a batch is packed.
+//!
+//! Tokens of an answer that a teacher gave in the policy's place are trained too, but were not sampled: they have
+//! neither log-probabilities nor a version.
 
 use crate::config::TrajectoryStrategy;
 use crate::ids::{PolicyVersion, RolloutId};
@@ -29,10 +32,10 @@ pub struct Sample {
     /// In order; together the sequence.
     segments: Vec<Segment>,
     tokens: usize,
-    /// Tokens with `loss_mask` 1; at least 1.
+    /// Tokens that are trained; at least 1.
     pub loss_tokens: u64,
-    /// Oldest version that sampled a trained token.
-    pub oldest: PolicyVersion,
+    /// Oldest version that sampled a trained token; `None` where a teacher wrote all of them.
+    pub oldest: Option<PolicyVersion>,
     /// Turns on this branch, those that are context only too.
     pub turns: u32,
 }
@@ -45,7 +48,19 @@ pub struct Segment {
     /// How many of `token_ids`, from the front; fewer than all where the sample was truncated.
     len: usize,
     trained: Option<Trained>,
+    /// A teacher wrote them, for the policy to learn.
+    #[serde(default, skip_serializing_if = "is_false")]
+    taught: bool,
 }
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// One log-probability, nats, for each of a sample's N tokens. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TokenLogprobs(#[serde(with = "crate::column")] pub Arc<[f32]>);
 
 /// What the engine said of sampled tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -73,12 +88,22 @@ impl Segment {
         &self.token_ids[..self.len]
     }
 
-    /// `None` for context.
+    /// `None` for what the policy did not sample: context, and what a teacher wrote.
     pub fn trained(&self) -> Option<&Trained> {
         self.trained.as_ref()
     }
 
-    /// Log-probabilities of the tokens, nats; `None` for context.
+    /// Whether a teacher wrote the tokens, for the policy to learn.
+    pub fn is_taught(&self) -> bool {
+        self.taught
+    }
+
+    /// Whether the trainer looks at the tokens' loss.
+    pub fn is_learnt(&self) -> bool {
+        self.taught || self.trained.is_some()
+    }
+
+    /// Log-probabilities of the tokens, nats; `None` for what the policy did not sample.
     pub fn logprobs(&self) -> Option<&[f32]> {
         Some(&self.trained.as_ref()?.logprobs[..self.len])
     }
@@ -120,7 +145,7 @@ impl Sample {
         column
     }
 
-    /// 1 where the token is trained. `[N]`
+    /// 1 where the policy sampled the token and it is trained. `[N]`
     pub fn loss_mask(&self) -> Vec<u8> {
         let mut column = Vec::with_capacity(self.tokens);
         for segment in &self.segments {
@@ -163,29 +188,31 @@ impl Sample {
             segments: Vec::new(),
             tokens: 0,
             loss_tokens: 0,
-            oldest: PolicyVersion(u64::MAX),
+            oldest: None,
             turns: 0,
         }
     }
 
     fn extend(&mut self, turn: Turn, trains: bool) {
         self.turns += 1;
-        self.push(turn.prompt_suffix, None);
-        let trained = trains.then_some(Trained {
+        self.push(turn.prompt_suffix, None, false);
+        let taught = trains && turn.text.is_some();
+        let trained = (trains && !taught).then_some(Trained {
             logprobs: turn.logprobs,
             versions: turn.versions,
             temperature: turn.temperature,
             truncation: turn.truncation,
         });
-        self.push(turn.sampled, trained);
+        self.push(turn.sampled, trained, taught);
     }
 
-    fn push(&mut self, token_ids: Arc<[u32]>, trained: Option<Trained>) {
+    fn push(&mut self, token_ids: Arc<[u32]>, trained: Option<Trained>, taught: bool) {
         if !token_ids.is_empty() {
             self.segments.push(Segment {
                 len: token_ids.len(),
                 token_ids,
                 trained,
+                taught,
             });
         }
     }
@@ -195,16 +222,12 @@ impl Sample {
         self.tokens = self.segments.iter().map(Segment::len).sum();
         let trained = || self.segments.iter().filter_map(Segment::trained);
         let runs = trained().flat_map(|trained| &trained.versions);
-        let oldest = runs
+        self.oldest = runs
             .filter(|run| run.n_tokens > 0)
             .map(|run| run.version)
             .min();
-        self.oldest = oldest.unwrap_or(PolicyVersion(u64::MAX));
-        let trained = self
-            .segments
-            .iter()
-            .filter(|segment| segment.trained.is_some());
-        self.loss_tokens = trained.map(|segment| segment.len as u64).sum();
+        let learnt = self.segments.iter().filter(|segment| segment.is_learnt());
+        self.loss_tokens = learnt.map(|segment| segment.len as u64).sum();
     }
 }
 

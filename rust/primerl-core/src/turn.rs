@@ -157,7 +157,8 @@ pub struct Turn {
     pub answer: AnswerKey,
     /// Hash of the request (its body, or its idempotency key): a retry is answered with this turn.
     pub request_digest: u128,
-    /// The answer of a server that gives no ids; all columns are empty then.
+    /// The answer of a server that gives no ids. Where the policy is taught by it, `prompt_suffix` and `sampled` are how
+    /// the policy's model writes prompt and answer, else they are empty; `logprobs` and `versions` are empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<Arc<TextAnswer>>,
     /// Which of the rollout's requests it answers, from 1. 0 in journals that did not say.
@@ -177,17 +178,20 @@ impl Turn {
         }
     }
 
-    /// Sampled tokens have one log-probability and one version each.
+    /// Tokens that an engine sampled have one log-probability and one version each.
     pub fn is_consistent(&self) -> bool {
         let by_version: u64 = self
             .versions
             .iter()
             .map(|run| u64::from(run.n_tokens))
             .sum();
-        self.logprobs.len() == self.sampled.len()
-            && by_version == self.sampled.len() as u64
+        let by_engine = match self.text {
+            None => self.sampled.len(),
+            Some(_) => 0,
+        };
+        self.logprobs.len() == by_engine
+            && by_version == by_engine as u64
             && are_finite(&self.logprobs)
-            && (self.text.is_none() || self.sampled.is_empty() && self.prompt_suffix.is_empty())
             && self.parent.is_some() != self.fork.is_some()
     }
 }
@@ -222,7 +226,11 @@ mod tests {
             rmp_serde::from_slice::<Turn>(&written).expect("reads"),
             turn
         );
+        // Taught: the policy's ids of it.
         turn.prompt_suffix = [1].into();
+        turn.sampled = [2, 3].into();
+        assert!(turn.is_consistent());
+        turn.logprobs = [-0.5, -0.5].into();
         assert!(!turn.is_consistent());
     }
 

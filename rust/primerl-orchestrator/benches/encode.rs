@@ -77,6 +77,7 @@ fn weighted(rollout: usize, tokens: usize) -> Weighted {
         sample,
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(rollout as f32 / 512.0 - 0.5),
+        teacher_logprobs: None,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::engines::Engines;
 use crate::envs::workers::Workers;
 use crate::gateway::rollouts::Rollouts;
 use crate::recorder::Recorder;
+use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, RolloutId, WorkerId};
 use std::sync::Arc;
@@ -23,10 +24,17 @@ pub(crate) struct Effects {
     pub driver: DriverHandle,
     /// Where the program can call custom functions.
     pub advantages: Option<AdvantagesThread>,
+    /// In on-policy distillation.
+    pub teacher: Option<Teacher>,
 }
 
 impl Effects {
-    pub fn new(app: &App, recorder: Recorder, advantages: Option<AdvantagesThread>) -> Effects {
+    pub fn new(
+        app: &App,
+        recorder: Recorder,
+        advantages: Option<AdvantagesThread>,
+        teacher: Option<Teacher>,
+    ) -> Effects {
         Effects {
             rollouts: Arc::clone(&app.gateway.rollouts),
             samplings: app.samplings.clone(),
@@ -35,6 +43,7 @@ impl Effects {
             recorder,
             driver: app.driver.clone(),
             advantages,
+            teacher,
         }
     }
 
@@ -108,6 +117,10 @@ impl Effects {
             Effect::ComputeAdvantages { request } => match &self.advantages {
                 Some(thread) => thread.compute(request),
                 None => debug_assert!(false, "a run that cannot call the function is not started"),
+            },
+            Effect::ScoreByTeacher { request } => match &self.teacher {
+                Some(teacher) => teacher.score(request),
+                None => debug_assert!(false, "a run that has no teacher asks none"),
             },
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),

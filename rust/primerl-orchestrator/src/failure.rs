@@ -53,6 +53,8 @@ pub enum RunError {
     Encode { step: u64, problem: String },
     #[error("{lacking}; use other engines, or client_type = \"renderer\"")]
     UnfitEngine { lacking: String },
+    #[error("{name}: {problem}; see teacher.client")]
+    Teacher { name: String, problem: String },
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]
     NoEngine { seconds: f64, engines: String },
     #[error(

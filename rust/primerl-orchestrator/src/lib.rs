@@ -40,6 +40,7 @@ pub mod secret;
 mod server;
 mod spool;
 mod story;
+mod teacher;
 pub mod telemetry;
 pub mod trainer;
 

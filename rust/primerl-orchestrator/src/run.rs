@@ -8,7 +8,7 @@
 
 use crate::address::{ADDRESS_FILE, check_exposure};
 use crate::app::{App, Parts};
-use crate::clients::{self, Endpoint};
+use crate::clients::{self, Endpoint, Scorer};
 use crate::config::{ClientType, Config, ConfigError, flops_model};
 use crate::connections::{self, Bodies, Limits};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
@@ -25,6 +25,7 @@ use crate::recorder::{self, Recorder};
 use crate::secret::Secret;
 use crate::server;
 use crate::story::{self, Story, identity};
+use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
 use primerl_core::{Core, Event};
 use primerl_render::{LoadOptions, Renderer};
@@ -56,6 +57,8 @@ pub struct Prepared {
     renderer: Arc<Renderer>,
     /// By environment: who answers in place of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
+    /// Who scores what the policy samples.
+    scorer: Option<Scorer>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
@@ -112,6 +115,9 @@ impl Prepared {
             })
         })?;
         let endpoints = clients::of_environments(&config)?;
+        let scorer = config.scoring_teacher();
+        let scorer = scorer.map(|client| Scorer::open("teacher.client", client));
+        let scorer = scorer.transpose()?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
         let identity = identity(&config, core.config());
         Ok(Prepared {
@@ -120,6 +126,7 @@ impl Prepared {
             core,
             renderer: Arc::new(renderer),
             endpoints,
+            scorer,
             functions,
             run_key: access::run_key()?,
             limits: Limits::default(),
@@ -193,7 +200,10 @@ impl Prepared {
             })
             .transpose()
             .map_err(RunError::Thread)?;
-        let effects = Effects::new(&app, recorder, advantages);
+        let teacher = self
+            .scorer
+            .map(|scorer| Teacher::start(teacher_parts(&app, scorer, stop.clone())));
+        let effects = Effects::new(&app, recorder, advantages, teacher);
         let driver = begin(story, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
         let router = server::router(Arc::clone(&app));
@@ -381,6 +391,19 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         written_ids: Arc::default(),
         engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
+    }
+}
+
+fn teacher_parts(app: &App, scorer: Scorer, stop: CancellationToken) -> teacher::Parts {
+    teacher::Parts {
+        scorer,
+        renderer: Arc::clone(&app.gateway.renderer),
+        driver: app.driver.clone(),
+        failures: app.failures.clone(),
+        waits: app.telemetry.waits.clone(),
+        stop,
+        timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
+        limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
     }
 }
 

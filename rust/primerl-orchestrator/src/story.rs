@@ -50,6 +50,11 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
     if config.client_type != ClientType::default() {
         identity.insert("client_type".into(), config.client_type.as_str().into());
     }
+    if let Some(teacher) = &config.teacher {
+        let name = &teacher.client.model;
+        // Where it is reached may change: a server that was restarted has another port.
+        identity.insert("teacher".into(), name.clone());
+    }
     for environment in &config.eval.env {
         if let Some(client) = &environment.client {
             let name = format!("client of evaluation environment {}", environment.name());

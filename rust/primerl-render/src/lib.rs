@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod abilities;
+mod answer;
 mod check;
 mod error;
 mod extend;

@@ -327,6 +327,7 @@ impl Plan {
             trajectory_strategy: TrajectoryStrategy::Interleaved,
             truncated_rollouts: TruncatedRollouts::Train,
             long_samples: LongSamples::Drop,
+            training_mode: TrainingMode::Rl,
             environments: vec![Environment {
                 name: "plan".to_owned(),
                 role: Role::Train,
@@ -340,6 +341,7 @@ impl Plan {
                 long_poll: Duration::from_secs(10),
                 evaluation: never,
                 weights: never,
+                teacher: never,
             },
             flops: FlopsModel {
                 linear: 1.0,

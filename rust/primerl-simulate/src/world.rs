@@ -246,6 +246,7 @@ impl World {
             | Effect::ForgetBatches { .. }
             | Effect::LimitEngine { .. }
             | Effect::ComputeAdvantages { .. }
+            | Effect::ScoreByTeacher { .. }
             | Effect::RolloutFailed { .. }
             | Effect::RolloutVoided { .. }
             | Effect::GroupDropped { .. } => {}

@@ -144,42 +144,6 @@ fn nothing_gives_nothing() {
     assert_eq!(length_scales(&[], 1.0), Vec::<f32>::new());
 }
 
-#[test]
-fn a_sampled_token_is_drawn_to_where_the_teacher_likes_it_more() {
-    assert_eq!(
-        reverse_kl_signal(&[-1.0, -0.5], &[-0.25, -2.5]),
-        [0.75, -2.0]
-    );
-    // The estimate is unbiased: weighed by the student, it is minus the divergence.
-    let (student, teacher) = ([0.5_f32, 0.25, 0.25], [0.25_f32, 0.5, 0.25]);
-    let signal = reverse_kl_signal(&student.map(f32::ln), &teacher.map(f32::ln));
-    let expected: f32 = student.iter().zip(&signal).map(|(p, a)| p * a).sum();
-    let divergence: f32 = student
-        .iter()
-        .zip(&teacher)
-        .map(|(p, q)| p * (p / q).ln())
-        .sum();
-    assert!((expected + divergence).abs() < 1e-6);
-}
-
-#[test]
-fn components_count_by_their_weights_and_not_by_their_sizes() {
-    let losses: [&[f64]; 3] = [&[1.0, 2.0, 6.0], &[10.0], &[]];
-    let weights = [0.25, 2.0, 1.0];
-    let components: Vec<(f64, u64)> = weights
-        .into_iter()
-        .zip(losses.map(|own| own.len() as u64))
-        .collect();
-    let by_token = component_weights(&components);
-    let sum: f64 = losses
-        .iter()
-        .zip(&by_token)
-        .map(|(own, weight)| own.iter().sum::<f64>() * f64::from(*weight))
-        .sum();
-    assert!((sum / 4.0 - (0.25 * 3.0 + 2.0 * 10.0)).abs() < 1e-5);
-    assert_eq!(by_token[2], 0.0);
-}
-
 /// Loss of one sequence as its normalisation defines it, without the 1/S (or, by token, the 1/T) before the sum.
 fn by_definition(normalization: LengthNormalization, losses: &[f64], constant: f64) -> f64 {
     let sum: f64 = losses.iter().sum();

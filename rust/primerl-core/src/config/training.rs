@@ -4,6 +4,26 @@ use super::ConfigError;
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
+/// What the policy learns from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainingMode {
+    /// The rewards of what it sampled.
+    #[default]
+    Rl,
+    /// A teacher's log-probabilities of what it sampled: [`crate::Effect::ScoreByTeacher`].
+    Opd,
+    /// What a teacher answered in its place.
+    Sft,
+}
+
+impl TrainingMode {
+    /// What it is where nothing was said, and before there was another.
+    pub fn is_rl(&self) -> bool {
+        *self == TrainingMode::Rl
+    }
+}
+
 /// How rewards become advantages; the formulas are in [`crate::algorithm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Algorithm {

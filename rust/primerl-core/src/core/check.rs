@@ -31,7 +31,8 @@ impl Core {
             self.finished.is_none()
                 || (self.rollouts.is_empty()
                     && self.groups.is_empty()
-                    && self.computing.is_empty()),
+                    && self.computing.is_empty()
+                    && self.scoring.is_empty()),
             "the run is over, but work is left"
         );
         Ok(())
@@ -142,9 +143,12 @@ impl Core {
             .ready_since
             .is_some_and(|since| self.ready.contains(&(since, id)));
         let computing = self.computing.contains_key(&id);
+        let scoring = self.scoring.contains_key(&id);
         ensure!(
-            !(ready && computing) && (ready || computing) == group.is_complete(min_size),
-            "group {id} is among the ready ones: {ready}, and among those that wait for their advantages: {computing}"
+            u8::from(ready) + u8::from(computing) + u8::from(scoring)
+                == u8::from(group.is_complete(min_size)),
+            "group {id} is among the ready ones: {ready}, those that wait for their advantages: {computing}, and for \
+             their teacher: {scoring}"
         );
         Ok(())
     }

@@ -65,6 +65,7 @@ impl Core {
             } => self.reconfigured(max_steps, timeouts),
             Event::Restarted => self.restarted(),
             Event::AdvantagesComputed { group, result } => self.advantages_computed(group, result),
+            Event::TeacherScored { group, result } => self.teacher_scored(group, result),
             Event::Tick => {}
             Event::ShutdownRequested { reason } => self.end(Effect::Finished { reason }),
         }

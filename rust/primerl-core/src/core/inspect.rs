@@ -32,6 +32,8 @@ pub enum BatchWait {
     Evaluation,
     /// Groups wait for a custom algorithm, and nothing is in flight.
     Advantages,
+    /// Groups wait for the teacher, and nothing is in flight.
+    Teacher,
     /// Engines serve and there is work, but no worker asks for it.
     WorkersAway,
 }
@@ -163,6 +165,7 @@ impl Core {
         match self.in_flight() {
             (0, 0) if self.curriculum.missing().is_some() => BatchWait::NoWorker,
             (0, 0) if !self.computing.is_empty() => BatchWait::Advantages,
+            (0, 0) if !self.scoring.is_empty() => BatchWait::Teacher,
             (0, 0) => BatchWait::WorkersAway,
             (0, _) => BatchWait::Evaluation,
             _ => BatchWait::Rollouts,

@@ -153,19 +153,20 @@ impl Core {
             return;
         };
         self.void(rollout, VoidReason::TooOld);
-        let computing = self.computing.contains_key(&id);
+        let waits = self.computing.contains_key(&id) || self.scoring.contains_key(&id);
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
-        let computed = group.token_advantages.is_some() || computing;
+        let computed =
+            group.token_advantages.is_some() || group.teacher_logprobs.is_some() || waits;
         if group.ready_since.is_none() && !computed {
             let again = group.may_refill(slot, rule);
             return self.free_slot(id, slot, again, Blame::Nobody, || {
                 "a finished rollout became stale before the others had ended".to_owned()
             });
         }
-        // A complete group goes on with what it has: refilled, it would only get older. Custom advantages were computed
-        // for all of it.
+        // A complete group goes on with what it has: refilled, it would only get older. Custom advantages and a teacher's
+        // scores are of all of it.
         group.give_up(slot);
         self.losses.slots_lost += 1;
         if computed || group.is_hopeless(min_size) || group.samples().next().is_none() {
@@ -268,6 +269,7 @@ impl Core {
             "group {id} (example {example} of environment {name:?}) was dropped: {why}"
         ));
         self.stop_computing(id);
+        self.stop_scoring(id);
         let environment = group.environment.0 as usize;
         self.sites[environment].set_aside.remove(&id);
         for (index, slot) in group.slots.into_iter().enumerate() {
@@ -296,6 +298,10 @@ impl Core {
         let computing: Vec<GroupId> = self.computing.keys().copied().collect();
         computing.into_iter().for_each(|id| {
             self.stop_computing(id);
+        });
+        let scoring: Vec<GroupId> = self.scoring.keys().copied().collect();
+        scoring.into_iter().for_each(|id| {
+            self.stop_scoring(id);
         });
         for site in &mut self.sites {
             site.queue.clear();

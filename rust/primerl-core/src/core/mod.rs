@@ -19,6 +19,7 @@ mod report;
 mod restart;
 mod rollouts;
 mod room;
+mod teacher;
 mod workers;
 
 pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
@@ -108,6 +109,9 @@ pub struct Core {
     next_ready: u64,
     /// Complete groups that wait for a custom algorithm's advantages.
     computing: BTreeMap<GroupId, Armed>,
+    /// Complete groups that wait for the teacher's log-probabilities.
+    #[serde(default)]
+    scoring: BTreeMap<GroupId, Armed>,
     /// In flight. Boxed: a tree moves its entries about.
     rollouts: BTreeMap<RolloutId, Box<Rollout>>,
     /// Training rollouts that have sampled something, in flight or finished and not cut, by their oldest version; and
@@ -170,6 +174,7 @@ impl Core {
             ready: BTreeSet::new(),
             next_ready: 0,
             computing: BTreeMap::new(),
+            scoring: BTreeMap::new(),
             rollouts: BTreeMap::new(),
             by_age: BTreeMap::new(),
             in_flight_evaluation: 0,
@@ -307,6 +312,7 @@ impl Core {
                 Due::Batch(request) => self.batch_poll_ended(request),
                 Due::Evaluation => self.evaluation_timed_out(),
                 Due::Advantages(group) => self.advantages_timed_out(group),
+                Due::Teacher(group) => self.teacher_timed_out(group),
                 Due::Wait(key) => self.warn_of_wait(key),
             }
         }

@@ -88,6 +88,10 @@ impl Core {
                 "; {waiting} groups wait for their custom advantages"
             ));
         }
+        if !self.scoring.is_empty() {
+            let waiting = self.scoring.len();
+            words.push_str(&format!("; {waiting} groups wait for their teacher"));
+        }
         for (id, _) in self
             .config
             .environment_ids()
@@ -303,6 +307,7 @@ impl Core {
             });
         }
         waits.extend(self.waits_for_advantages());
+        waits.extend(self.waits_for_teacher());
         waits.extend(self.round.as_ref().map(wait_for_evaluation));
         waits
     }

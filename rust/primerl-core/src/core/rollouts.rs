@@ -159,6 +159,10 @@ impl Core {
             self.sites[environment.0 as usize].failed_groups = 0;
             return self.filter_group(id);
         }
+        self.score(id, environment);
+    }
+
+    pub(super) fn give_advantages(&mut self, id: GroupId, environment: EnvironmentId) {
         match &self.config.environment(environment).algorithm.kind {
             AlgorithmKind::Custom { path, timeout } => {
                 let (path, timeout) = (path.clone(), *timeout);

@@ -2,8 +2,9 @@
 
 use super::{Advantage, MicroBatch, Weighted};
 use crate::ids::*;
-use crate::sample::{Segment, Trained};
+use crate::sample::{Segment, TokenLogprobs, Trained};
 use crate::turn::Truncation;
+use std::borrow::Cow;
 
 /// Columns of one micro-batch. All per-token columns have the same length N, the sum of `sequence_lengths`.
 ///
@@ -16,7 +17,7 @@ use crate::turn::Truncation;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Columns {
     pub token_ids: Vec<i32>,
-    /// 1 where the token was sampled by the policy and is to be trained.
+    /// 1 where the token was sampled by the policy and is trained.
     pub loss_mask: Vec<u8>,
     /// The engine's log-probability of this token, nats; 0 where `loss_mask` is 0.
     pub logprobs: Vec<f32>,
@@ -24,6 +25,10 @@ pub struct Columns {
     /// Policy version that sampled the token; -1 where `loss_mask` is 0.
     pub versions: Vec<i32>,
     pub temperatures: Vec<f32>,
+    /// 1 where a teacher wrote the token. Empty where it wrote none of the micro-batch.
+    pub ce_weights: Vec<f32>,
+    /// The teacher's log-probability of the token, nats. Empty where no teacher was asked.
+    pub teacher_logprobs: Vec<f32>,
     pub sequence_lengths: Vec<i32>,
     /// The rollout each sequence came from.
     pub rollouts: Vec<RolloutId>,
@@ -62,13 +67,39 @@ impl MicroBatch {
         runs.collect()
     }
 
+    /// 1 for each token that a teacher wrote, else 0. `[N]`
+    pub fn ce_weights(&self) -> impl Iterator<Item = f32> {
+        let segments = self.sequences().iter();
+        let segments = segments.flat_map(|weighted| weighted.sample.segments());
+        segments.flat_map(|segment| {
+            std::iter::repeat_n(f32::from(u8::from(segment.is_taught())), segment.len())
+        })
+    }
+
     pub fn columns(&self) -> Columns {
         let mut columns = Columns::with_capacity(self.len(), self.sequences().len());
         self.sequences()
             .iter()
             .for_each(|weighted| columns.push(weighted));
+        if self.is_taught() {
+            columns.ce_weights = self.ce_weights().collect();
+        }
+        if self.is_scored() {
+            let scores = self.sequences().iter().map(Weighted::teacher_logprobs);
+            columns.teacher_logprobs = scores.flat_map(Cow::into_owned).collect();
+        }
         columns.truncations = self.truncations();
         columns
+    }
+}
+
+impl Weighted {
+    /// The teacher's log-probability of each token, nats; zeros where it was not asked. `[N]`
+    pub fn teacher_logprobs(&self) -> Cow<'_, [f32]> {
+        match &self.teacher_logprobs {
+            Some(TokenLogprobs(values)) => Cow::Borrowed(values),
+            None => Cow::Owned(vec![0.0; self.sample.len()]),
+        }
     }
 }
 
@@ -81,6 +112,8 @@ impl Columns {
             advantages: Vec::with_capacity(tokens),
             versions: Vec::with_capacity(tokens),
             temperatures: Vec::with_capacity(tokens),
+            ce_weights: Vec::new(),
+            teacher_logprobs: Vec::new(),
             sequence_lengths: Vec::with_capacity(sequences),
             rollouts: Vec::with_capacity(sequences),
             environments: Vec::with_capacity(sequences),

@@ -86,7 +86,7 @@ fn turns_that_extend_are_one_sample() {
     assert_eq!(kept, [0, 3]);
     assert_eq!((sample.rollout, sample.trace), (ROLLOUT, 0));
     assert_eq!((sample.loss_tokens, sample.turns), (3, 2));
-    assert_eq!(sample.oldest, PolicyVersion(4));
+    assert_eq!(sample.oldest, Some(PolicyVersion(4)));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_truncated_sample_is_its_front() {
             .iter()
             .min()
             .map(|version| PolicyVersion(*version as u64));
-        assert_eq!(sample.oldest, oldest.unwrap_or(PolicyVersion(u64::MAX)));
+        assert_eq!(sample.oldest, oldest);
     }
 }
 
@@ -168,7 +168,13 @@ fn forks_are_samples_of_their_own_and_shared_turns_are_trained_once() {
     let samples = interleave(ROLLOUT, &turns, &[Some(0); 5]);
     let shape: Vec<(Vec<u32>, Vec<u32>, u64)> = samples
         .iter()
-        .map(|sample| (sample.token_ids(), trained(sample), sample.oldest.0))
+        .map(|sample| {
+            (
+                sample.token_ids(),
+                trained(sample),
+                sample.oldest.map_or(0, |version| version.0),
+            )
+        })
         .collect();
     assert_eq!(
         shape,
@@ -266,7 +272,7 @@ proptest! {
             prop_assert_eq!([token_ids.len(), loss_mask.len(), sample.logprobs().len(), versions.len()], [n; 4]);
             prop_assert_eq!(sample.loss_tokens, loss_mask.iter().filter(|mask| **mask == 1).count() as u64);
             let oldest = versions.iter().filter(|version| **version >= 0).min();
-            prop_assert_eq!(oldest.copied(), Some(sample.oldest.0 as i32));
+            prop_assert_eq!(oldest.copied(), sample.oldest.map(|version| version.0 as i32));
             for (at, mask) in loss_mask.iter().enumerate() {
                 // In these forests a turn's number is its version, so it says which turn a trained token is of.
                 if *mask == 0 || turns[versions[at] as usize].sampled[0] != token_ids[at] {

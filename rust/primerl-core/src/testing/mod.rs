@@ -32,6 +32,7 @@ pub fn config() -> Config {
         trajectory_strategy: TrajectoryStrategy::Interleaved,
         truncated_rollouts: TruncatedRollouts::Train,
         long_samples: LongSamples::Drop,
+        training_mode: TrainingMode::Rl,
         environments: vec![environment("train")],
         timeouts: Timeouts {
             rollout: Duration::from_secs(120),
@@ -39,6 +40,7 @@ pub fn config() -> Config {
             long_poll: Duration::from_secs(10),
             evaluation: Duration::from_secs(600),
             weights: Duration::from_secs(300),
+            teacher: Duration::from_secs(30),
         },
         flops: FlopsModel {
             linear: 1.0,

@@ -203,6 +203,7 @@ impl Observer {
             Effect::UpdateEngine { .. }
             | Effect::WorkerLost { .. }
             | Effect::ComputeAdvantages { .. }
+            | Effect::ScoreByTeacher { .. }
             | Effect::RolloutFailed { .. }
             | Effect::RolloutVoided { .. }
             | Effect::GroupDropped { .. } => {}
@@ -318,6 +319,10 @@ impl Observer {
             (n, n)
         );
         assert_eq!(micro_batch.sequence_lengths.iter().sum::<i32>() as usize, n);
+        if self.config.training_mode == TrainingMode::Opd {
+            let scored = micro_batch.token_ids.iter().map(|token| -(*token as f32));
+            assert!(scored.eq(micro_batch.teacher_logprobs.iter().copied()));
+        }
         let mut start = 0;
         for (length, rollout) in micro_batch
             .sequence_lengths

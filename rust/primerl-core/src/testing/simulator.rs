@@ -329,6 +329,7 @@ impl Simulator {
                 engine, version, ..
             } => self.engine_updates(engine, version),
             Effect::ComputeAdvantages { request } => self.compute_advantages(&request),
+            Effect::ScoreByTeacher { request } => self.score_by_teacher(&request),
             Effect::BatchNotReady { request, .. } => self.trainer_asks_again(request),
             _ => {}
         }

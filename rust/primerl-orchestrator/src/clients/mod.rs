@@ -1,25 +1,32 @@
-//! Servers of OpenAI's chat completions that are no engines of the run: messages in, text out. Whoever is measured against
-//! the policy is one.
+//! Servers that are no engines of the run: whoever is measured against the policy, and teachers.
 //!
 //! ```text
-//! [..client] table ─> Endpoint (URL, model, key) ─ ask ─> body, retries, deadline ─> ChatAnswer
+//! [..client] table ─> Server (URL, model, key) ─ Endpoint: messages in, text out
+//!                                              └ Scorer: token ids in, their log-probabilities out
 //! ```
 //! The key is read from the environment variable that the table names, once, and goes nowhere but into the header of a
 //! request: what a server says is searched for it before it is shown.
 
 mod answer;
 mod endpoint;
+mod scorer;
+mod server;
 
 pub use answer::ChatAnswer;
 pub(crate) use endpoint::with_messages;
-pub use endpoint::{ChatRequest, Endpoint, EndpointError, parse_base_url};
+pub use endpoint::{ChatRequest, Endpoint};
+pub use scorer::Scorer;
+pub use server::{EndpointError, parse_base_url};
 
 use crate::config::{Config, ConfigError};
 use std::sync::Arc;
 
-/// Those of the evaluation environments, by environment.
+/// By environment: who answers in place of the engines.
 pub fn of_environments(config: &Config) -> Result<Vec<Option<Arc<Endpoint>>>, ConfigError> {
-    let training = config.train.env.iter().map(|_| Ok(None));
+    let teacher = config.answering_teacher();
+    let teacher = teacher.map(|client| Endpoint::open("teacher.client", client));
+    let teacher = teacher.transpose()?.map(Arc::new);
+    let training = config.train.env.iter().map(|_| Ok(teacher.clone()));
     let evaluation = config.eval.env.iter().map(|environment| {
         let Some(client) = &environment.client else {
             return Ok(None);

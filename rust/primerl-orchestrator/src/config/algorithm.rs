@@ -18,8 +18,6 @@ pub enum AlgorithmType {
     Rloo,
     Maxrl,
     ReinforcePlusPlus,
-    Opd,
-    Sft,
     Custom,
 }
 
@@ -114,8 +112,7 @@ impl From<LongSamplesType> for LongSamples {
 impl AlgorithmConfig {
     pub(super) fn to_core(&self) -> Algorithm {
         let kind = match self.r#type {
-            // Refused by `validate`; nothing is run with these.
-            AlgorithmType::Grpo | AlgorithmType::Opd | AlgorithmType::Sft => AlgorithmKind::Grpo,
+            AlgorithmType::Grpo => AlgorithmKind::Grpo,
             AlgorithmType::DrGrpo => AlgorithmKind::DrGrpo,
             AlgorithmType::Rloo => AlgorithmKind::Rloo,
             AlgorithmType::Maxrl => AlgorithmKind::MaxRl,
@@ -143,13 +140,6 @@ impl AlgorithmConfig {
 
     /// What the core cannot see. `name` is where it stands in the file.
     fn validate(&self, name: &str) -> Result<(), ConfigError> {
-        if let AlgorithmType::Opd | AlgorithmType::Sft = self.r#type {
-            return Err(field(
-                &format!("{name}.type"),
-                "trains on a teacher, which this version cannot ask for its tokens or log-probabilities",
-                "use grpo, dr_grpo, rloo, maxrl, reinforce_plus_plus or custom",
-            ));
-        }
         if self.r#type != AlgorithmType::Custom && self.path.is_some() {
             return Err(field(
                 &format!("{name}.path"),

@@ -50,15 +50,11 @@ pub struct ClientConfig {
     pub model: String,
     /// The environment variable that holds the key; `None` sends none.
     pub api_key_env: Option<String>,
-    #[serde(default = "text")]
-    pub client_type: ClientType,
+    /// How it is asked; `None`: as it has to be for what it is there for.
+    pub client_type: Option<ClientType>,
     /// Longest time of one answer, seconds.
     #[serde(default = "default_timeout")]
     pub timeout_s: f64,
-}
-
-fn text() -> ClientType {
-    ClientType::OpenaiChatCompletions
 }
 
 fn default_timeout() -> f64 {
@@ -75,8 +71,8 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl ClientConfig {
-    /// `name` is that of the table.
-    pub fn validate(&self, name: &str) -> Result<(), ConfigError> {
+    /// `name` is that of the table; `wanted`, what the server is asked for.
+    pub fn validate(&self, name: &str, wanted: ClientType) -> Result<(), ConfigError> {
         let key = |key: &str| format!("{name}.{key}");
         crate::clients::parse_base_url(&self.base_url).map_err(|problem| {
             field(
@@ -104,12 +100,16 @@ impl ClientConfig {
                 "put the key into a variable and give the variable's name, or leave it out where no key is needed",
             ));
         }
-        if self.client_type != ClientType::OpenaiChatCompletions {
-            let problem = format!(
-                "is {}, which is for the run's own engines: only they prove which weights they serve",
-                self.client_type.as_str()
-            );
-            let mend = "use openai_chat_completions, or leave it out";
+        let given = self.client_type.unwrap_or(wanted);
+        if given != wanted {
+            let why = match wanted {
+                ClientType::Renderer => {
+                    "but a teacher of training_mode = \"opd\" is an engine that gives log-probabilities of token ids"
+                }
+                _ => "which is for engines: messages go to this server, and text comes back",
+            };
+            let problem = format!("is {}, {why}", given.as_str());
+            let mend = format!("use {}, or leave it out", wanted.as_str());
             return Err(field(&key("client_type"), problem, mend));
         }
         if !(0.001..=366.0 * 86_400.0).contains(&self.timeout_s) {

@@ -60,6 +60,7 @@ impl Config {
             trajectory_strategy: self.trajectory_strategy.into(),
             truncated_rollouts: self.truncated_rollouts.into(),
             long_samples: self.long_samples.into(),
+            training_mode: self.training_mode.into(),
             environments: training.chain(evaluation).collect(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),
@@ -67,6 +68,12 @@ impl Config {
                 long_poll: seconds(self.timeouts.long_poll_s),
                 evaluation: seconds(self.timeouts.evaluation_s),
                 weights: seconds(self.timeouts.weights_s),
+                teacher: self
+                    .teacher
+                    .as_ref()
+                    .map_or(Duration::from_secs(600), |teacher| {
+                        seconds(teacher.client.timeout_s)
+                    }),
             },
             flops,
         }

@@ -4,12 +4,14 @@ mod admission;
 mod algorithm;
 mod client;
 mod core;
+mod teacher;
 mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
 pub use self::client::{ClientConfig, ClientType};
 pub use self::core::flops_model;
+pub use self::teacher::{TeacherConfig, TrainingModeType};
 
 use primerl_core::Truncation;
 use serde::Deserialize;
@@ -93,6 +95,11 @@ pub struct Config {
     /// What becomes of samples longer than `seq_len`.
     #[serde(default)]
     pub long_samples: LongSamplesType,
+    /// What the policy learns from.
+    #[serde(default)]
+    pub training_mode: TrainingModeType,
+    /// Whom it learns from, where it is not rewards.
+    pub teacher: Option<TeacherConfig>,
     /// Who renders: we, or the engines.
     #[serde(default)]
     pub client_type: ClientType,

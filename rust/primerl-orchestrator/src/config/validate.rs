@@ -1,6 +1,6 @@
 //! Reading and checking.
 
-use super::{Config, ConfigError, TruncatedSampling, field};
+use super::{ClientType, Config, ConfigError, TruncatedSampling, field};
 use primerl_core::config::FlopsModel;
 use std::path::Path;
 
@@ -32,6 +32,7 @@ impl Config {
         self.validate_timeouts()?;
         self.validate_engines()?;
         self.validate_clients()?;
+        self.validate_teacher()?;
         self.validate_ratios()?;
         if self
             .log
@@ -231,7 +232,8 @@ impl Config {
         self.client_type.check_for_training()?;
         for environment in &self.eval.env {
             if let Some(client) = &environment.client {
-                client.validate(&format!("eval.env.{}.client", environment.name()))?;
+                let name = format!("eval.env.{}.client", environment.name());
+                client.validate(&name, ClientType::OpenaiChatCompletions)?;
             }
         }
         Ok(())

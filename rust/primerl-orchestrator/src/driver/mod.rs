@@ -134,6 +134,10 @@ impl Driver {
             let effect = Effect::ComputeAdvantages { request };
             self.effects.carry_out(effect, None);
         }
+        for request in self.core.unanswered_scores() {
+            let effect = Effect::ScoreByTeacher { request };
+            self.effects.carry_out(effect, None);
+        }
         self.handle(Event::Restarted, None)?;
         // The next restart begins here: a process that is killed again and again would play back ever more.
         self.take_snapshot(self.journal.appended());

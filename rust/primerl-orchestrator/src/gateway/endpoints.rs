@@ -205,7 +205,10 @@ fn prepare_now(
         return Ok(Step::Unrendered(Box::new(request), reply));
     }
     let renderer = &app.gateway.renderer;
-    let prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    let mut prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    if rollout.is_taught() {
+        client_type::ask_teacher(rollout, &request, &mut prompt)?;
+    }
     start(app, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
 }
 

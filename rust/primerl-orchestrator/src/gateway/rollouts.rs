@@ -185,6 +185,11 @@ impl Rollouts {
 }
 
 impl Rollout {
+    /// A teacher answers it, for the policy to learn.
+    pub(super) fn is_taught(&self) -> bool {
+        self.endpoint.is_some() && !self.evaluation
+    }
+
     pub(super) fn rules(&self) -> Rules<'_> {
         Rules {
             sampling: &self.sampling,

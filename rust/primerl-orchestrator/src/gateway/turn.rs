@@ -66,7 +66,7 @@ pub(super) fn room(
     request: &TurnRequest,
     prompt: &Prompt,
 ) -> Result<u32, ApiError> {
-    if rollout.endpoint.is_some() {
+    if rollout.endpoint.is_some() && !rollout.is_taught() {
         // Only that server knows how long the prompt is.
         rollout.budget.check()?;
         return Ok(request.sampling.max_tokens);

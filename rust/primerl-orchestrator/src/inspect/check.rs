@@ -307,6 +307,7 @@ mod tests {
                 sample,
                 environment: EnvironmentId(0),
                 advantage: Advantage::Uniform(1.0),
+                teacher_logprobs: None,
             });
         let micro_batch = MicroBatch::new(weighted.collect());
         PackedBatch {

@@ -71,6 +71,7 @@ fn kind(event: &Event) -> &'static str {
         Event::TrainerResumed { .. } => "trainer_resumed",
         Event::CheckpointSaved { .. } => "checkpoint_saved",
         Event::AdvantagesComputed { .. } => "advantages_computed",
+        Event::TeacherScored { .. } => "teacher_scored",
         Event::Reconfigured { .. } => "reconfigured",
         Event::Restarted => "restarted",
         Event::Tick => "tick",

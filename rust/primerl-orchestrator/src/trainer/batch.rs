@@ -6,7 +6,8 @@
 //! ```
 //! The columns of one micro-batch of N tokens follow those of the one before: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
-//! of [`ALIGNMENT`]. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
+//! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` where a teacher
+//! scored the tokens, `ce_weights`, 1 or 0, where it wrote some of them. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
 //! use them where they are.
 
 use crate::failure::RunError;
@@ -54,6 +55,28 @@ struct MicroBatchHeader {
     /// Which tokens were sampled from fewer than all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncations: Vec<TruncationHeader>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    extra_columns: Vec<ExtraColumn>,
+}
+
+/// A column that not every micro-batch has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum ExtraColumn {
+    TeacherLogprobs,
+    CeWeights,
+}
+
+impl ExtraColumn {
+    /// Those of a micro-batch, in order.
+    fn of(micro_batch: &MicroBatch) -> Vec<ExtraColumn> {
+        let given = [
+            (ExtraColumn::TeacherLogprobs, micro_batch.is_scored()),
+            (ExtraColumn::CeWeights, micro_batch.is_taught()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(column, _)| column).collect()
+    }
 }
 
 /// Tokens `begin..end` of the N were sampled so.
@@ -102,6 +125,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .into_iter()
                 .map(TruncationHeader::from)
                 .collect(),
+            extra_columns: ExtraColumn::of(micro_batch),
         }
     }
 }
@@ -138,7 +162,9 @@ fn frame(header: usize) -> usize {
 }
 
 fn aligned_size(micro_batch: &MicroBatch) -> usize {
-    (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT)
+    let extra = ExtraColumn::of(micro_batch).len();
+    let extra = extra * (micro_batch.len() * 4).next_multiple_of(ALIGNMENT);
+    (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
 }
 
 fn header(
@@ -202,6 +228,29 @@ impl Body {
             self.0.resize(self.0.len() + segment.len(), mask);
         }
         let size = micro_batch.len() * BYTES_PER_TOKEN;
+        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+        for column in ExtraColumn::of(micro_batch) {
+            self.extra(column, micro_batch);
+        }
+    }
+
+    fn extra(&mut self, column: ExtraColumn, micro_batch: &MicroBatch) {
+        match column {
+            ExtraColumn::TeacherLogprobs => {
+                for weighted in micro_batch.sequences() {
+                    self.values(&weighted.teacher_logprobs(), |value| value.to_le_bytes());
+                }
+            }
+            ExtraColumn::CeWeights => {
+                for segment in
+                    (micro_batch.sequences().iter()).flat_map(|own| own.sample.segments())
+                {
+                    let weight = f32::from(u8::from(segment.is_taught()));
+                    self.repeated(weight.to_le_bytes(), segment.len());
+                }
+            }
+        }
+        let size = 4 * micro_batch.len();
         self.zeros(size.next_multiple_of(ALIGNMENT) - size);
     }
 

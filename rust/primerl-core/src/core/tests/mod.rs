@@ -8,6 +8,7 @@ mod groups;
 mod leases;
 mod restart;
 mod rules;
+mod teacher;
 mod training;
 
 use crate::Config;

@@ -5,6 +5,7 @@ use super::restarts::Death;
 use super::{Kill, Simulator};
 use crate::event::{Event, Outcome};
 use crate::ids::*;
+use crate::sample::TokenLogprobs;
 use crate::time::{Duration, Time};
 use crate::turn::Turn;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +43,7 @@ pub enum Action {
     IdleSync(u32),
     Recorded(u32),
     AdvantagesComputed(GroupId, Result<Vec<Vec<f32>>, String>),
+    TeacherScored(GroupId, Result<Vec<TokenLogprobs>, String>),
     LeaseMissed(WorkerId, RolloutId),
     ReportsLate(WorkerId, RolloutId),
     Kill(Kill),
@@ -151,6 +153,7 @@ impl Action {
             | Action::EngineReports(..)
             | Action::EngineWorks(..)
             | Action::AdvantagesComputed(..)
+            | Action::TeacherScored(..)
             | Action::OrchestratorDies(_)
             | Action::OrchestratorStarts(_)
             | Action::Flush(_)
@@ -194,6 +197,9 @@ impl Simulator {
             Action::Recorded(life) => self.recorded(life),
             Action::AdvantagesComputed(group, result) => {
                 self.send(Event::AdvantagesComputed { group, result });
+            }
+            Action::TeacherScored(group, result) => {
+                self.send(Event::TeacherScored { group, result });
             }
             Action::LeaseMissed(worker, rollout) => self.lease_missed(worker, rollout),
             Action::ReportsLate(worker, rollout) => self.reports_late(worker, rollout),

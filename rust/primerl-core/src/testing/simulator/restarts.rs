@@ -81,8 +81,12 @@ impl Simulator {
         if self.disk.is_instant() {
             return self.restart(death);
         }
-        self.agenda
-            .retain(|_, action| !matches!(action, Action::AdvantagesComputed(..)));
+        self.agenda.retain(|_, action| {
+            !matches!(
+                action,
+                Action::AdvantagesComputed(..) | Action::TeacherScored(..)
+            )
+        });
         self.lose_engines();
         let down = Duration::from_secs_f64(self.disk.rng.random_range(0.1..20.0));
         self.plan(down, Action::OrchestratorStarts(death));
@@ -108,6 +112,9 @@ impl Simulator {
                 .for_each(|effect| self.give_recorder(Withheld::Effect(effect)));
             for request in self.core.unanswered_advantages() {
                 self.compute_advantages(&request);
+            }
+            for request in self.core.unanswered_scores() {
+                self.score_by_teacher(&request);
             }
             self.answer_agents(death);
         }

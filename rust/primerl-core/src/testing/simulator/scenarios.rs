@@ -90,6 +90,9 @@ pub fn scenario(seed: u64) -> Scenario {
             ..scenario.config.buffer
         };
     }
+    if !scenario.config.buffer.online_difficulty_filtering && rng.random_bool(0.3) {
+        scenario.config.training_mode = TrainingMode::Opd;
+    }
     scenario
 }
 
@@ -223,7 +226,7 @@ fn check_losses(simulator: &Simulator) {
             + voided(VoidReason::NoSignal)
     );
     // The others are no failures of a rollout.
-    let of_rollouts = |kind: &str| kind != "turn" && kind != "advantages";
+    let of_rollouts = |kind: &str| !["turn", "advantages", "teacher"].contains(&kind);
     let failed = losses.failed.iter().filter(|(kind, _)| of_rollouts(kind));
     assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
     let lost = cancelled(CancelReason::WorkerLost)

@@ -90,6 +90,7 @@ fn a_run_in_which_no_group_has_a_signal_says_so_and_does_not_stop() {
     let mut config = Config {
         max_steps: 5,
         environments: vec![environment("train")],
+        training_mode: TrainingMode::Rl,
         ..base.config
     };
     config.buffer.online_difficulty_filtering = true;

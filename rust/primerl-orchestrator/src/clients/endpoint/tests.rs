@@ -1,4 +1,5 @@
 use super::*;
+use crate::clients::server::parse_base_url;
 use axum::Router;
 use axum::http::{HeaderMap as Headers, StatusCode};
 use axum::routing::post;
@@ -33,7 +34,7 @@ fn config(base_url: &str) -> ClientConfig {
         base_url: base_url.into(),
         model: "big".into(),
         api_key_env: None,
-        client_type: crate::config::ClientType::OpenaiChatCompletions,
+        client_type: None,
         timeout_s: 20.0,
     }
 }

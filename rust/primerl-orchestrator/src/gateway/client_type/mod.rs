@@ -3,6 +3,7 @@
 
 mod engine_rendered;
 mod messages;
+mod taught;
 pub(super) mod text_only;
 
 use super::Gateway;
@@ -16,7 +17,25 @@ use std::sync::Arc;
 
 /// Whether the prompt of a request of this rollout is rendered here.
 pub(super) fn renders_here(gateway: &Gateway, rollout: &Rollout) -> bool {
-    gateway.client_type == ClientType::Renderer && rollout.endpoint.is_none()
+    match &rollout.endpoint {
+        Some(_) => rollout.is_taught(),
+        None => gateway.client_type == ClientType::Renderer,
+    }
+}
+
+/// Adds to the prompt of a rollout that a teacher answers what the teacher is asked.
+pub(super) fn ask_teacher(
+    rollout: &Rollout,
+    request: &TurnRequest,
+    prompt: &mut Prompt,
+) -> Result<(), ApiError> {
+    let (Input::Messages { messages, .. }, Some(options)) = (&request.input, &prompt.options)
+    else {
+        return Err(no_messages(rollout));
+    };
+    text_only::check(rollout, request)?;
+    prompt.chat = Some(Arc::new(messages::chat_messages(messages, options)?));
+    Ok(())
 }
 
 /// The prompt of a request that is not rendered here.
@@ -35,7 +54,7 @@ pub(super) async fn prompt(
         return Err(no_messages(rollout));
     };
     if rollout.endpoint.is_some() {
-        text_only::check(request)?;
+        text_only::check(rollout, request)?;
     }
     let resolved = resolve(rollout, session, messages, options, *recurring)?;
     match &rollout.endpoint {
@@ -46,9 +65,10 @@ pub(super) async fn prompt(
 
 fn no_messages(rollout: &Rollout) -> ApiError {
     let who = match &rollout.endpoint {
-        Some(_) => "this evaluation asks a server of chat completions (eval.env.client)",
+        Some(endpoint) => format!("{} is a server of chat completions", endpoint.name()),
         None => {
             "this run's engines render chat messages (client_type = \"openai_chat_completions_token\")"
+                .to_owned()
         }
     };
     let message =

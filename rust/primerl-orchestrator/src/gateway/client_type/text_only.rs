@@ -1,6 +1,8 @@
-//! Another server answers, with text. Its turns are recorded as text: they are measured, and nothing is trained on them.
+//! Another server answers, with text. Its turns are recorded as text: in an evaluation they are measured. Where it is the
+//! policy's teacher, they are recorded as the policy would have written them, too, and that is what it learns.
 
 use super::messages::chat_messages;
+use super::taught;
 use crate::app::App;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
 use crate::gateway::answer::Choice;
@@ -42,7 +44,12 @@ pub fn prompt(
 }
 
 /// What such a server cannot do, or would not be asked in OpenAI's words.
-pub fn check(request: &TurnRequest) -> Result<(), ApiError> {
+pub fn check(rollout: &Rollout, request: &TurnRequest) -> Result<(), ApiError> {
+    let endpoint = rollout.endpoint.as_deref();
+    check_for(endpoint.map_or("", Endpoint::name), request)
+}
+
+fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
     let sampling = &request.sampling;
     let truncation = json!(sampling.truncation);
     let given = |name: &str| !truncation[name].is_null();
@@ -52,21 +59,20 @@ pub fn check(request: &TurnRequest) -> Result<(), ApiError> {
         ("min_p", given("min_p")),
     ];
     match impossible.iter().find(|(_, given)| *given) {
-        None => response_format(sampling.structured_outputs.as_ref()).map(drop),
-        Some((name, _)) => {
+        None => response_format(name, sampling.structured_outputs.as_ref()).map(drop),
+        Some((field, _)) => {
             let message = format!(
-                "{name} is not known to the server of OpenAI's chat completions that answers in this evaluation \
-                 (eval.env.client); leave it out"
+                "{field} is not known to the server of OpenAI's chat completions that answers here ({name}); leave it out"
             );
             Err(ApiError::invalid(message)
-                .param(*name)
+                .param(*field)
                 .code("unsupported_parameter"))
         }
     }
 }
 
 /// OpenAI's words for what is vLLM's parameter everywhere else.
-fn response_format(outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
+fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
     let Some(outputs) = outputs else {
         return Ok(None);
     };
@@ -77,8 +83,10 @@ fn response_format(outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
         let schema = json!({"name": "answer", "schema": outputs["json"]});
         return Ok(Some(json!({"type": "json_schema", "json_schema": schema})));
     }
-    let message = "structured_outputs of this kind are not known to the server of OpenAI's chat completions that answers \
-                   in this evaluation (eval.env.client); use response_format";
+    let message = format!(
+        "structured_outputs of this kind are not known to the server of OpenAI's chat completions that answers here \
+         ({name}); use response_format"
+    );
     Err(ApiError::invalid(message)
         .param("structured_outputs")
         .code("unsupported_parameter"))
@@ -102,7 +110,7 @@ pub async fn choice(
     }
     let top_p = json!(sampling.truncation)["top_p"].take();
     others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
-    let format = response_format(sampling.structured_outputs.as_ref())?;
+    let format = response_format(endpoint.name(), sampling.structured_outputs.as_ref())?;
     others.extend(format.map(|format| ("response_format".to_owned(), format)));
     let request = ChatRequest {
         model: endpoint.model(),
@@ -115,29 +123,48 @@ pub async fn choice(
     };
     let asked = endpoint.ask(&request, rollout.deadline);
     let answer = turn::awaited(rollout, task, asked).await?;
-    let answer = answer.map_err(|error| failed(app, rollout, &error))?;
-    let turn = take_in(
+    let answer = answer.map_err(|error| failed(app, rollout, endpoint, &error))?;
+    let mut turn = take_in(
         &task.request,
         &task.prompt,
         (task.attempt.number, index),
         answer,
     )?;
     let choice = of_turn(&turn)?;
+    if rollout.is_taught() {
+        let taught = taught::write(
+            &app.gateway.renderer,
+            &task.prompt,
+            &choice.message,
+            &mut turn,
+        );
+        taught.map_err(|error| unwritable(app, rollout, &error))?;
+    }
     turn::keep(app, rollout, task, turn, None).await?;
     Ok(choice)
 }
 
-fn failed(app: &App, rollout: &Rollout, error: &EndpointError) -> ApiError {
-    let message = format!("the server of this evaluation (eval.env.client): {error}");
-    tracing::warn!(rollout = %rollout.id, message, "turn failed");
-    app.driver.send(Event::TurnFailed {
-        rollout: rollout.id,
-        message: message.clone(),
-    });
+fn failed(app: &App, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointError) -> ApiError {
+    let message = format!("{}: {error}", endpoint.name());
+    turn_failed(app, rollout, &message);
     match error.is_refusal() {
         true => ApiError::invalid(message).code("endpoint_refused"),
         false => ApiError::unavailable("endpoint_unavailable", message),
     }
+}
+
+fn unwritable(app: &App, rollout: &Rollout, problem: &str) -> ApiError {
+    let message = format!("the model's template cannot write the teacher's answer: {problem}");
+    turn_failed(app, rollout, &message);
+    ApiError::invalid(message).code("answer_not_renderable")
+}
+
+fn turn_failed(app: &App, rollout: &Rollout, message: &str) {
+    tracing::warn!(rollout = %rollout.id, message, "turn failed");
+    app.driver.send(Event::TurnFailed {
+        rollout: rollout.id,
+        message: message.to_owned(),
+    });
 }
 
 /// The turn that is recorded.

@@ -47,6 +47,7 @@ impl State for TrainerState {
                 }
                 BatchWait::Rollouts => "waits for rollouts in flight",
                 BatchWait::Evaluation => "waits for an evaluation (it holds new weights back)",
+                BatchWait::Teacher => "waits for the teacher's log-probabilities",
                 BatchWait::Advantages => "waits for a custom algorithm's advantages",
                 BatchWait::WorkersAway => "waits: no worker asks for rollouts",
             },

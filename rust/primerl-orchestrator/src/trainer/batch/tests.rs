@@ -1,8 +1,9 @@
 use super::*;
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
 use primerl_core::pack::{Columns, Weighted, pack};
-use primerl_core::sample::samples;
+use primerl_core::sample::{TokenLogprobs, samples};
 use primerl_core::testing::turn;
+use primerl_core::turn::TextAnswer;
 use primerl_core::{PolicyVersion, VersionRun};
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -32,6 +33,8 @@ struct DecodedMicroBatch {
     environments: Vec<u32>,
     #[serde(default)]
     truncations: Vec<DecodedTruncation>,
+    #[serde(default)]
+    extra_columns: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -81,6 +84,7 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
         sample,
         environment: EnvironmentId(rollout as u32 % 3),
         advantage,
+        teacher_logprobs: None,
     }
 }
 
@@ -127,7 +131,7 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 .map(|value| f32::from_le_bytes(word(value)))
                 .collect()
         };
-        let columns = Columns {
+        let mut columns = Columns {
             token_ids: i32s(take(4 * n)),
             logprobs: f32s(take(4 * n)),
             advantages: f32s(take(4 * n)),
@@ -160,8 +164,19 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                     },
                 })
                 .collect(),
+            ce_weights: Vec::new(),
+            teacher_logprobs: Vec::new(),
         };
         take((21 * n).next_multiple_of(16) - 21 * n);
+        for name in &micro_batch.extra_columns {
+            let values = f32s(take(4 * n));
+            match name.as_str() {
+                "teacher_logprobs" => columns.teacher_logprobs = values,
+                "ce_weights" => columns.ce_weights = values,
+                other => panic!("nobody knows {other}"),
+            }
+            take((4 * n).next_multiple_of(16) - 4 * n);
+        }
         columns
     });
     let columns = columns.collect();
@@ -192,6 +207,59 @@ fn the_bytes_are_the_columns() {
         encode(&batch, 2),
         Err(RunError::Encode { step: 4, .. })
     ));
+}
+
+/// As a teacher wrote it.
+fn taught(rollout: u64) -> Weighted {
+    let mut answer = turn(None, &[1, 2, 3], &[4, 5], 0);
+    answer.logprobs = Arc::default();
+    answer.versions.clear();
+    answer.text = Some(Arc::new(TextAnswer {
+        model: "teacher".into(),
+        message: "{}".into(),
+        stop: None,
+        prompt_tokens: 3,
+        completion_tokens: 2,
+    }));
+    let id = RolloutId(rollout);
+    let mut samples = samples(
+        TrajectoryStrategy::Interleaved,
+        id,
+        vec![answer],
+        &[Some(0)],
+    );
+    Weighted {
+        sample: samples.remove(0),
+        environment: EnvironmentId(0),
+        advantage: Advantage::Uniform(0.0),
+        teacher_logprobs: None,
+    }
+}
+
+#[test]
+fn what_a_teacher_says_is_a_column_of_its_own() {
+    let scored = |rollout: u64, tokens: u32| {
+        let own = weighted(rollout, tokens);
+        let scores = (0..own.sample.len()).map(|at| -(at as f32));
+        Weighted {
+            teacher_logprobs: Some(TokenLogprobs(scores.collect())),
+            ..own
+        }
+    };
+    let body = encode(&batch(vec![scored(0, 3), scored(1, 2)], 1), 0).expect("encodes");
+    let (header, columns) = decode(&body);
+    assert_eq!(header.micro_batches[0].extra_columns, ["teacher_logprobs"]);
+    let counted: Vec<f32> = (0..10).chain(0..9).map(|at| -(at as f32)).collect();
+    assert_eq!(columns[0].teacher_logprobs, counted);
+
+    let batch = batch(vec![taught(0), taught(1)], 1);
+    let (header, columns) = decode(&encode(&batch, 0).expect("encodes"));
+    assert_eq!(header.micro_batches[0].extra_columns, ["ce_weights"]);
+    assert_eq!(header.loss_tokens, 4);
+    assert_eq!(columns[0], batch.ranks[0][0].columns());
+    assert_eq!(columns[0].ce_weights, [0.0, 0.0, 0.0, 1.0, 1.0].repeat(2));
+    assert_eq!(columns[0].loss_mask, [0; 10]);
+    assert_eq!(columns[0].versions, [-1; 10]);
 }
 
 #[test]

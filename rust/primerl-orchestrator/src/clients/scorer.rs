@@ -1,0 +1,164 @@
+//! An engine that says how likely it finds tokens it did not sample: `prompt_logprobs` of vLLM's `/inference/v1/generate`.
+
+use super::server::{EndpointError, Server};
+use crate::config::{ClientConfig, ConfigError};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::HashMap;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub struct Scorer {
+    server: Server,
+    /// Without the `/v1` of its OpenAI routes.
+    root: String,
+}
+
+/// Of one place in the prompt: by id, of the token there and of the most likely ones.
+type Entries = HashMap<String, Entry>;
+
+#[derive(Deserialize)]
+struct Scored {
+    /// By token; `None` for the first, which nothing precedes.
+    prompt_logprobs: Option<Vec<Option<Entries>>>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    logprob: f32,
+}
+
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<u32>,
+}
+
+impl Scorer {
+    /// `name` is that of the table.
+    pub fn open(name: &str, config: &ClientConfig) -> Result<Scorer, ConfigError> {
+        let server = Server::open(name, config)?;
+        let url = server.base_url();
+        let root = url.strip_suffix("/v1").unwrap_or(url).to_owned();
+        Ok(Scorer { server, root })
+    }
+
+    /// Who it is, for people.
+    pub fn describe(&self) -> String {
+        format!("the teacher ({} at {})", self.server.model(), self.root)
+    }
+
+    /// Log-probability of each token, nats, at temperature 1; 0 for the first. `[N]`
+    ///
+    /// # Errors
+    /// With one that may pass, for how long the server wants to be left alone.
+    pub async fn score(
+        &self,
+        token_ids: &[u32],
+    ) -> Result<Vec<f32>, (EndpointError, Option<Duration>)> {
+        // One token is always sampled.
+        let sampling = json!({"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0});
+        let body = json!({
+            "model": self.server.model(), "token_ids": token_ids, "sampling_params": sampling, "stream": false,
+        });
+        let answer = self.post("inference/v1/generate", &body).await?;
+        let scored: Result<Scored, _> = serde_json::from_slice(&answer);
+        let read = scored.map_err(|error| error.to_string());
+        read.and_then(|scored| of_tokens(scored, token_ids))
+            .map_err(|problem| (self.server.malformed(&problem), None))
+    }
+
+    /// The ids that the server makes of a text; `None` where it has no route for that.
+    pub async fn tokenize(
+        &self,
+        text: &str,
+    ) -> Result<Option<Vec<u32>>, (EndpointError, Option<Duration>)> {
+        let body =
+            json!({"model": self.server.model(), "prompt": text, "add_special_tokens": false});
+        let answer = match self.post("tokenize", &body).await {
+            // Of a route that is not there; of a model that is not there, with the error's envelope.
+            Err((
+                EndpointError::Status {
+                    status: 404 | 405,
+                    message,
+                },
+                _,
+            )) if message.contains("Not Found") || message.contains("Not Allowed") => {
+                return Ok(None);
+            }
+            answer => answer?,
+        };
+        let tokenized: Result<Tokenized, _> = serde_json::from_slice(&answer);
+        tokenized
+            .map(|tokenized| Some(tokenized.tokens))
+            .map_err(|error| (self.server.malformed(&error.to_string()), None))
+    }
+
+    async fn post(
+        &self,
+        route: &str,
+        body: &serde_json::Value,
+    ) -> Result<Bytes, (EndpointError, Option<Duration>)> {
+        let url = format!("{}/{route}", self.root);
+        let body = Bytes::from(body.to_string());
+        self.server.post(&url, body, self.server.timeout()).await
+    }
+}
+
+/// The log-probability of each token itself.
+fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
+    let Some(given) = scored.prompt_logprobs else {
+        return Err("it has no prompt_logprobs; use an engine that gives them".to_owned());
+    };
+    if given.len() != token_ids.len() {
+        return Err(format!(
+            "{} prompt_logprobs for {} tokens",
+            given.len(),
+            token_ids.len()
+        ));
+    }
+    let one = |(at, (id, entries)): (usize, (&u32, Option<Entries>))| {
+        if at == 0 {
+            return Ok(0.0);
+        }
+        let entries = entries.ok_or_else(|| format!("no prompt_logprobs of token {at}"))?;
+        let entry = entries.get(&id.to_string());
+        let entry =
+            entry.ok_or_else(|| format!("prompt_logprobs of token {at} are not of {id}"))?;
+        // Sums of rounded numbers may end above 0 by a hair.
+        Ok(match entry.logprob {
+            above if above > 0.0 && above < 1e-3 => 0.0,
+            logprob => logprob,
+        })
+    };
+    token_ids.iter().zip(given).enumerate().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(prompt_logprobs: serde_json::Value, ids: &[u32]) -> Result<Vec<f32>, String> {
+        let body = json!({"prompt_logprobs": prompt_logprobs, "choices": []});
+        of_tokens(serde_json::from_value(body).expect("is one"), ids)
+    }
+
+    #[test]
+    fn the_tokens_own_log_probability_is_taken() {
+        let given = json!([null, {"7": {"logprob": -1.5, "rank": 3}, "9": {"logprob": -0.5, "rank": 1}},
+                           {"7": {"logprob": 1e-7, "rank": 1}}]);
+        assert_eq!(read(given, &[5, 7, 7]), Ok(vec![0.0, -1.5, 0.0]));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let given = json!([null, {"7": {"logprob": -1.5}}]);
+        let error = |given: &serde_json::Value, ids: &[u32]| {
+            read(given.clone(), ids).expect_err("is refused")
+        };
+        assert!(error(&given, &[5, 8]).contains("not of 8"));
+        assert!(error(&given, &[5]).contains("2 prompt_logprobs for 1 tokens"));
+        assert!(error(&json!([null, null]), &[5, 8]).contains("of token 1"));
+        assert!(error(&json!(null), &[5]).contains("no prompt_logprobs"));
+    }
+}
