@@ -37,6 +37,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
 
 
+@pytest.fixture(scope="session")
+def imitator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that learnt from sloppy demonstrations of the short recipe; not to be written to."""
+    from end_to_end import fine_tune
+
+    return fine_tune(tmp_path_factory.mktemp("imitator"))
+
+
+@pytest.fixture(scope="session")
+def expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that learnt from flawless ones; not to be written to."""
+    from end_to_end import fine_tune
+
+    return fine_tune(tmp_path_factory.mktemp("expert"), "--truncate", "0", "--untag", "0")
+
+
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as executor:

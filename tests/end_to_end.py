@@ -29,11 +29,11 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     return result
 
 
-def fine_tune(folder: Path) -> Path:
-    """The supervised model the short recipe starts from."""
+def fine_tune(folder: Path, *demonstrations: str) -> Path:
+    """The supervised model the short recipe starts from. `demonstrations`: options of make_data.py."""
     data = folder / "data.jsonl"
     make = [sys.executable, str(EXAMPLE / "make_data.py"), "--output", str(data), "--rows", "9600", *TASK]
-    subprocess.run(make, check=True, capture_output=True, timeout=60)
+    subprocess.run([*make, *demonstrations], check=True, capture_output=True, timeout=60)
     arguments = ["--output-dir", str(folder / "sft"), "--max-steps", "300", "--data.path", str(data)]
     command = [sys.executable, "-m", "primerl", "sft", "@", str(EXAMPLE / "sft.toml"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480)

@@ -96,6 +96,13 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
     assert "max_stepz (on the command line): unknown key; did you mean 'max_steps'?" in lines
 
 
+TEACHER = {"base_url": "http://127.0.0.1:1/v1", "model": "teacher"}
+
+
+def taught(mode: str) -> dict[str, Any]:
+    return {"orchestrator__training_mode": mode, "orchestrator__teacher": {"client": dict(TEACHER)}}
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "mend"),
     [
@@ -153,7 +160,22 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
         ({"trainer__loss__args": {"clip_low": 0.1}}, "trainer.loss", "unknown setting `args.clip_low`; known here"),
         ({"trainer__loss": {"type": "clip", "custom": "a:b"}}, "trainer.loss", "leave one of the two out"),
         ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
-        ({"orchestrator__algorithm__type": "opd"}, "orchestrator.algorithm", "cannot ask for its tokens"),
+        ({"orchestrator__training_mode": "opd"}, "orchestrator", "give [orchestrator.teacher.client]"),
+        ({"orchestrator__teacher": {"client": TEACHER}}, "orchestrator", "leave teacher out"),
+        (
+            taught("opd") | {"orchestrator__teacher__client__client_type": "openai_chat_completions"},
+            "orchestrator",
+            "gives log-probabilities of token ids; use renderer",
+        ),
+        (taught("sft") | {"trainer__loss__rl_weight": 1}, "", "trainer.loss.rl_weight is set, but with"),
+        (taught("opd") | {"trainer__loss__ref_kl_weight": 0}, "", "trainer.loss.ref_kl_weight is 0"),
+        (taught("opd") | {"trainer__loss__entropy_weight": 0.1}, "", "the bonus is over the rl tokens"),
+        ({"trainer__loss__ref_kl_weight": 1}, "", "no token has such a loss"),
+        (
+            taught("sft") | {"orchestrator__buffer__online_difficulty_filtering": True},
+            "orchestrator",
+            "learns from a teacher, not from rewards",
+        ),
         ({"orchestrator__algorithm": {"type": "custom"}}, "orchestrator.algorithm", "set both or neither"),
         ({"orchestrator__algorithm__path": "no function"}, "orchestrator.algorithm.path", "pattern"),
         (
@@ -187,7 +209,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
                 }
             },
             "orchestrator.eval.env[0].client",
-            "only they prove",
+            "which is for engines: messages go to this server",
         ),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
     ],
@@ -402,3 +424,15 @@ def test_native_orchestrator_reads_the_same_keys(tmp_path: Path) -> None:
         match = re.search(r"unknown field `no_such_key`, expected (.*)", done.stderr)
         assert match, done.stderr
         assert set(re.findall(r"`(\w+)`", match[1])) == keys, path
+
+
+def test_the_loss_follows_from_the_training_mode() -> None:
+    def weights(**changes: Any) -> tuple[float, float, float]:
+        loss = RLConfig.model_validate(tree(**changes)).trainer.loss
+        return loss.rl_weight, loss.ce_weight, loss.ref_kl_weight
+
+    assert weights() == (1, 0, 0)
+    assert weights(**taught("opd")) == (0, 0, 1)
+    assert weights(**taught("sft")) == (0, 1, 0)
+    assert weights(**taught("opd"), trainer__loss__rl_weight=0.5, trainer__loss__ref_kl_weight=2) == (0.5, 0, 2)
+    assert RLConfig.model_validate(tree(**taught("opd"), orchestrator__group_size=1)).orchestrator.teacher

@@ -128,8 +128,6 @@ def test_what_cannot_be_called_is_refused_before_the_start(
             orchestrator.start()
     with pytest.raises(PrimerlError, match=r"algorithm\.path must be"):
         Orchestrator(settings(model, tmp_path / "out", algorithm={"type": "custom"}))
-    with pytest.raises(PrimerlError, match="trains on a teacher"):
-        Orchestrator(settings(model, tmp_path / "out", algorithm={"type": "opd"}))
     config = write_toml(tmp_path / "run.toml", model, tmp_path / "out")
     config.write_text(config.read_text() + f'[algorithm]\ntype = "custom"\npath = "{__name__}:by_token"\n')
     assert orchestrate(["--config", str(config), "--check"]) == 0, capfd.readouterr().err

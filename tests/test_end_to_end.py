@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end import REPOSITORY, Started, arguments_of, column, fine_tune, launch, mean, read_lines, until
+from end_to_end import REPOSITORY, Started, arguments_of, column, launch, mean, read_lines, until
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -33,8 +33,8 @@ PROCESSES = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fine_tune(tmp_path_factory.mktemp("supervised"))
+def model(imitator: Path) -> Path:
+    return imitator
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from end_to_end import arguments_of, column, fine_tune
+from end_to_end import arguments_of, column
 from primerl.train.data import _frame
 from primerl.verify import verify
 from train_helpers import encode_frame
@@ -34,8 +34,8 @@ RUNS = {**{name: (name, []) for name in TRUNCATIONS}, "rendered_by_engines": ("a
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fine_tune(tmp_path_factory.mktemp("supervised"))
+def model(imitator: Path) -> Path:
+    return imitator
 
 
 def without_truncations(run: Path, copy: Path) -> Path:

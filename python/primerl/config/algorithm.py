@@ -12,12 +12,11 @@ from primerl.config.base import Seconds, Section
 class Algorithm(Section):
     """How rewards become advantages."""
 
-    type: Literal["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_plus_plus", "opd", "sft", "custom"] = "grpo"
+    type: Literal["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_plus_plus", "custom"] = "grpo"
     """`grpo`: reward minus the mean of its group (arXiv:2402.03300). `dr_grpo`: the same, normalised by a constant
     length (arXiv:2503.20783). `rloo`: minus the mean of the others (arXiv:2402.14740). `maxrl`: (reward - mean) / mean,
     for rewards of at least 0 (arXiv:2602.02710). `reinforce_plus_plus`: normalised over the whole batch
-    (arXiv:2501.03262). `custom`: the function that `path` names. `opd` and `sft`, which train on a teacher, are not
-    wired yet."""
+    (arXiv:2501.03262). `custom`: the function that `path` names."""
     normalize_std: bool = False
     """`grpo` only: also divide by the standard deviation of the group."""
     length_normalization: Literal["token", "sequence", "constant"] | None = None
@@ -33,11 +32,6 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _fits_the_type(self) -> Self:
-        if self.type in ("opd", "sft"):
-            raise ValueError(
-                f"type ({self.type}) trains on a teacher, which this version cannot ask for its tokens or "
-                "log-probabilities; use grpo, dr_grpo, rloo, maxrl, reinforce_plus_plus or custom"
-            )
         if self.normalize_std and self.type != "grpo":
             raise ValueError("normalize_std divides GRPO's advantages and no other type's; leave it false")
         if (self.type == "custom") != (self.path is not None):

@@ -13,7 +13,7 @@ ClientType = Literal["renderer", "openai_chat_completions_token", "openai_chat_c
 
 
 class Client(Section):
-    """A server of OpenAI's chat completions: messages in, text out."""
+    """A server that is asked over http."""
 
     base_url: str
     """Its URL as OpenAI's SDK takes it, such as `http://127.0.0.1:8000/v1`."""
@@ -21,18 +21,15 @@ class Client(Section):
     """The model's name at that server."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Z_][A-Z0-9_]*$")
     """Environment variable that holds the key, which is in no file and no log; no key is sent where it is left out."""
-    client_type: ClientType = "openai_chat_completions"
-    """How it is asked; the other types are for the run's own engines, which prove the weights they serve."""
+    client_type: ClientType | None = None
+    """How it is asked. `openai_chat_completions`: messages in, text out, for evaluations and for the teacher of
+    `training_mode = "sft"`. `renderer`: token ids in, their log-probabilities out, over vLLM's
+    `/inference/v1/generate`, for the teacher of `training_mode = "opd"`. Follows from these where it is left out."""
     timeout_s: Seconds = 600.0
     """Longest time one answer may take."""
 
     @model_validator(mode="after")
-    def _text_over_http(self) -> Self:
-        if self.client_type != "openai_chat_completions":
-            raise ValueError(
-                f"client_type ({self.client_type}) is for the run's own engines: only they prove which weights they "
-                "serve; use openai_chat_completions, or leave it out"
-            )
+    def _over_http(self) -> Self:
         url = urlsplit(self.base_url)
         if url.scheme == "https":
             raise ValueError(
@@ -47,3 +44,18 @@ class Client(Section):
                 "in api_key_env"
             )
         return self
+
+    def check_type(self, wanted: ClientType) -> None:
+        """Raises ValueError: the server is there for something else than its client_type."""
+        if self.client_type in (None, wanted):
+            return
+        why = "which is for engines: messages go to this server, and text comes back"
+        if wanted == "renderer":
+            why = 'but the teacher of training_mode = "opd" is an engine that gives log-probabilities of token ids'
+        raise ValueError(f"client_type ({self.client_type}), {why}; use {wanted}, or leave it out")
+
+
+class Teacher(Section):
+    """Whom the policy learns from, in the training modes that have one."""
+
+    client: Client

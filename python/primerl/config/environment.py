@@ -89,6 +89,12 @@ class EvaluationSource(Environment):
     client: Client | None = None
     """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
 
+    @model_validator(mode="after")
+    def _client_answers(self) -> Self:
+        if self.client is not None:
+            self.client.check_type("openai_chat_completions")
+        return self
+
 
 class TrainEnvironment(TrainSource, Workers):
     """An environment that is trained on, with its workers."""

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section, Seed
-from primerl.config.client import ClientType
+from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
@@ -213,6 +213,11 @@ class Orchestration(Section):
     again as failed."""
     long_samples: Literal["drop", "truncate"] = "drop"
     """Samples longer than `seq_len`: left out, or cut to it at their ends."""
+    training_mode: Literal["rl", "opd", "sft"] = "rl"
+    """What the policy learns from. `rl`: the rewards of its rollouts. `opd`, on-policy distillation: a teacher's
+    log-probabilities of what it samples. `sft`: a teacher's answers in place of its own (docs/distillation.md)."""
+    teacher: Teacher | None = None
+    """The teacher of `opd` and `sft`; `rl` has none."""
     client_type: ClientType = "renderer"
     """Who turns messages into tokens. `renderer`: the orchestrator; engines take token ids.
     `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and
@@ -234,6 +239,28 @@ class Orchestration(Section):
                 "client_type (openai_chat_completions) gives text: without the ids and log-probabilities of what was "
                 "sampled nothing can be trained; use renderer or openai_chat_completions_token (an evaluation "
                 "environment may have a `client` of that type)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _taught_by_whom(self) -> Self:
+        if self.training_mode == "rl":
+            if self.teacher is not None:
+                raise ValueError(
+                    'teacher is given, but training_mode "rl" learns from rewards; leave teacher out, or set '
+                    'training_mode to "opd" or "sft"'
+                )
+            return self
+        if self.teacher is None:
+            raise ValueError(
+                f"training_mode ({self.training_mode}) learns from a teacher; give [orchestrator.teacher.client] with "
+                "base_url and model"
+            )
+        self.teacher.client.check_type("renderer" if self.training_mode == "opd" else "openai_chat_completions")
+        if self.buffer.online_difficulty_filtering:
+            raise ValueError(
+                "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, but training_mode "
+                f"({self.training_mode}) learns from a teacher, not from rewards; set it to false"
             )
         return self
 
@@ -283,6 +310,8 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
 
 def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
     """A group of one has nothing to compare with."""
+    if orchestration.training_mode != "rl":
+        return
     algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
     if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
         raise ValueError(

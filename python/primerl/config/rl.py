@@ -75,6 +75,30 @@ class RLConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _loss_of_the_mode(self) -> Self:
+        """Weights of the loss that are left out follow from the training mode."""
+        mode, loss = self.orchestrator.training_mode, self.trainer.loss
+        own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
+        names = ("rl_weight", "ce_weight", "ref_kl_weight")
+        usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
+        loss = loss.model_copy(update=usual)
+        without = {"rl": ("ce_weight", "ref_kl_weight"), "opd": ("ce_weight",), "sft": ("rl_weight", "ref_kl_weight")}
+        for name in without[mode]:
+            if getattr(loss, name):
+                raise ValueError(
+                    f'trainer.loss.{name} is set, but with orchestrator.training_mode "{mode}" no token has such a '
+                    "loss; leave it out"
+                )
+        if loss.entropy_weight and not loss.rl_weight:
+            raise ValueError("trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens")
+        if not getattr(loss, own):
+            raise ValueError(
+                f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out'
+            )
+        self.trainer = self.trainer.model_copy(update={"loss": loss})
+        return self
+
+    @model_validator(mode="after")
     def _keeps_what_engines_still_load(self) -> Self:
         """So many newer versions may be published while an engine (or an evaluation) is at an older one."""
         needed, weights = self.orchestrator.max_async_level + 2, self.trainer.weights

@@ -90,6 +90,8 @@ class Loss:
         )
 
     def _component(self, name: str, micro_batch: MicroBatch) -> Tensor:
+        if not micro_batch.sequence_lengths:
+            return micro_batch.loss_mask.float()
         if name == "ref_kl" and "teacher_logprobs" not in micro_batch.extra:
             raise BatchError(
                 "loss.ref_kl_weight is set, but the batch has no column teacher_logprobs: no teacher's "
@@ -125,9 +127,13 @@ class Loss:
 
     def check_counts(self, counts: Tensor, batch: Batch) -> None:
         """Raises BatchError: the ranks do not hold what the orchestrator says it cut."""
-        chosen = any("rl_weights" in micro_batch.extra for micro_batch in batch.micro_batches)
-        found = int(counts[COMPONENTS.index("rl")])
-        if "rl" in self._weights and not chosen and found != batch.loss_tokens:
+        extra = {name for micro_batch in batch.micro_batches for name in micro_batch.extra}
+        # A component without a column of its own is of all sampled tokens; what a teacher wrote has one.
+        whole = [name for name in self._weights if f"{name}_weights" not in extra]
+        if not whole and list(self._weights) == ["ce"]:
+            whole = ["ce"]
+        found = int(counts[COMPONENTS.index(whole[0])]) if whole else batch.loss_tokens
+        if found != batch.loss_tokens:
             raise BatchError(
                 f"step {batch.step}: the data ranks hold {found} tokens to train, and the batch has {batch.loss_tokens}"
             )

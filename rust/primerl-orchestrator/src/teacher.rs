@@ -48,8 +48,16 @@ struct Inner {
     limit: Duration,
     slots: Semaphore,
     proved: OnceCell<()>,
-    /// Since when nothing but failures came; held for a few instructions.
-    down_since: Mutex<Option<Instant>>,
+    /// Held for a few instructions.
+    outage: Mutex<Option<Outage>>,
+}
+
+/// Nothing but failures came since.
+#[derive(Clone, Copy)]
+struct Outage {
+    since: Instant,
+    /// Many requests fail together: one of them is told of.
+    told: Instant,
 }
 
 pub(crate) struct Parts {
@@ -91,7 +99,7 @@ impl Teacher {
             limit,
             slots: Semaphore::new(AT_A_TIME),
             proved: OnceCell::new(),
-            down_since: Mutex::new(None),
+            outage: Mutex::new(None),
         }));
         let inner = Arc::clone(&teacher.0);
         teacher.spawn(async move { inner.prove().await });
@@ -144,7 +152,7 @@ impl Inner {
             };
             match asked {
                 Ok(scores) => {
-                    *self.down_since.lock() = None;
+                    *self.outage.lock() = None;
                     return Ok(TokenLogprobs(scores.into()));
                 }
                 Err(failed) => self.wait_after(failed, &mut backoff).await?,
@@ -194,17 +202,12 @@ impl Inner {
         backoff: &mut Duration,
     ) -> Result<(), String> {
         if !error.is_retryable() || matches!(error, EndpointError::Malformed(_)) {
-            *self.down_since.lock() = None;
+            *self.outage.lock() = None;
             return Err(error.to_string());
         }
         let name = self.scorer.describe();
-        let down = {
-            let mut since = self.down_since.lock();
-            since.get_or_insert_with(Instant::now).elapsed()
-        };
-        tracing::warn!(%error, down_s = down.as_secs_f64(), "{name} does not answer");
-        if down > self.limit {
-            let seconds = down.as_secs_f64();
+        let seconds = self.is_down(&error).as_secs_f64();
+        if seconds > self.limit.as_secs_f64() {
             let problem = format!("it has not answered for {seconds:.0} s; last: {error}");
             self.failures.fail(RunError::Teacher { name, problem });
             return std::future::pending().await;
@@ -212,5 +215,19 @@ impl Inner {
         tokio::time::sleep(wait.unwrap_or(*backoff).min(LONGEST_BACKOFF)).await;
         *backoff = (*backoff * 2).min(LONGEST_BACKOFF);
         Ok(())
+    }
+
+    /// For how long by now; says so now and then.
+    fn is_down(&self, error: &EndpointError) -> Duration {
+        let now = Instant::now();
+        let mut outage = self.outage.lock();
+        let tells = outage.is_none_or(|outage| now - outage.told >= LONGEST_BACKOFF);
+        let since = outage.map_or(now, |outage| outage.since);
+        if tells {
+            *outage = Some(Outage { since, told: now });
+            let (name, down_s) = (self.scorer.describe(), (now - since).as_secs_f64());
+            tracing::warn!(%error, down_s, "{name} does not answer");
+        }
+        now - since
     }
 }

@@ -28,6 +28,8 @@ pub struct MicroBatch {
     pub rollouts: Vec<u64>,
     #[serde(default)]
     pub truncations: Vec<TruncatedRun>,
+    #[serde(default)]
+    pub extra_columns: Vec<String>,
 }
 
 /// Tokens of a micro-batch that were sampled so.
@@ -61,6 +63,8 @@ pub struct Sequence {
     pub mask: Vec<u8>,
     pub logprobs: Vec<f32>,
     pub versions: Vec<i32>,
+    /// Further columns, by name.
+    pub extra: BTreeMap<String, Vec<f32>>,
 }
 
 impl Batch {
@@ -76,6 +80,8 @@ impl Batch {
         for micro_batch in &self.micro_batches {
             sequences.extend(micro_batch.sequences(&self.columns[start..]));
             start += (21 * micro_batch.tokens).next_multiple_of(16);
+            let extra = micro_batch.extra_columns.len();
+            start += extra * (4 * micro_batch.tokens).next_multiple_of(16);
         }
         assert_eq!(start, self.columns.len());
         sequences
@@ -93,6 +99,16 @@ impl MicroBatch {
             .map(|bits| f32::from_bits(*bits as u32))
             .collect();
         let mask = &columns[20 * n..][..n];
+        let mut end = (21 * n).next_multiple_of(16);
+        let mut extra: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
+        for name in &self.extra_columns {
+            let values = i32s(&columns[end..][..4 * n]).into_iter();
+            extra.insert(
+                name,
+                values.map(|bits| f32::from_bits(bits as u32)).collect(),
+            );
+            end += (4 * n).next_multiple_of(16);
+        }
         let mut start = 0;
         let mut sequences = Vec::new();
         for (length, rollout) in self.sequence_lengths.iter().zip(&self.rollouts) {
@@ -103,7 +119,11 @@ impl MicroBatch {
                 ids: ids[range.clone()].to_vec(),
                 mask: mask[range.clone()].to_vec(),
                 logprobs: logprobs[range.clone()].to_vec(),
-                versions: versions[range].to_vec(),
+                versions: versions[range.clone()].to_vec(),
+                extra: extra
+                    .iter()
+                    .map(|(name, values)| ((*name).to_owned(), values[range.clone()].to_vec()))
+                    .collect(),
             });
         }
         assert_eq!(start, n);

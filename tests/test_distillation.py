@@ -1,0 +1,156 @@
+"""Whole runs that learn from a teacher: it scores what the policy samples, or answers in its place."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from end_to_end import EXAMPLE, Started, column, mean, read_lines, until
+from engine_helpers import Engine, running, torch_command
+from primerl.train.data import Batch, MicroBatch, decode_batch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = [
+    pytest.mark.end_to_end,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts whole runs"),
+]
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def teacher(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("teacher")
+    with running("torch", torch_command(expert, folder), expert, folder / "log") as engine:
+        yield engine
+
+
+def config(student: Path, output: Path, mode: str, teacher: Engine, **orchestrator: Any) -> Path:
+    """The short recipe in that mode; the teacher is evaluated beside the policy."""
+    values = tomllib.loads((EXAMPLE / "rl-ci.toml").read_text())
+    client = {"base_url": f"{teacher.url}/v1", "model": "m"}
+    values |= {"output_dir": str(output), "max_steps": STEPS, "keep_broadcasts": True}
+    values["model"]["path"] = str(student)
+    (own,) = values["orchestrator"]["eval"]["env"]
+    values["orchestrator"]["eval"]["env"].append({**own, "name": "teacher", "client": client})
+    values["orchestrator"] |= {"training_mode": mode, "teacher": {"client": client}, **orchestrator}
+    file = output.with_suffix(".toml")
+    file.write_text(tomli_w.dumps(values))
+    return file
+
+
+def run(file: Path) -> None:
+    command = [sys.executable, "-m", "primerl", "rl", "@", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rises_to_the_teachers(output: Path) -> None:
+    """At least half of the way, in exact matches."""
+    lines = read_lines(output / "evals.jsonl")
+    exact = {name: [line["metrics"]["exact"] for line in lines if line["environment"] == name] for name in EVALUATIONS}
+    (before, after), teacher = exact["reverse-text-eval"], exact["teacher"][-1]
+    assert teacher >= before + 0.2
+    assert after >= (before + teacher) / 2, exact
+
+
+EVALUATIONS = ("reverse-text-eval", "teacher")
+
+
+def batches(output: Path) -> list[Batch]:
+    return [decode_batch(path.read_bytes()) for path in sorted((output / "spool").glob("*/*.msgpack"))]
+
+
+def test_on_policy_distillation(imitator: Path, expert: Path, teacher: Engine, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(config(imitator, output, "opd", teacher, group_size=1))
+    rises_to_the_teachers(output)
+    distance = column(output, "loss/ref_kl/mean")
+    assert len(distance) == STEPS
+    assert mean(distance[-3:]) < mean(distance[:3]) / 2
+    is_what_the_teacher_says(expert, batches(output))
+
+
+def is_what_the_teacher_says(expert: Path, batches: list[Batch]) -> None:
+    """Each token's log-probability, by transformers, one sequence at a time."""
+    model = AutoModelForCausalLM.from_pretrained(expert, dtype=torch.float32)
+    compared = 0
+    for batch in (batches[0], batches[-1]):
+        for micro_batch in batch.micro_batches:
+            lengths = list(micro_batch.sequence_lengths)
+            columns = (micro_batch.token_ids, micro_batch.extra["teacher_logprobs"], micro_batch.loss_mask)
+            for ids, given, mask in list(zip(*(torch.split(values, lengths) for values in columns), strict=True))[:20]:
+                with torch.no_grad():
+                    logprobs = model(ids[None].long()).logits[0, :-1].log_softmax(-1)
+                own = logprobs.gather(1, ids[1:, None].long()).squeeze(1)
+                torch.testing.assert_close(given[1:], own, atol=1e-4, rtol=1e-4)
+                assert given[0] == 0
+                compared += int(mask.sum())
+    assert compared > 100
+
+
+def test_a_teachers_answers(imitator: Path, teacher: Engine, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(config(imitator, output, "sft", teacher))
+    rises_to_the_teachers(output)
+    loss = column(output, "loss/ce/mean")
+    assert len(loss) == STEPS
+    assert mean(loss[1:]) < loss[0]
+    # Rewards are the teacher's from the start.
+    assert mean(column(output, "reward/all/mean")) > 0.9
+    tokenizer = AutoTokenizer.from_pretrained(imitator)
+    for batch in batches(output):
+        taught = sum(int(micro_batch.extra["ce_weights"].sum()) for micro_batch in batch.micro_batches)
+        assert taught == batch.loss_tokens
+        for micro_batch in batch.micro_batches:
+            assert not micro_batch.loss_mask.any()
+            is_as_the_policy_would_write(tokenizer, micro_batch)
+
+
+def is_as_the_policy_would_write(tokenizer: Any, micro_batch: MicroBatch) -> None:
+    """The prompt of the run's own template, and an answer that its stop token ends."""
+    lengths = list(micro_batch.sequence_lengths)
+    columns = (micro_batch.token_ids, micro_batch.extra["ce_weights"])
+    for ids, weights in zip(*(torch.split(values, lengths) for values in columns), strict=True):
+        start = int(weights.argmax())
+        assert weights.tolist() == [0.0] * start + [1.0] * (len(ids) - start)
+        text = tokenizer.decode(ids[:start])
+        user = text.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
+        asked = [{"role": "user", "content": user}]
+        prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        assert prompt == ids[:start].tolist()
+        answer = {"role": "assistant", "content": tokenizer.decode(ids[start:-1])}
+        assert tokenizer.apply_chat_template([*asked, answer], tokenize=False).startswith(tokenizer.decode(ids))
+        assert ids[-1] == tokenizer.eos_token_id
+
+
+def test_a_teacher_that_dies_ends_the_run_by_name_and_nothing_is_lost(
+    imitator: Path, expert: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    with running("torch", torch_command(expert, tmp_path), expert, tmp_path / "log") as first:
+        file = config(imitator, output, "opd", first, timeouts={"no_engine_s": 5.0}, eval={"env": []})
+        command = [sys.executable, "-m", "primerl", "rl", "@", str(file)]
+        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started = Started(launcher, output)
+        try:
+            until(lambda: started.steps() >= 2 or started.launcher.poll() is not None, 180, "two steps")
+            first.process.send_signal(signal.SIGKILL)
+            code, said = started.ended(30)
+        finally:
+            started.kill()
+    assert code == 1, said
+    assert "the teacher" in said
+    assert "it has not answered for" in said
+    # At another port, the same command goes on.
+    with running("torch", torch_command(expert, tmp_path), expert, tmp_path / "log") as second:
+        run(config(imitator, output, "opd", second, eval={"env": []}))
+    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, STEPS + 1))
