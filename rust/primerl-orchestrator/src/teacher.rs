@@ -26,9 +26,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// A group that waits for longer is named in the log.
 const PATIENCE: Duration = Duration::from_secs(25);
-/// Letters, digits, spaces, newlines, accents, another script and an emoji: vocabularies differ somewhere here.
-const PROBE: &str =
-    "The quick brown fox: 12345.678 + 9\n\n\tif (x != y) { return  \"Größe\"; }  知識 🙂";
+/// Words, letters, digits, spaces, newlines, accents, other scripts and an emoji: vocabularies differ somewhere here.
+const PROBE: &str = "The quick brown fox jumps over the lazy dog, and then there is another thing: 12345.678 + 90\n\n\tif (x != y) \
+                     { return  \"Größe\"; }\r\n# Привет, мир! 知識は力なり 🙂 https://example.org/a_b?c=d%20e \\begin{equation}";
 
 /// The way to the teacher. Clones share it.
 #[derive(Clone)]

@@ -137,6 +137,7 @@ async fn a_teacher_with_another_vocabulary_or_name_is_found_out_at_the_start() {
         said.contains("it makes other tokens of a text than the model"),
         "{said}"
     );
+    let place = Place::new();
     let unnamed = Engine::start_whole(letters()).await;
     let toml = place.toml("training_mode = \"opd\"", "");
     let toml = format!(
