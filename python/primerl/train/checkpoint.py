@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import settle, whole_folder
+from primerl.train.files import remove_unfinished, settle, whole_folder
 from primerl.train.merging import adapter_state, merged_state
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import whole_state
@@ -264,12 +264,6 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
             shutil.rmtree(path, ignore_errors=True)
             renamed.append((folder / f"step_{later}").rename(path))
     return renamed
-
-
-def remove_unfinished(folder: Path) -> None:
-    """What a process that was killed was writing or removing there. Nobody else may be at it."""
-    for path in folder.glob(".step_*") if folder.is_dir() else []:
-        shutil.rmtree(path)
 
 
 def random_state() -> dict[str, Any]:

@@ -5,25 +5,26 @@
         batch k from the orchestrator        (waits; the orchestrator decides what is in it)
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
         clip, update                         policy v(k-1) becomes v(k)
-        publish v(k)
+        begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
         begin to save a checkpoint       (every `ckpt.interval` steps; a thread writes it)
     save the last policy as a model folder
 
-The trainer waits for two things only: the batch, with a deadline, and the other ranks, with a deadline. A heartbeat
-thread tells the orchestrator which of these it is at.
+The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
+each with a deadline. A heartbeat thread tells the orchestrator which of these it is at.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from primerl.startup import importing
+from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.config import ConfigError, TrainerConfig
@@ -31,7 +32,7 @@ from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.flops import ModelShape, peak_flops
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
+from primerl.train.lora import Adapter, add_adapter, check_facts, new_publisher
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
@@ -43,7 +44,6 @@ from primerl.train.routing import RoutingLoad, routing_metrics
 from primerl.train.statistics import MOST_STALE, Groups, Statistics
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
-from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ def main(values: dict[str, Any]) -> int:
         return 2
     except (
         OrchestratorError,
+        BroadcastError,
         BatchTimeout,
         BatchError,
         LossError,
@@ -125,12 +126,16 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             shape = ModelShape.of(model)
             shard(model, ranks, DTYPES[config.dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
-            publisher = _publisher(config, ranks, adapter)
+            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
+            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
-            parts = (model, adapter, shape, loss, optimizer, publisher, checkpoints)
+            parts = (model, adapter, shape, loss, optimizer, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
-            with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
+            with (
+                closing(broadcasts),
+                MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
+            ):
                 steps = trainer.run(writer, began_after)
             trainer.doing(steps, "saving the model")
             separate = adapter if config.ckpt.weights.save_adapter_separately else None
@@ -139,13 +144,6 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     finally:
         heartbeat.close()
         ranks.leave()
-
-
-def _publisher(config: TrainerConfig, ranks: Ranks, adapter: Adapter | None) -> WeightsPublisher:
-    output_dir, kept = Path(config.output_dir), config.weights
-    if adapter is not None and config.model.lora is not None and config.model.lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
-    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)
 
 
 class Trainer:
@@ -162,7 +160,7 @@ class Trainer:
         shape: ModelShape,
         loss: Loss,
         optimizer: Optimizer,
-        publisher: WeightsPublisher,
+        broadcasts: Broadcasts,
         checkpoints: Checkpoints,
     ) -> None:
         self.config = config
@@ -176,7 +174,7 @@ class Trainer:
         self.shape = shape
         self.peak_flops = peak_flops(ranks.device, DTYPES[config.dtype])
         self.optimizer = optimizer
-        self.publisher = publisher
+        self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.body: bytes | bytearray = b""
         self.tokens_seen = 0
@@ -204,29 +202,31 @@ class Trainer:
         """
         if self.ranks.leads:
             self.client.resume(began_after)
-        self.publish(began_after)
         clock = Clock()
+        self.publish(began_after, clock)
+        # Nothing is trained before the orchestrator has accepted what training begins with.
+        self.broadcasts.finish()
+        clock.step()
         for step in range(began_after + 1, self.config.max_steps + 1):
             try:
                 batch = self.receive(step)
             except NoMoreBatches as end:
                 log.info("no more batches after step %d: %s", step - 1, end)
-                self.finish()
+                self.finish(step - 1, over=True)
                 return step - 1
             clock.lap("wait_for_batch")
             try:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:
                 raise TrainingDiverged(f"{error}; {self.keep(batch)}") from None
-            self.publish(step)
-            clock.lap("broadcast")
+            self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
             # What it covers is complete, its line of metrics too.
             self.save(step, clock)
-        self.finish()
+        self.finish(self.config.max_steps)
         return self.config.max_steps
 
     def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
@@ -238,6 +238,8 @@ class Trainer:
 
     def receive(self, step: int) -> Batch:
         def waiting(reason: str) -> None:
+            # What it waits for may be the policy whose broadcast has failed.
+            self.broadcasts.check()
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
@@ -333,11 +335,17 @@ class Trainer:
             (new / "batch.msgpack").write_bytes(self.body)
         return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, clock: Clock) -> None:
+        """Begins to; the one before is out then."""
+        if self.broadcasts.in_flight:
+            self.doing(version, "waiting for the broadcast before")
+        took = self.broadcasts.finish()
+        clock.lap("wait_for_broadcast")
+        if took is not None:
+            clock.beside("broadcast_thread", took)
         self.doing(version, f"publishing the weights of policy {version}")
-        manifest = self.publisher.publish(self.model, version)
-        if self.ranks.leads:
-            self.client.weights(version, str(manifest.resolve()))
+        self.broadcasts.begin(self.model, version)
+        clock.lap("broadcast")
 
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
@@ -354,7 +362,14 @@ class Trainer:
         self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
 
-    def finish(self) -> None:
+    def finish(self, step: int, *, over: bool = False) -> None:
+        """What is being written comes to the disk, the weights before the checkpoint that counts on them. `over`: the
+        orchestrator may be gone."""
+        self.doing(step, "waiting for the last broadcast and checkpoint")
+        if over:
+            self.broadcasts.end()
+        else:
+            self.broadcasts.finish()
         self.tell_of(self.checkpoints.finish())
 
     def tell_of(self, saved: int | None) -> None:

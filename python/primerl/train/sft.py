@@ -34,13 +34,13 @@ from primerl.train.checkpoint import (
     TrainerState,
     keep_newest,
     random_state,
-    remove_unfinished,
     save_checkpoint,
     set_aside_after,
     set_random_state,
 )
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.files import remove_unfinished
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
