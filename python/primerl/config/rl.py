@@ -75,6 +75,14 @@ class RLConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_something_to_go_back_to(self) -> Self:
+        if self.clean_output_dir and self.trainer.ckpt.resume_step is not None:
+            raise ValueError(
+                "clean_output_dir deletes the checkpoint that trainer.ckpt.resume_step names; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _keeps_what_engines_still_load(self) -> Self:
         """So many newer versions may be published while an engine (or an evaluation) is at an older one."""
         needed, weights = self.orchestrator.max_async_level + 2, self.trainer.weights

@@ -127,10 +127,30 @@ class Checkpoints(Section):
     interval: PositiveInt | None = None
     """Steps between checkpoints; without any, a run that was stopped trains again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, with the batches after the oldest of them, so that `resume_step` can name each
+    of them."""
     keep_interval: PositiveInt | None = None
-    """Checkpoints at multiples of this step are kept beside the newest."""
+    """Checkpoints at multiples of this step are kept beside the newest; their batches are not."""
+    weights_only: bool = False
+    """Save model folders (`weights/step_<N>`) in place of checkpoints: there is nothing to go on from, so a run that
+    was stopped trains again from step 1, on the same batches. `keep_last` and `keep_interval` are of these folders."""
+    resume_step: int | None = Field(default=None, ge=-1)
+    """Go on from the checkpoint of this step, on the batches that came after it; those of later steps are renamed to
+    `replaced_step_<N>`. -1, or left out: from the newest one."""
     weights: CheckpointWeights = CheckpointWeights()
+
+    @property
+    def are_saved(self) -> bool:
+        """Whether there will be something to go on from."""
+        return self.interval is not None and not self.weights_only
+
+    @model_validator(mode="after")
+    def _can_be_resumed(self) -> Self:
+        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
+        from primerl.train import config
+
+        config.check_resume(self.resume_step, weights_only=self.weights_only)
+        return self
 
 
 class TrainerLog(Section):

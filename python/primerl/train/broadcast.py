@@ -26,8 +26,8 @@ from torch import Tensor
 
 from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import remove_unfinished
 from primerl.train.parallel import local
+from primerl.train.step_folders import remove_unfinished
 from primerl.train.weights import Files, WeightsPublisher
 
 log = logging.getLogger(__name__)

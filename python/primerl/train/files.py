@@ -41,12 +41,6 @@ def settle(temporary: Path, target: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """What a process that was killed was writing or removing there. Nobody else may be at it."""
-    for path in folder.glob(".step_*") if folder.is_dir() else []:
-        shutil.rmtree(path)
-
-
 def write_text(path: Path, text: str) -> None:
     """Replace `path` in one step; a reader sees the old text or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -42,6 +42,7 @@ from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradient
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad, routing_metrics
 from primerl.train.statistics import MOST_STALE, Groups, Statistics
+from primerl.train.step_folders import keep_newest, set_aside_later
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
 
@@ -137,9 +138,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                 MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
             ):
                 steps = trainer.run(writer, began_after)
-            trainer.doing(steps, "saving the model")
-            separate = adapter if config.ckpt.weights.save_adapter_separately else None
-            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, ranks, separate))
+            trainer.save_weights(steps)
         heartbeat.leave()
     finally:
         heartbeat.close()
@@ -181,10 +180,22 @@ class Trainer:
         self.samples_seen = 0
 
     def restore(self) -> int:
-        """Take up the newest checkpoint; returns its step, 0 where there is none. Raises CheckpointError."""
-        state = self.checkpoints.newest()
-        if state is None:
-            return 0
+        """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
+
+        Raises:
+            CheckpointError: it is not there, cannot be read, or is of another model.
+            OrchestratorError: the batches after it are gone. Nothing has been changed.
+        """
+        step = self.config.ckpt.resume_step
+        state = self.checkpoints.newest() if step is None or step == -1 else self.checkpoints.load(step)
+        began_after = 0 if state is None else self.take_up(state)
+        if self.ranks.leads:
+            self.client.resume(began_after)
+            for path in set_aside_later(Path(self.config.output_dir), step):
+                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+        return began_after
+
+    def take_up(self, state: TrainerState) -> int:
         try:
             check_facts(self.adapter, state.adapter)
         except ValueError as error:
@@ -200,8 +211,6 @@ class Trainer:
         Returns:
             The last step that was trained.
         """
-        if self.ranks.leads:
-            self.client.resume(began_after)
         clock = Clock()
         self.publish(began_after, clock)
         # Nothing is trained before the orchestrator has accepted what training begins with.
@@ -349,9 +358,14 @@ class Trainer:
 
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
-        interval = self.config.ckpt.interval
-        if interval is None or (step % interval and step != self.config.max_steps):
+        ckpt, is_last = self.config.ckpt, step == self.config.max_steps
+        if ckpt.interval is None or (step % ckpt.interval and not is_last):
             self.tell_of(self.checkpoints.saved())
+            return
+        if ckpt.weights_only:
+            if not is_last:  # a run ends with its weights anyhow
+                self.save_weights(step)
+                clock.lap("save_ckpt")
             return
         self.doing(step, "waiting for the checkpoint before")
         self.tell_of(self.checkpoints.finish())
@@ -361,6 +375,16 @@ class Trainer:
         state = TrainerState(step, self.tokens_seen, self.samples_seen, self.config.optim.type, adapter=facts)
         self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
+
+    def save_weights(self, step: int) -> None:
+        """The model folder `weights/step_<step>`."""
+        self.doing(step, "saving the model")
+        ckpt, output_dir = self.config.ckpt, Path(self.config.output_dir)
+        separate = self.adapter if ckpt.weights.save_adapter_separately else None
+        saved = save_checkpoint(self.model, Path(self.config.model.path), output_dir, step, self.ranks, separate)
+        if ckpt.weights_only and self.ranks.leads:
+            keep_newest(saved.parent, ckpt.keep_last, ckpt.keep_interval)
+        log.info("saved %s", saved)
 
     def finish(self, step: int, *, over: bool = False) -> None:
         """What is being written comes to the disk, the weights before the checkpoint that counts on them. `over`: the
@@ -373,8 +397,9 @@ class Trainer:
         self.tell_of(self.checkpoints.finish())
 
     def tell_of(self, saved: int | None) -> None:
+        """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
         if saved is not None and self.ranks.leads:
-            self.client.checkpoint(saved)
+            self.client.checkpoint(self.checkpoints.steps()[-self.config.ckpt.keep_last :][0])
 
     def doing(self, step: int, what: str) -> None:
         """For the orchestrator, and for the other ranks."""

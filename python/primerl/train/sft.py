@@ -32,15 +32,12 @@ from primerl.train.checkpoint import (
     CheckpointError,
     Checkpoints,
     TrainerState,
-    keep_newest,
     random_state,
     save_checkpoint,
-    set_aside_after,
     set_random_state,
 )
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, RankError, Ranks
-from primerl.train.files import remove_unfinished
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
@@ -55,6 +52,7 @@ from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
 from primerl.train.start_folder import model_folder, start_folder
+from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation, summed_loss
 

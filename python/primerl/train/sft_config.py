@@ -19,6 +19,7 @@ from primerl.train.config import (
     _check_optim,
     check_lora,
     check_ranks,
+    check_resume,
     read,
 )
 
@@ -235,7 +236,4 @@ def _check_checkpoints(ckpt: SFTCheckpointConfig) -> None:
     for name in ("interval", "keep_last", "keep_interval"):
         if getattr(ckpt, name) is not None:
             _at_least(ckpt, name, 1, "ckpt.")
-    if ckpt.resume_step is not None and ckpt.resume_step < 1 and ckpt.resume_step != -1:
-        raise ConfigError(f"ckpt.resume_step is {ckpt.resume_step}; give a step, or -1 for the newest checkpoint")
-    if ckpt.resume_step is not None and ckpt.weights_only:
-        raise ConfigError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
+    check_resume(ckpt.resume_step, weights_only=ckpt.weights_only)
