@@ -138,14 +138,9 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """Settings of `primerl trainer`."""
+class ComputationConfig:
+    """How a model is trained, whatever it is trained on."""
 
-    output_dir: str
-    orchestrator_url: str
-    max_steps: int
-    model: ModelConfig
-    seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
@@ -162,6 +157,17 @@ class TrainerConfig:
     """Ranks that share a sequence; only 1 is supported."""
     dist_timeout_s: float = 600.0
     """Give up when another rank has not come this long to where all meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ComputationConfig):
+    """Settings of `primerl trainer`."""
+
+    output_dir: str
+    orchestrator_url: str
+    max_steps: int
+    model: ModelConfig
+    seed: int = 0
     environments: list[str] = field(default_factory=list)
     """Names of the orchestrator's environments, in its order, for the metrics."""
     orchestrator_timeout_s: float = 60.0

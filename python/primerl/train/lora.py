@@ -35,7 +35,7 @@ from primerl.train.adapter_files import (
 from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
-from primerl.train.merging import NAME, adapter_state, is_adapter, lora_layers
+from primerl.train.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
 from primerl.train.model import ModelError
 from primerl.train.parallel import whole_state
 from primerl.train.weights import Files, WeightsPublisher
@@ -80,7 +80,7 @@ class Adapter:
     def facts_as_tensors(self) -> dict[str, Tensor]:
         """So that they are part of a digest."""
         return {
-            BASE_DIGEST: torch.tensor(list(bytes.fromhex(self.base_digest)), dtype=torch.uint8),
+            BASE_DIGEST: digest_tensor(self.base_digest),
             LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
         }
 
