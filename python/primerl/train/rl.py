@@ -31,17 +31,17 @@ from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
-from primerl.train.flops import ModelShape, peak_flops
+from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts, new_publisher
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
+from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradients_after
 from primerl.train.proof import prove
-from primerl.train.routing import RoutingLoad, routing_metrics
-from primerl.train.statistics import MOST_STALE, Groups, Statistics
+from primerl.train.routing import RoutingLoad
+from primerl.train.statistics import MOST_STALE, Groups, Statistics, lost_rollouts
 from primerl.train.step_folders import keep_newest, set_aside_later
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
@@ -124,13 +124,13 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             lora, base = config.model.lora, Path(config.model.path)
             adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
             prepare(model, config.activation_checkpointing, config.compile)
-            shape = ModelShape.of(model)
+            performance = Performance.of(model, DTYPES[config.dtype], ranks)
             shard(model, ranks, DTYPES[config.dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
-            parts = (model, adapter, shape, loss, optimizer, broadcasts, checkpoints)
+            parts = (model, adapter, performance, loss, optimizer, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
             with (
@@ -156,7 +156,7 @@ class Trainer:
         heartbeat: Heartbeat,
         model: Any,
         adapter: Adapter | None,
-        shape: ModelShape,
+        performance: Performance,
         loss: Loss,
         optimizer: Optimizer,
         broadcasts: Broadcasts,
@@ -170,8 +170,7 @@ class Trainer:
         self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
-        self.shape = shape
-        self.peak_flops = peak_flops(ranks.device, DTYPES[config.dtype])
+        self.performance = performance
         self.optimizer = optimizer
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
@@ -413,30 +412,25 @@ class Trainer:
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
         trained = sum(int(micro_batch.loss_mask.sum()) for micro_batch in batch.micro_batches)
-        own = [sum(lengths), len(staleness), sum(staleness), self.shape.flops(lengths, trained)]
+        own = [sum(lengths), len(staleness), sum(staleness), self.performance.shape.flops(lengths, trained)]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
         tokens, samples, stale, flops = self.ranks.sum(counts).tolist()
         self.tokens_seen += int(tokens)
         self.samples_seen += int(samples)
-        throughput = tokens / times["time/step"]
         metrics = {
             **batch.metrics,
+            **lost_rollouts(batch.metrics),
+            **self.performance.metrics(tokens, flops, times["time/step"]),
             **statistics.metrics(self.config.environments),
             **times,
             "optim/grad_norm": update.grad_norm,
             "optim/lr": update.lr,
             "optim/zero_grad_ratio": update.zero_grad_ratio,
             "staleness/all/mean": stale / max(samples, 1.0),
-            "perf/throughput": throughput,
-            "perf/throughput_per_gpu": throughput / self.ranks.size,
-            "perf/peak_memory": peak_memory(self.ranks.device),
             "progress/num_tokens": self.tokens_seen,
             "progress/num_samples": self.samples_seen,
         }
-        if self.peak_flops is not None:
-            metrics["perf/mfu"] = flops / times["time/step"] / self.ranks.size / self.peak_flops
-        routed = self.routing.take(self.ranks)
-        return metrics | (routing_metrics(*routed) if routed else {})
+        return metrics | self.routing.metrics(self.ranks)
 
 
 def _listed(rollouts: list[int]) -> str:
