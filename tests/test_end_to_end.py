@@ -40,7 +40,7 @@ def model(imitator: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "trained"
-    primerl("rl", *arguments_of(model, output, "--keep-broadcasts"))
+    primerl("rl", *arguments_of(model, output, "--keep-broadcasts", "--trainer.ckpt.interval", "10"))
     return output
 
 
@@ -78,6 +78,29 @@ def test_reward_rises(trained: Path) -> None:
 def test_staleness_is_bounded_and_generation_ran_ahead(trained: Path) -> None:
     assert max(column(trained, "staleness/max")) <= 8
     assert max(column(trained, "staleness/max")) >= 1
+
+
+# Those of mixtures (max_vio, routing_confidence) and of GPUs (perf/mfu) are in test_train_metrics.py.
+METRICS = (
+    "loss/mean reward/all/mean reward/reverse-text/mean seq_len/all/mean seq_len/all/max is_truncated/all/mean "
+    "num_turns/all/mean empty_rollouts/all/count errored_rollouts/all/count mismatch_kl/all/mean mismatch_kl/all/std "
+    "mismatch_kl/all/max mismatch_kl/reverse-text/mean mismatch_kl/reverse-text/std mismatch_kl/reverse-text/max "
+    "entropy/all/mean entropy/reverse-text/mean masked_advantage_positive/mean masked_advantage_negative/mean optim/lr "
+    "optim/grad_norm optim/zero_grad_ratio progress/num_samples progress/num_tokens perf/throughput "
+    "perf/throughput_per_gpu perf/peak_memory time/step time/forward_backward time/optimizer time/wait_for_batch "
+    "time/broadcast time/wait_for_broadcast"
+)
+
+
+def test_every_metric_is_recorded(trained: Path) -> None:
+    lines = read_lines(trained / "metrics.jsonl")
+    for line in lines:
+        for name in METRICS.split():
+            assert isinstance(line[name], float | int), name
+    # Of the checkpoint before, and the broadcast before.
+    for name in ("time/save_ckpt", "time/wait_for_ckpt"):
+        assert [line["step"] for line in lines if name in line] == [11, 21]
+    assert ["time/broadcast_thread" in line for line in lines] == [False, *[True] * 24]
 
 
 def test_every_trained_token_is_exact(trained: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.config.trainer import Checkpoints
 from primerl.launch import ending, preflight
 from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
@@ -361,14 +362,16 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
-    assert ending.trained_again(tmp_path, None) is None
+    assert ending.trained_again(tmp_path, Checkpoints()) is None
     write_metrics(tmp_path, 3)
-    assert ending.trained_again(tmp_path, None) == (
+    assert ending.trained_again(tmp_path, Checkpoints()) == (
         "no checkpoint: the trainer trains steps 1 to 3 again (set trainer.ckpt.interval to go on from where it was)"
     )
-    assert "trainer.ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, 10))
+    assert "trainer.ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, Checkpoints(interval=10)))
+    only = Checkpoints(interval=10, weights_only=True)
+    assert "trainer.ckpt.weights_only saves none; leave it out" in str(ending.trained_again(tmp_path, only))
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
-    assert ending.trained_again(tmp_path, 10) is None
+    assert ending.trained_again(tmp_path, Checkpoints(interval=10)) is None
 
 
 def test_a_killed_trainer_without_checkpoints_names_the_setting(

@@ -17,9 +17,10 @@ import torch
 from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import sft
-from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, keep_newest
+from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
+from primerl.train.step_folders import keep_newest
 from sft_helpers import metrics, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("own_logging")

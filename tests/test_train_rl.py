@@ -116,7 +116,11 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
     assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
     assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
     order = [path for path, _ in double.calls if path != "/trainer/heartbeat"]
-    assert order == ["/trainer/resume", "/trainer/weights"] + ["/trainer/batch", "/trainer/weights"] * 3
+    assert order[:3] == ["/trainer/resume", "/trainer/weights", "/trainer/batch"]
+    # Each policy follows its batch; the next batch may be asked for before it.
+    asked = [index for index, path in enumerate(order) if path == "/trainer/batch"]
+    told = [index for index, path in enumerate(order) if path == "/trainer/weights"]
+    assert all(batch < weights for batch, weights in zip(asked, told[1:], strict=True))
 
     initial = load_file(folder / "model.safetensors")
     assert all(torch.equal(published(tmp_path, 0)[name], initial[name]) for name in initial)
@@ -189,7 +193,8 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
     )
     for name in names.split():
         assert isinstance(lines[1][name], float), name
-    parts = sum(value for name, value in lines[1].items() if name.startswith("time/") and name != "time/step")
+    beside = ("time/step", "time/broadcast_thread")
+    parts = sum(value for name, value in lines[1].items() if name.startswith("time/") and name not in beside)
     assert parts <= lines[1]["time/step"] * 1.001
     tokens = [sum(len(sample) for sample in sequences(step)) for step in (1, 2)]
     assert lines[1]["progress/num_tokens"] == sum(tokens)
@@ -412,7 +417,8 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     assert f"stopped by {number.name}" in output
     assert "Traceback" not in output
     assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]
-    doing = [fields["doing"].split(" (for ")[0] for fields in double.called("/trainer/heartbeat")]
+    beats = [fields["doing"].split("; beside it ")[0] for fields in double.called("/trainer/heartbeat")]
+    doing = [beat.split(" (for ")[0] for beat in beats]
     assert doing
     assert set(doing) <= {
         "starting",
@@ -498,3 +504,62 @@ def test_heartbeat_says_how_long_the_trainer_has_been_at_it(monkeypatch: pytest.
         silent = client.Heartbeat(double.url, interval_s=0.05, active=False)
         silent.close()
     assert beats[0] == "starting (for 0 s)"
+
+
+def test_going_back_to_a_chosen_step_sets_the_later_ones_aside(folder: Path, tmp_path: Path) -> None:
+    """The same batches give the same weights and metrics, bit for bit."""
+    ckpt = {"interval": 1, "keep_last": 3}
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "whole", max_steps=4, ckpt=ckpt)) == 0
+        # Batches after the oldest checkpoint that is kept stay with the orchestrator.
+        assert [fields["step"] for fields in double.called("/trainer/checkpoint")] == [1, 1, 1, 2]
+    checkpoints = tmp_path / "whole" / "checkpoints"
+    before, lines = published(tmp_path / "whole", 4), timeless(tmp_path / "whole")
+    with OrchestratorDouble(whole_batch) as double:
+        values = settings(double.url, folder, tmp_path / "whole", max_steps=4, ckpt={**ckpt, "resume_step": 2})
+        assert rl.main(values) == 0
+        assert double.called("/trainer/resume") == [{"step": 2}]
+        assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        *("replaced_step_3", "replaced_step_4", "step_2", "step_3", "step_4"),
+    ]
+    assert (tmp_path / "whole" / "weights" / "replaced_step_4").is_dir()
+    after = published(tmp_path / "whole", 4)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert timeless(tmp_path / "whole") == lines
+
+
+def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        values = settings(double.url, folder, tmp_path, ckpt={"interval": 1, "keep_last": 2})
+        assert rl.main(values) == 0
+        answer = double.answer
+        refusal = json.dumps({"error": {"message": "batches before step 4 are gone"}}).encode()
+        double.answer = lambda path, fields: (  # type: ignore[method-assign]
+            (409, refusal) if path == "/trainer/resume" else answer(path, fields)
+        )
+        names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+        lines = (tmp_path / "metrics.jsonl").read_text()
+        for step, message in ((2, "batches before step 4 are gone"), (1, "no checkpoint of step 1 in")):
+            assert message in failure({**values, "ckpt": {**values["ckpt"], "resume_step": step}}, capsys)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == names == ["step_2", "step_3"]
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+
+
+def test_weights_only(folder: Path, tmp_path: Path) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        values = settings(double.url, folder, tmp_path, max_steps=5, ckpt={"interval": 2, "weights_only": True})
+        assert rl.main({**values, "ckpt": {**values["ckpt"], "keep_last": 2}}) == 0
+        assert double.called("/trainer/checkpoint") == []
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["step_4", "step_5"]
+    assert not (tmp_path / "checkpoints").exists()
+    saved, broadcast = load_file(tmp_path / "weights" / "step_4" / "model.safetensors"), published(tmp_path, 4)
+    assert all(torch.equal(saved[name], broadcast[name]) for name in saved)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "time/save_ckpt" in line] == [3, 5]
+    # Started again it begins anew.
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main({**values, "orchestrator_url": double.url, "max_steps": 1}) == 0
+        assert double.called("/trainer/resume") == [{"step": 0}]

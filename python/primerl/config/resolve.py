@@ -113,10 +113,13 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
 def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
     weights = config.trainer.weights.model_copy(update={"keep_all": True} if config.keep_broadcasts else {})
+    # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
+    ckpt = config.trainer.ckpt.model_copy(update={"resume_step": None})
     resolved = TrainerConfig.model_validate(
         {
             **settings,
             "weights": weights,
+            "ckpt": ckpt,
             "output_dir": absolute(config.output_dir),
             "orchestrator_url": orchestrator_url,
             "max_steps": config.max_steps,

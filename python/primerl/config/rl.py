@@ -82,7 +82,7 @@ class RLConfig(Section):
         names = ("rl_weight", "ce_weight", "ref_kl_weight")
         usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
         loss = loss.model_copy(update=usual)
-        without = {"rl": ("ce_weight", "ref_kl_weight"), "opd": ("ce_weight",), "sft": ("rl_weight", "ref_kl_weight")}
+        without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
         for name in without[mode]:
             if getattr(loss, name):
                 raise ValueError(
@@ -91,11 +91,19 @@ class RLConfig(Section):
                 )
         if loss.entropy_weight and not loss.rl_weight:
             raise ValueError("trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens")
-        if not getattr(loss, own):
+        if mode != "rl" and not getattr(loss, own):
             raise ValueError(
                 f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out'
             )
         self.trainer = self.trainer.model_copy(update={"loss": loss})
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_go_back_to(self) -> Self:
+        if self.clean_output_dir and self.trainer.ckpt.resume_step is not None:
+            raise ValueError(
+                "clean_output_dir deletes the checkpoint that trainer.ckpt.resume_step names; leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

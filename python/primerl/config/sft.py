@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from primerl.config.base import Fraction, Name, Seconds, Section, Seed, Threads, check_dry_run
+from primerl.config.base import Fraction, Name, Section, Seed, check_dry_run
 from primerl.config.lora import CheckpointWeights, Lora
-from primerl.config.trainer import Optimizer, Recomputed, TrainerLog, check_ranks
+from primerl.config.trainer import Computation, Optimizer, TrainerLog
 
 SeqLen = Annotated[int, Field(ge=2)]
 
@@ -156,7 +156,7 @@ class SFTCheckpoints(Section):
     weights: CheckpointWeights = CheckpointWeights()
 
 
-class SFTConfig(Section):
+class SFTConfig(Computation):
     """Supervised fine-tuning on conversations; the loss is on what the assistant says."""
 
     output_dir: str = Field(min_length=1)
@@ -165,22 +165,6 @@ class SFTConfig(Section):
     """Steps to train; `data.epochs` may end it earlier. One of the two has to be set."""
     seed: Seed = 0
     """Seed of every random choice."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the model's computations; weights are updated in fp32."""
-    activation_checkpointing: Recomputed = "none"
-    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
-    compile: bool = False
-    """Compile each layer with `torch.compile`."""
-    threads: Threads = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
-    ranks: PositiveInt = 1
-    """Processes that train, a GPU each (on a CPU, `threads` each), with the model divided among them (FSDP)."""
-    dp_replicate: PositiveInt = 1
-    """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
-    context_parallel: PositiveInt = 1
-    """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
-    dist_timeout_s: Seconds = 600.0
-    """Give up when another rank has not come this long to where all meet."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
@@ -192,11 +176,6 @@ class SFTConfig(Section):
     optim: Optimizer = Optimizer()
     ckpt: SFTCheckpoints | None = None
     log: TrainerLog = TrainerLog()
-
-    @model_validator(mode="after")
-    def _ranks_fit(self) -> Self:
-        check_ranks(self)
-        return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:

@@ -30,13 +30,6 @@ Finite = Annotated[float, Field(ge=0)]
 Recomputed = Literal["none", "full", "selective"]
 
 
-def check_ranks(settings: Any) -> None:
-    # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-    from primerl.train import config
-
-    config.check_ranks(settings)
-
-
 class Optimizer(Section):
     """The optimizer and its learning-rate schedule."""
 
@@ -127,10 +120,30 @@ class Checkpoints(Section):
     interval: PositiveInt | None = None
     """Steps between checkpoints; without any, a run that was stopped trains again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, with the batches after the oldest of them, so that `resume_step` can name each
+    of them."""
     keep_interval: PositiveInt | None = None
-    """Checkpoints at multiples of this step are kept beside the newest."""
+    """Checkpoints at multiples of this step are kept beside the newest; their batches are not."""
+    weights_only: bool = False
+    """Save model folders (`weights/step_<N>`) in place of checkpoints: there is nothing to go on from, so a run that
+    was stopped trains again from step 1, on the same batches. `keep_last` and `keep_interval` are of these folders."""
+    resume_step: int | None = Field(default=None, ge=-1)
+    """Go on from the checkpoint of this step, on the batches that came after it; those of later steps are renamed to
+    `replaced_step_<N>`. -1, or left out: from the newest one."""
     weights: CheckpointWeights = CheckpointWeights()
+
+    @property
+    def are_saved(self) -> bool:
+        """Whether there will be something to go on from."""
+        return self.interval is not None and not self.weights_only
+
+    @model_validator(mode="after")
+    def _can_be_resumed(self) -> Self:
+        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
+        from primerl.train import config
+
+        config.check_resume(self.resume_step, weights_only=self.weights_only)
+        return self
 
 
 class TrainerLog(Section):
@@ -140,8 +153,8 @@ class TrainerLog(Section):
     """Least severe level that is logged."""
 
 
-class TrainerSettings(Section):
-    """The trainer."""
+class Computation(Section):
+    """How a model is trained, whatever it is trained on."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the model's computations; weights are updated in fp32."""
@@ -159,6 +172,19 @@ class TrainerSettings(Section):
     """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
     dist_timeout_s: Seconds = 600.0
     """Give up when another rank has not come this long to where all meet."""
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
+        from primerl.train import config
+
+        config.check_ranks(self)
+        return self
+
+
+class TrainerSettings(Computation):
+    """The trainer."""
+
     orchestrator_timeout_s: Seconds = 60.0
     """Give up when the orchestrator has not answered for this long."""
     batch_timeout_s: Seconds = 1800.0
@@ -174,11 +200,6 @@ class TrainerSettings(Section):
     def _there_is_an_adapter_to_save(self) -> Self:
         if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
             raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_fit(self) -> Self:
-        check_ranks(self)
         return self
 
 

@@ -15,6 +15,7 @@ import xxhash
 from primerl.inference.model import Decoder
 from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, PREFIX, folder_digest, is_targeted
 from primerl.train.config import ALL_LINEAR
+from primerl.train.merging import digest_tensor
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class MergedAdapter:
     def __init__(self, decoder: Decoder, folder: Path, rank: int, targets: list[str]) -> None:
         """`decoder` holds the weights in `folder`. Raises ValueError for layers that it does not have."""
         self._decoder = decoder
-        self._base_digest = torch.tensor(list(bytes.fromhex(folder_digest(folder))), dtype=torch.uint8)
+        self._base_digest = digest_tensor(folder_digest(folder))
         self._rank = rank
         names = _targeted(decoder, targets)
         self._base = {name: decoder.tensors[f"{name}.weight"].clone() for name in names}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
+from primerl.config.trainer import Checkpoints
 
 # More than a line of metrics has.
 LAST_LINE_BYTES = 1 << 20
@@ -35,13 +36,17 @@ def last_metrics(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def trained_again(folder: Path, interval: int | None) -> str | None:
+def trained_again(folder: Path, ckpt: Checkpoints) -> str | None:
     """What the trainer does a second time, for want of a checkpoint; to be asked before it starts."""
     steps = trained_steps(folder)
     if steps == 0 or any(folder.glob("checkpoints/step_*")):
         return None
     span = "step 1" if steps == 1 else f"steps 1 to {steps}"
-    mend = "set trainer.ckpt.interval" if interval is None else f"trainer.ckpt.interval is {interval}; lower it"
+    mend = (
+        "set trainer.ckpt.interval" if ckpt.interval is None else f"trainer.ckpt.interval is {ckpt.interval}; lower it"
+    )
+    if ckpt.weights_only:
+        mend = "trainer.ckpt.weights_only saves none; leave it out"
     return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
 
 

@@ -22,6 +22,7 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.launch import going_back
 from primerl.train.adapter_files import check_lora_files
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -32,7 +33,7 @@ LOCK = Path("run") / "launcher.lock"
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _model, _ports):
+    for find in (_output_dir, _resume_step, _model, _ports):
         try:
             find(config)
         except ConfigError as error:
@@ -46,6 +47,10 @@ def check(config: RLConfig) -> None:
 
 def _output_dir(config: RLConfig) -> None:
     check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=holds_run)
+
+
+def _resume_step(config: RLConfig) -> None:
+    going_back.check(config, Path(resolve.absolute(config.output_dir)))
 
 
 def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, preflight, summary
+from primerl.launch import ending, going_back, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
@@ -174,11 +174,13 @@ class Launcher:
             resolve.write(orchestrator)
             started = start(processes, orchestrator)
             url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        for path in going_back.go_back(self.config, self.folder, url):
+            self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
         self.url = url
-        again = ending.trained_again(self.folder, self.config.trainer.ckpt.interval)
+        again = ending.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
         for process in write_configs(self.config, self.url):
@@ -248,17 +250,17 @@ class Launcher:
             return None
         if processes.guard_end is None and self._may_restart(process):
             return self._restart(processes, process)
-        if kind == "trainer" and (process.code or 0) < 0 and self.config.trainer.ckpt.interval is None:
+        if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.ckpt.are_saved:
             raise RunFailedError(
                 f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
-                "trainer.ckpt.interval it would go on from the last one"
+                "trainer.ckpt.interval (without weights_only) it would go on from the last one"
             )
         raise failure_of(process)
 
     def _may_restart(self, process: Process) -> bool:
         if (process.code or 0) >= 0:
             return False  # it gave up, and would again
-        if process.name == "trainer" and self.config.trainer.ckpt.interval is None:
+        if process.name == "trainer" and not self.config.trainer.ckpt.are_saved:
             return False
         return self._has_restarts_left(process)
 

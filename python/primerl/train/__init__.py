@@ -14,8 +14,8 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `optim` | AdamW, learning-rate schedules, gradient clipping |
 | `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
 | `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
-| `weights` | weights published to the engines |
-| `checkpoint` | the model folder a run ends with |
+| `weights`, `broadcast` | weights published to the engines; by a thread, beside training |
+| `checkpoint`, `step_folders` | what training goes on from; the model folder a run ends with; which are kept |
 | `metrics` | `metrics.jsonl` and the console line |
 """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +16,7 @@ from primerl.train.files import settle, whole_folder
 from primerl.train.merging import adapter_state, merged_state
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import whole_state
+from primerl.train.step_folders import keep_newest, remove_unfinished, saved_steps
 
 if TYPE_CHECKING:
     from primerl.train.lora import Adapter
@@ -232,44 +231,6 @@ def _reason(error: BaseException) -> str:
 
 def _shape(size: Any) -> str:
     return "missing" if size is None else "x".join(map(str, size)) or "a number"
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Steps of the folders `step_<k>` in `folder`, ascending."""
-    paths = folder.iterdir() if folder.is_dir() else []
-    matches = (re.fullmatch(r"step_(\d+)", path.name) for path in paths)
-    return sorted(int(match[1]) for match in matches if match)
-
-
-def keep_newest(folder: Path, keep_last: int | None, keep_interval: int | None) -> None:
-    """Remove the folders `step_<k>` but the newest `keep_last` (all where None), those at multiples of
-    `keep_interval`, and step 0: what a run began with."""
-    if keep_last is None:
-        return
-    for step in saved_steps(folder)[:-keep_last]:
-        if step and (keep_interval is None or step % keep_interval):
-            path = folder / f"step_{step}"
-            # Under another name first: one that is half removed is none.
-            gone = folder / f".{path.name}.{os.getpid()}.gone"
-            path.rename(gone)
-            shutil.rmtree(gone)
-
-
-def set_aside_after(folder: Path, step: int) -> list[Path]:
-    """Rename what was saved after `step`, from which another run of steps begins; returns the new names."""
-    renamed = []
-    for later in saved_steps(folder):
-        if later > step:
-            path = folder / f"replaced_step_{later}"
-            shutil.rmtree(path, ignore_errors=True)
-            renamed.append((folder / f"step_{later}").rename(path))
-    return renamed
-
-
-def remove_unfinished(folder: Path) -> None:
-    """What a process that was killed was writing or removing there. Nobody else may be at it."""
-    for path in folder.glob(".step_*") if folder.is_dir() else []:
-        shutil.rmtree(path)
 
 
 def random_state() -> dict[str, Any]:

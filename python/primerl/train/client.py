@@ -55,6 +55,15 @@ class OrchestratorClient:
         timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
         self._used = time.monotonic()
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        """From another thread: the run is over for this process, so what fails from now on is not repeated."""
+        self._leaving.set()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving.is_set()
 
     def close(self) -> None:
         self._connection.close()
@@ -86,8 +95,12 @@ class OrchestratorClient:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
 
     def weights(self, version: int, manifest: str) -> None:
-        """Tell that policy `version` is published. Raises OrchestratorError."""
-        self._accepted("/trainer/weights", {"version": version, "manifest": manifest})
+        """Tell that policy `version` is published. Raises OrchestratorError; NoMoreBatches where the run is over."""
+        path = "/trainer/weights"
+        status, body = self._post(path, {"version": version, "manifest": manifest})
+        if status == 410:
+            raise NoMoreBatches(_message(body))
+        self._check(path, status, body)
 
     def resume(self, step: int) -> None:
         """Tell that training goes on after `step` (0: from the start). Raises OrchestratorError."""
@@ -111,7 +124,9 @@ class OrchestratorClient:
         self._accepted("/trainer/heartbeat", {"step": step, "doing": doing, "leaving": leaving})
 
     def _accepted(self, path: str, fields: dict[str, object], repeat_for_s: float | None = None) -> None:
-        status, body = self._post(path, fields, repeat_for_s)
+        self._check(path, *self._post(path, fields, repeat_for_s))
+
+    def _check(self, path: str, status: int, body: bytes | bytearray) -> None:
         if status != 200:
             raise OrchestratorError(f"{self.url}{path} refused ({status}): {_message(body)}")
 
@@ -139,12 +154,12 @@ class OrchestratorClient:
             except (OSError, http.client.HTTPException) as error:
                 failure = f"{type(error).__name__}: {error}"
             self._connection.close()
-            if time.monotonic() + pause > deadline:
+            if self.is_leaving or time.monotonic() + pause > deadline:
                 raise OrchestratorError(
                     f"orchestrator at {self.url} did not answer {path} for {patience:g} s: {failure}"
                 )
             log.warning("orchestrator did not answer %s (%s); trying again in %.1f s", path, failure, pause)
-            time.sleep(pause)
+            self._leaving.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -169,6 +184,11 @@ def _message(body: bytes | bytearray) -> str:
         return body[:200].decode("utf-8", errors="replace")
 
 
+def _for_long(what: str, since: float) -> str:
+    elapsed = time.monotonic() - since
+    return f"{what} (for {elapsed:.0f} s)" if elapsed >= _LONG_S else what
+
+
 class Heartbeat:
     """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
     that computes for long is seen to be alive, and one that hangs is seen to hang in what it does. The orchestrator
@@ -182,6 +202,7 @@ class Heartbeat:
         self._client = OrchestratorClient(url, unreachable_after_s=0.0, request_timeout_s=interval_s)
         self._interval_s = interval_s
         self._state = (0, "starting", time.monotonic())
+        self._beside: tuple[str, float] | None = None
         self._stop = threading.Event()
         self._failing = False
         self._leaving = False
@@ -192,6 +213,10 @@ class Heartbeat:
     def doing(self, step: int, what: str) -> None:
         # One assignment of one tuple: the thread sees the old one or the new one.
         self._state = (step, what, time.monotonic())
+
+    def beside(self, what: str | None) -> None:
+        """What another thread does meanwhile; None when it is done."""
+        self._beside = None if what is None else (what, time.monotonic())
 
     def leave(self) -> None:
         """The work is done: the next beat, at `close`, is the last one."""
@@ -205,9 +230,10 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.is_set():
             step, what, since = self._state
-            elapsed = time.monotonic() - since
+            beside = self._beside
+            doing = [_for_long(what, since)] + ([] if beside is None else [_for_long(*beside)])
             try:
-                self._client.heartbeat(step, f"{what} (for {elapsed:.0f} s)" if elapsed >= _LONG_S else what)
+                self._client.heartbeat(step, "; beside it ".join(doing))
                 self._failing = False
             except OrchestratorError as error:
                 # Ending the run over it is the main thread's decision, by the deadline of its own requests.

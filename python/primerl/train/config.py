@@ -122,8 +122,13 @@ class CheckpointConfig:
     interval: int | None = None
     """Steps between checkpoints; none are saved where it is left out."""
     keep_last: int = 1
+    """The batches after the oldest of them are kept too."""
     keep_interval: int | None = None
     """Those at multiples of this step are kept too."""
+    weights_only: bool = False
+    """Save `weights/step_<N>` in place of checkpoints."""
+    resume_step: int | None = None
+    """Go on from the checkpoint of this step, and not from the newest (also -1)."""
     weights: CheckpointWeightsConfig = field(default_factory=CheckpointWeightsConfig)
 
 
@@ -133,14 +138,9 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """Settings of `primerl trainer`."""
+class ComputationConfig:
+    """How a model is trained, whatever it is trained on."""
 
-    output_dir: str
-    orchestrator_url: str
-    max_steps: int
-    model: ModelConfig
-    seed: int = 0
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
@@ -157,6 +157,17 @@ class TrainerConfig:
     """Ranks that share a sequence; only 1 is supported."""
     dist_timeout_s: float = 600.0
     """Give up when another rank has not come this long to where all meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ComputationConfig):
+    """Settings of `primerl trainer`."""
+
+    output_dir: str
+    orchestrator_url: str
+    max_steps: int
+    model: ModelConfig
+    seed: int = 0
     environments: list[str] = field(default_factory=list)
     """Names of the orchestrator's environments, in its order, for the metrics."""
     orchestrator_timeout_s: float = 60.0
@@ -181,6 +192,7 @@ class TrainerConfig:
         for name in ("interval", "keep_interval"):
             if getattr(config.ckpt, name) is not None:
                 _at_least(config.ckpt, name, 1, "ckpt.")
+        check_resume(config.ckpt.resume_step, weights_only=config.ckpt.weights_only)
         _check_loss(config.loss)
         check_lora(config.model.lora, config.ckpt.weights)
         if config.model.lora is not None and config.model.lora.dropout:
@@ -191,6 +203,14 @@ class TrainerConfig:
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
         return config
+
+
+def check_resume(step: int | None, *, weights_only: bool) -> None:
+    """Of the trainer and of supervised fine-tuning. Raises ConfigError."""
+    if step is not None and step < 1 and step != -1:
+        raise ConfigError(f"ckpt.resume_step is {step}; give a step, or -1 for the newest checkpoint")
+    if step is not None and weights_only:
+        raise ConfigError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
 
 
 NO_CONTEXT_PARALLEL = (

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from primerl.train.distributed import Ranks
+from primerl.train.metrics import peak_memory
 from primerl.train.optim import is_matrix
 
 PEAKS = {
@@ -92,6 +94,31 @@ class ModelShape:
         pairs = sum(_pairs(length, window) for window in self.windows for length in lengths)
         dense = self.matrix_parameters * sum(lengths) + self.output_parameters * trained_tokens
         return 6.0 * dense + 12.0 * self.attention_width * pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Performance:
+    """`perf/*` of a step."""
+
+    shape: ModelShape
+    peak: float | None
+    """Of the device."""
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, model: Any, dtype: torch.dtype, ranks: Ranks) -> Performance:
+        """Of a model that is not divided among the ranks yet."""
+        return cls(ModelShape.of(model), peak_flops(ranks.device, dtype), ranks)
+
+    def metrics(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
+        """`tokens` and `flops` of all ranks. Without `perf/mfu` where the device's peak is unknown."""
+        throughput = tokens / seconds
+        metrics = {
+            "perf/throughput": throughput,
+            "perf/throughput_per_gpu": throughput / self.ranks.size,
+            "perf/peak_memory": peak_memory(self.ranks.device),
+        }
+        return metrics if self.peak is None else metrics | {"perf/mfu": flops / seconds / self.ranks.size / self.peak}
 
 
 def _work(parameter: torch.Tensor) -> float:

@@ -32,10 +32,10 @@ from primerl.train.adapter_files import (
     is_targeted,
     read_adapter_config,
 )
-from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig
+from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
-from primerl.train.merging import NAME, adapter_state, is_adapter, lora_layers
+from primerl.train.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
 from primerl.train.model import ModelError
 from primerl.train.parallel import whole_state
 from primerl.train.weights import Files, WeightsPublisher
@@ -80,7 +80,7 @@ class Adapter:
     def facts_as_tensors(self) -> dict[str, Tensor]:
         """So that they are part of a digest."""
         return {
-            BASE_DIGEST: torch.tensor(list(bytes.fromhex(self.base_digest)), dtype=torch.uint8),
+            BASE_DIGEST: digest_tensor(self.base_digest),
             LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
         }
 
@@ -235,7 +235,7 @@ class AdapterPublisher(WeightsPublisher):
         super().__init__(output_dir, keep_last, keep_all, ranks)
         self._adapter = adapter
 
-    def _files(self, model: Any) -> Files:
+    def files(self, model: Any) -> Files:
         state = whole_state(model, self._ranks)
         if not self._ranks.leads:
             return {}
@@ -247,3 +247,11 @@ class AdapterPublisher(WeightsPublisher):
 
     def _holds(self, folder: Path, version: int, files: Files) -> bool:
         return (folder / ADAPTER_CONFIG).is_file() and super()._holds(folder, version, files)
+
+
+def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
+    """Of adapters or of whole weights, as `model.lora.broadcast` says."""
+    output_dir, kept, lora = Path(config.output_dir), config.weights, config.model.lora
+    if adapter is not None and lora is not None and lora.broadcast == "adapter":
+        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
+    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)

@@ -12,6 +12,11 @@ NAME = "default"
 """Of the adapter within peft's layers."""
 
 
+def digest_tensor(digest: str) -> Tensor:
+    """A digest in hex as a tensor of bytes, which can stand among others in a file."""
+    return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+
+
 def is_adapter(name: str) -> bool:
     """Of a parameter."""
     return ".lora_A." in name or ".lora_B." in name

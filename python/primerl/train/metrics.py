@@ -64,6 +64,10 @@ class Clock:
         self._start = self._last = time.perf_counter()
         self._parts: dict[str, float] = {}
 
+    def beside(self, name: str, seconds: float) -> None:
+        """What a thread took, which is no part of the step."""
+        self._parts[name] = seconds
+
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self._parts[name] = self._parts.get(name, 0.0) + now - self._last

@@ -41,6 +41,8 @@ class StepBatch:
     """Rows of each subset."""
     tokens: list[int]
     """Tokens of each subset."""
+    longest: int
+    """Tokens of the longest row."""
     position: dict[str, int]
     epoch: float
 
@@ -87,6 +89,7 @@ def step_batches(
         for row in chosen:
             samples[row.subset] += 1
             tokens[row.subset] += len(row)
+        longest = max(map(len, chosen))
         groups = packed_groups(chosen, seq_len)
         micro_batches = [micro_batch(group, device) for group in groups[ranks.rank :: ranks.size]]
         most = -(-len(groups) // ranks.size)
@@ -94,7 +97,7 @@ def step_batches(
             trained = sum(batch.targets.shape[0] for batch in micro_batches)
         else:
             trained = sum(int(row.loss_mask[1:].count_nonzero()) for row in chosen)
-        yield StepBatch(micro_batches, most, trained, samples, tokens, mixture.position(), mixture.epoch)
+        yield StepBatch(micro_batches, most, trained, samples, tokens, longest, mixture.position(), mixture.epoch)
 
 
 class Ahead(Generic[T]):

@@ -5,45 +5,46 @@
         batch k from the orchestrator        (waits; the orchestrator decides what is in it)
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
         clip, update                         policy v(k-1) becomes v(k)
-        publish v(k)
+        begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
         begin to save a checkpoint       (every `ckpt.interval` steps; a thread writes it)
     save the last policy as a model folder
 
-The trainer waits for two things only: the batch, with a deadline, and the other ranks, with a deadline. A heartbeat
-thread tells the orchestrator which of these it is at.
+The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
+each with a deadline. A heartbeat thread tells the orchestrator which of these it is at.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from primerl.startup import importing
+from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
-from primerl.train.flops import ModelShape, peak_flops
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
+from primerl.train.flops import Performance
+from primerl.train.lora import Adapter, add_adapter, check_facts, new_publisher
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
 from primerl.train.memory import prepare
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout, peak_memory
+from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
 from primerl.train.model import DTYPES, ModelError, PackedSequences, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradients_after
 from primerl.train.proof import prove
-from primerl.train.routing import RoutingLoad, routing_metrics
-from primerl.train.statistics import MOST_STALE, Groups, Statistics
+from primerl.train.routing import RoutingLoad
+from primerl.train.statistics import MOST_STALE, Groups, Statistics, lost_rollouts
+from primerl.train.step_folders import keep_newest, set_aside_later
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
-from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ def main(values: dict[str, Any]) -> int:
         return 2
     except (
         OrchestratorError,
+        BroadcastError,
         BatchTimeout,
         BatchError,
         LossError,
@@ -122,30 +124,25 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             lora, base = config.model.lora, Path(config.model.path)
             adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
             prepare(model, config.activation_checkpointing, config.compile)
-            shape = ModelShape.of(model)
+            performance = Performance.of(model, DTYPES[config.dtype], ranks)
             shard(model, ranks, DTYPES[config.dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
-            publisher = _publisher(config, ranks, adapter)
+            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
+            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
-            parts = (model, adapter, shape, loss, optimizer, publisher, checkpoints)
+            parts = (model, adapter, performance, loss, optimizer, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
-            with MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer:
+            with (
+                closing(broadcasts),
+                MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
+            ):
                 steps = trainer.run(writer, began_after)
-            trainer.doing(steps, "saving the model")
-            separate = adapter if config.ckpt.weights.save_adapter_separately else None
-            log.info("saved %s", save_checkpoint(model, base, output_dir, steps, ranks, separate))
+            trainer.save_weights(steps)
         heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()
-
-
-def _publisher(config: TrainerConfig, ranks: Ranks, adapter: Adapter | None) -> WeightsPublisher:
-    output_dir, kept = Path(config.output_dir), config.weights
-    if adapter is not None and config.model.lora is not None and config.model.lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
-    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)
 
 
 class Trainer:
@@ -159,10 +156,10 @@ class Trainer:
         heartbeat: Heartbeat,
         model: Any,
         adapter: Adapter | None,
-        shape: ModelShape,
+        performance: Performance,
         loss: Loss,
         optimizer: Optimizer,
-        publisher: WeightsPublisher,
+        broadcasts: Broadcasts,
         checkpoints: Checkpoints,
     ) -> None:
         self.config = config
@@ -173,20 +170,31 @@ class Trainer:
         self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
-        self.shape = shape
-        self.peak_flops = peak_flops(ranks.device, DTYPES[config.dtype])
+        self.performance = performance
         self.optimizer = optimizer
-        self.publisher = publisher
+        self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.body: bytes | bytearray = b""
         self.tokens_seen = 0
         self.samples_seen = 0
 
     def restore(self) -> int:
-        """Take up the newest checkpoint; returns its step, 0 where there is none. Raises CheckpointError."""
-        state = self.checkpoints.newest()
-        if state is None:
-            return 0
+        """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
+
+        Raises:
+            CheckpointError: it is not there, cannot be read, or is of another model.
+            OrchestratorError: the batches after it are gone. Nothing has been changed.
+        """
+        step = self.config.ckpt.resume_step
+        state = self.checkpoints.newest() if step is None or step == -1 else self.checkpoints.load(step)
+        began_after = 0 if state is None else self.take_up(state)
+        if self.ranks.leads:
+            self.client.resume(began_after)
+            for path in set_aside_later(Path(self.config.output_dir), step):
+                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+        return began_after
+
+    def take_up(self, state: TrainerState) -> int:
         try:
             check_facts(self.adapter, state.adapter)
         except ValueError as error:
@@ -202,31 +210,31 @@ class Trainer:
         Returns:
             The last step that was trained.
         """
-        if self.ranks.leads:
-            self.client.resume(began_after)
-        self.publish(began_after)
         clock = Clock()
+        self.publish(began_after, clock)
+        # Nothing is trained before the orchestrator has accepted what training begins with.
+        self.broadcasts.finish()
+        clock.step()
         for step in range(began_after + 1, self.config.max_steps + 1):
             try:
                 batch = self.receive(step)
             except NoMoreBatches as end:
                 log.info("no more batches after step %d: %s", step - 1, end)
-                self.finish()
+                self.finish(step - 1, over=True)
                 return step - 1
             clock.lap("wait_for_batch")
             try:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:
                 raise TrainingDiverged(f"{error}; {self.keep(batch)}") from None
-            self.publish(step)
-            clock.lap("broadcast")
+            self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
             # What it covers is complete, its line of metrics too.
             self.save(step, clock)
-        self.finish()
+        self.finish(self.config.max_steps)
         return self.config.max_steps
 
     def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
@@ -238,6 +246,8 @@ class Trainer:
 
     def receive(self, step: int) -> Batch:
         def waiting(reason: str) -> None:
+            # What it waits for may be the policy whose broadcast has failed.
+            self.broadcasts.check()
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
@@ -333,17 +343,28 @@ class Trainer:
             (new / "batch.msgpack").write_bytes(self.body)
         return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, clock: Clock) -> None:
+        """Begins to; the one before is out then."""
+        if self.broadcasts.in_flight:
+            self.doing(version, "waiting for the broadcast before")
+        took = self.broadcasts.finish()
+        clock.lap("wait_for_broadcast")
+        if took is not None:
+            clock.beside("broadcast_thread", took)
         self.doing(version, f"publishing the weights of policy {version}")
-        manifest = self.publisher.publish(self.model, version)
-        if self.ranks.leads:
-            self.client.weights(version, str(manifest.resolve()))
+        self.broadcasts.begin(self.model, version)
+        clock.lap("broadcast")
 
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
-        interval = self.config.ckpt.interval
-        if interval is None or (step % interval and step != self.config.max_steps):
+        ckpt, is_last = self.config.ckpt, step == self.config.max_steps
+        if ckpt.interval is None or (step % ckpt.interval and not is_last):
             self.tell_of(self.checkpoints.saved())
+            return
+        if ckpt.weights_only:
+            if not is_last:  # a run ends with its weights anyhow
+                self.save_weights(step)
+                clock.lap("save_ckpt")
             return
         self.doing(step, "waiting for the checkpoint before")
         self.tell_of(self.checkpoints.finish())
@@ -354,12 +375,30 @@ class Trainer:
         self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
 
-    def finish(self) -> None:
+    def save_weights(self, step: int) -> None:
+        """The model folder `weights/step_<step>`."""
+        self.doing(step, "saving the model")
+        ckpt, output_dir = self.config.ckpt, Path(self.config.output_dir)
+        separate = self.adapter if ckpt.weights.save_adapter_separately else None
+        saved = save_checkpoint(self.model, Path(self.config.model.path), output_dir, step, self.ranks, separate)
+        if ckpt.weights_only and self.ranks.leads:
+            keep_newest(saved.parent, ckpt.keep_last, ckpt.keep_interval)
+        log.info("saved %s", saved)
+
+    def finish(self, step: int, *, over: bool = False) -> None:
+        """What is being written comes to the disk, the weights before the checkpoint that counts on them. `over`: the
+        orchestrator may be gone."""
+        self.doing(step, "waiting for the last broadcast and checkpoint")
+        if over:
+            self.broadcasts.end()
+        else:
+            self.broadcasts.finish()
         self.tell_of(self.checkpoints.finish())
 
     def tell_of(self, saved: int | None) -> None:
+        """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
         if saved is not None and self.ranks.leads:
-            self.client.checkpoint(saved)
+            self.client.checkpoint(self.checkpoints.steps()[-self.config.ckpt.keep_last :][0])
 
     def doing(self, step: int, what: str) -> None:
         """For the orchestrator, and for the other ranks."""
@@ -373,30 +412,25 @@ class Trainer:
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
         trained = sum(int(micro_batch.loss_mask.sum()) for micro_batch in batch.micro_batches)
-        own = [sum(lengths), len(staleness), sum(staleness), self.shape.flops(lengths, trained)]
+        own = [sum(lengths), len(staleness), sum(staleness), self.performance.shape.flops(lengths, trained)]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
         tokens, samples, stale, flops = self.ranks.sum(counts).tolist()
         self.tokens_seen += int(tokens)
         self.samples_seen += int(samples)
-        throughput = tokens / times["time/step"]
         metrics = {
             **batch.metrics,
+            **lost_rollouts(batch.metrics),
+            **self.performance.metrics(tokens, flops, times["time/step"]),
             **statistics.metrics(self.config.environments),
             **times,
             "optim/grad_norm": update.grad_norm,
             "optim/lr": update.lr,
             "optim/zero_grad_ratio": update.zero_grad_ratio,
             "staleness/all/mean": stale / max(samples, 1.0),
-            "perf/throughput": throughput,
-            "perf/throughput_per_gpu": throughput / self.ranks.size,
-            "perf/peak_memory": peak_memory(self.ranks.device),
             "progress/num_tokens": self.tokens_seen,
             "progress/num_samples": self.samples_seen,
         }
-        if self.peak_flops is not None:
-            metrics["perf/mfu"] = flops / times["time/step"] / self.ranks.size / self.peak_flops
-        routed = self.routing.take(self.ranks)
-        return metrics | (routing_metrics(*routed) if routed else {})
+        return metrics | self.routing.metrics(self.ranks)
 
 
 def _listed(rollouts: list[int]) -> str:

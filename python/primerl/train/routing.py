@@ -73,6 +73,11 @@ class RoutingLoad:
         of_layers = torch.stack([load for load in loads if load is not None])
         return ranks.sum(of_layers), ranks.sum(torch.stack([sums for sums in confidence if sums is not None]))
 
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Of a step; none where the model has no routers."""
+        routed = self.take(ranks)
+        return routing_metrics(*routed) if routed else {}
+
 
 def routing_metrics(loads: Tensor, confidence: Tensor) -> dict[str, float]:
     """Of sums over micro-batches and data ranks."""

@@ -32,15 +32,13 @@ from primerl.train.checkpoint import (
     CheckpointError,
     Checkpoints,
     TrainerState,
-    keep_newest,
     random_state,
-    remove_unfinished,
     save_checkpoint,
-    set_aside_after,
     set_random_state,
 )
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
@@ -51,10 +49,12 @@ from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.parallel import nothing, shard, sum_gradients_after
 from primerl.train.proof import prove
+from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
 from primerl.train.start_folder import model_folder, start_folder
+from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation, summed_loss
 
@@ -134,9 +134,11 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     lora = config.model.lora
     adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
     prepare(model, config.activation_checkpointing, config.compile)
+    performance = Performance.of(model, DTYPES[config.dtype], ranks)
     shard(model, ranks, DTYPES[config.dtype])
     optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
-    run = Run(config, last, rows, mixture, validation, model, adapter, optimizer, checkpoints, ranks, rendered_at)
+    parts = (model, adapter, performance, optimizer, checkpoints, ranks)
+    run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
@@ -155,6 +157,7 @@ class Run:
     validation: Validation | None
     model: Any
     adapter: Adapter | None
+    performance: Performance
     optimizer: Optimizer
     checkpoints: Checkpoints
     ranks: Ranks
@@ -166,6 +169,7 @@ class Run:
         self.tokens = [0] * len(self.rows.titles)
         self.position = self.mixture.position()
         self.output_dir = Path(self.config.output_dir)
+        self.routing = RoutingLoad(self.model)
         # What fixes the order of the rows; a checkpoint goes on with the same only.
         self.data = {"rows": self.rows.digest(), **self.mixture.describe(), "rendered_at": self.rendered_at}
 
@@ -219,7 +223,7 @@ class Run:
             batch = next(batches)
             clock.lap("wait_for_batch")
             self.ranks.at(f"step {step}: forward and backward")
-            loss = forward_backward(self.model, batch, self.ranks)
+            loss = forward_backward(self.model, batch, self.ranks, self.routing)
             clock.lap("forward_backward")
             self.ranks.at(f"step {step}: optimizer")
             update = self._update(step, loss)
@@ -235,7 +239,7 @@ class Run:
                 metrics |= self.validation.measure(self.model)
                 clock.lap("validation")
             times = clock.step()
-            metrics |= {**times, "perf/throughput": sum(batch.tokens) / _training_s(times)}
+            metrics |= {**times, **self._measure(batch, _training_s(times))}
             if writer is not None:
                 writer.write(step, metrics)
             now = time.monotonic()
@@ -248,6 +252,16 @@ class Run:
                 clock.lap("wait_for_ckpt")
                 self.save()
                 clock.lap("save_ckpt")
+
+    def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
+        tokens, samples, flops = sum(batch.tokens), sum(batch.samples), 0.0
+        if self.performance.peak is not None:
+            lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
+            trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
+            own = torch.tensor([self.performance.shape.flops(lengths, trained)], dtype=torch.float64)
+            flops = self.ranks.sum(own.to(self.ranks.device)).item()
+        lengths_of_all = {"seq_len/all/mean": tokens / samples, "seq_len/all/max": float(batch.longest)}
+        return lengths_of_all | self.performance.metrics(tokens, flops, seconds) | self.routing.metrics(self.ranks)
 
     def _update(self, step: int, loss: float) -> Update:
         update = self.optimizer.step(step)
@@ -304,13 +318,14 @@ class Run:
         )
 
 
-def forward_backward(model: Any, batch: StepBatch, ranks: Ranks = ALONE) -> float:
+def forward_backward(model: Any, batch: StepBatch, ranks: Ranks = ALONE, routing: RoutingLoad | None = None) -> float:
     """Accumulate the gradient of the mean loss over the step's trained tokens; returns that loss, in nats."""
     losses = []
     for index in range(batch.most_micro_batches):
         sum_gradients_after(model, last=index == batch.most_micro_batches - 1)
         if index < len(batch.micro_batches):
-            loss = summed_loss(model, batch.micro_batches[index]) / batch.trained_tokens
+            with nullcontext() if routing is None else routing.recording():
+                loss = summed_loss(model, batch.micro_batches[index]) / batch.trained_tokens
         else:
             loss = nothing(model, ranks)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from primerl.models.tiny import TinyConfig
 from primerl.train.config import (
     CheckpointWeightsConfig,
+    ComputationConfig,
     ConfigError,
     LogConfig,
     LoraConfig,
@@ -19,6 +20,7 @@ from primerl.train.config import (
     _check_optim,
     check_lora,
     check_ranks,
+    check_resume,
     read,
 )
 
@@ -137,7 +139,7 @@ class SFTCheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
+class SFTConfig(ComputationConfig):
     """Settings of `primerl sft`."""
 
     output_dir: str
@@ -146,22 +148,6 @@ class SFTConfig:
     data: DataConfig
     val: ValidationConfig | None = None
     seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
-    activation_checkpointing: Literal["none", "full", "selective"] = "none"
-    """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
-    compile: bool = False
-    """Compile each layer with `torch.compile`."""
-    threads: int = 0
-    """CPU threads of torch; 0 leaves torch's own choice."""
-    ranks: int = 1
-    """Processes that train, a GPU each, with the model divided among them."""
-    dp_replicate: int = 1
-    """Groups of ranks that each hold the whole model between them (HSDP)."""
-    context_parallel: int = 1
-    """Ranks that share a sequence; only 1 is supported."""
-    dist_timeout_s: float = 600.0
-    """Give up when another rank has not come this long to where all meet."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     ckpt: SFTCheckpointConfig | None = None
     log: LogConfig = field(default_factory=LogConfig)
@@ -235,7 +221,4 @@ def _check_checkpoints(ckpt: SFTCheckpointConfig) -> None:
     for name in ("interval", "keep_last", "keep_interval"):
         if getattr(ckpt, name) is not None:
             _at_least(ckpt, name, 1, "ckpt.")
-    if ckpt.resume_step is not None and ckpt.resume_step < 1 and ckpt.resume_step != -1:
-        raise ConfigError(f"ckpt.resume_step is {ckpt.resume_step}; give a step, or -1 for the newest checkpoint")
-    if ckpt.resume_step is not None and ckpt.weights_only:
-        raise ConfigError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
+    check_resume(ckpt.resume_step, weights_only=ckpt.weights_only)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,13 @@ class Statistics:
         tokens = max(float(self.sums[0, 0]), 1.0)
         found |= {f"{name}/all/mean": float(value) / tokens for name, value in self.extra.items()}
         return found
+
+
+def lost_rollouts(of_batch: Mapping[str, float]) -> dict[str, float]:
+    """Under their published names, from the metrics that a batch comes with: rollouts since the batch before in which
+    nothing trainable was sampled, and those that the environment gave up with an error."""
+    lost = {kind: of_batch.get(f"rollouts/{kind}") for kind in ("empty", "errored")}
+    return {f"{kind}_rollouts/all/count": count for kind, count in lost.items() if count is not None}
 
 
 def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float]:

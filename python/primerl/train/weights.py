@@ -37,8 +37,8 @@ Files = dict[str, dict[str, Tensor]]
 
 
 def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
-    """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once, contiguous
-    on the CPU. All ranks have to call it; those that do not lead get none."""
+    """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once. They may be
+    the model's own, wherever these are. All ranks have to call it; those that do not lead get none."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = whole_state(model, ranks)
@@ -46,7 +46,7 @@ def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
         return {}
     own = merged_state(model, own)
     named = revert_weight_conversion(model, own)
-    return {name: named[name].cpu().contiguous() for name in sorted(named)}
+    return {name: named[name].detach() for name in sorted(named)}
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class WeightsPublisher:
     """Writes `<output_dir>/broadcasts/step_<k>` and removes what no engine needs any more."""
 
     def __init__(self, output_dir: Path, keep_last: int, keep_all: bool, ranks: Ranks = ALONE) -> None:
-        self._folder = output_dir / "broadcasts"
+        self.folder = output_dir / "broadcasts"
         self._keep_last = keep_last
         self._keep_all = keep_all
         self._ranks = ranks
@@ -90,24 +90,38 @@ class WeightsPublisher:
     def publish(self, model: Any, version: int) -> Path:
         """Write policy `version`; returns the path of its manifest. All ranks have to call it; the leading one writes.
 
+        `broadcast.Broadcasts` does the same while training goes on.
+        """
+        files = self.files(model)
+        if not self._ranks.leads:
+            return self._manifest(version)
+        here = {file: {name: tensor.cpu().contiguous() for name, tensor in files[file].items()} for file in files}
+        return self.write(version, here)
+
+    def files(self, model: Any) -> Files:
+        """What is published. Called by all ranks; what those that do not lead return is not looked at."""
+        return {FILE: checkpoint_tensors(model, self._ranks)}
+
+    def write(self, version: int, files: Files) -> Path:
+        """Write these tensors, contiguous on the CPU, as policy `version`; returns the path of its manifest.
+
         A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
         stay as they are, for an engine may be reading them; others replace them.
         """
-        target = self._folder / f"step_{version}"
-        files = self._files(model)
-        if self._ranks.leads and not self._holds(target, version, files):
+        manifest = self._manifest(version)
+        target = manifest.parent
+        if not self._holds(target, version, files):
             with whole_folder(target, replace=True) as folder:
                 self._write(folder, files)
                 contents = _manifest(version, files, folder)
-                (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
-            write_text(self._folder / "LATEST", target.name)
+                (folder / manifest.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
+            write_text(self.folder / "LATEST", target.name)
             if not self._keep_all:
                 self._remove_before(version - self._keep_last + 1)
-        return target / "manifest.json"
+        return manifest
 
-    def _files(self, model: Any) -> Files:
-        """Called by all ranks; what those that do not lead return is not looked at."""
-        return {FILE: checkpoint_tensors(model, self._ranks)}
+    def _manifest(self, version: int) -> Path:
+        return self.folder / f"step_{version}" / "manifest.json"
 
     def _write(self, folder: Path, files: Files) -> None:
         save_file(files[FILE], folder / FILE, metadata={"format": "pt"})
@@ -121,7 +135,7 @@ class WeightsPublisher:
             return False
 
     def _remove_before(self, oldest: int) -> None:
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             match = re.fullmatch(r"step_(\d+)", path.name)
             if match and int(match[1]) < oldest:
                 shutil.rmtree(path)

@@ -1,0 +1,56 @@
+"""`trainer.ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.launch.starting import RefusedError
+from primerl.train.client import OrchestratorClient, OrchestratorError
+from primerl.train.step_folders import saved_steps, set_aside_later
+
+KEY = "trainer.ckpt.resume_step"
+ANSWER_S = 30.0
+
+
+def wanted(config: RLConfig) -> int | None:
+    """The step that is named; None for the newest."""
+    step = config.trainer.ckpt.resume_step
+    return None if step == -1 else step
+
+
+def check(config: RLConfig, folder: Path) -> None:
+    """Raises ConfigError where there is no such checkpoint. Whether its batches are there the orchestrator knows."""
+    step = wanted(config)
+    there = saved_steps(folder / "checkpoints")
+    if step is not None and step not in there:
+        listed = ", ".join(map(str, there)) or "none"
+        raise ConfigError(
+            f"{KEY}: there is no checkpoint of step {step} in {folder / 'checkpoints'}; there are: {listed}"
+        )
+
+
+def go_back(config: RLConfig, folder: Path, url: str | None) -> list[Path]:
+    """With the orchestrator at `url` (None: it says that the run is over), and before the trainer is started. Returns
+    what was set aside.
+
+    Raises RefusedError, after which the run is as it was.
+    """
+    step = wanted(config)
+    if step is None:
+        return []
+    if url is None:
+        raise RefusedError(
+            f"{KEY} is {step}, but the run in {folder} is over: its batches are not kept; leave it out, or begin anew "
+            f"from a model folder of it"
+        )
+    client = OrchestratorClient(url, ANSWER_S)
+    try:
+        client.resume(step)
+    except OrchestratorError as error:
+        there = ", ".join(map(str, saved_steps(folder / "checkpoints")))
+        raise RefusedError(f"{KEY} is {step}, and there are checkpoints of steps {there}, but {error}") from None
+    finally:
+        client.close()
+    return set_aside_later(folder, step)

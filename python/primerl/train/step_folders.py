@@ -1,0 +1,53 @@
+"""Folders `step_<k>`: which there are, which are kept, what a process that was killed has left of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of the folders `step_<k>` in `folder`, ascending."""
+    paths = folder.iterdir() if folder.is_dir() else []
+    matches = (re.fullmatch(r"step_(\d+)", path.name) for path in paths)
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def keep_newest(folder: Path, keep_last: int | None, keep_interval: int | None) -> None:
+    """Remove the folders `step_<k>` but the newest `keep_last` (all where None), those at multiples of
+    `keep_interval`, and step 0: what a run began with."""
+    if keep_last is None:
+        return
+    for step in saved_steps(folder)[:-keep_last]:
+        if step and (keep_interval is None or step % keep_interval):
+            path = folder / f"step_{step}"
+            # Under another name first: one that is half removed is none.
+            gone = folder / f".{path.name}.{os.getpid()}.gone"
+            path.rename(gone)
+            shutil.rmtree(gone)
+
+
+def set_aside_after(folder: Path, step: int) -> list[Path]:
+    """Rename what was saved after `step`, from which another run of steps begins; returns the new names."""
+    renamed = []
+    for later in saved_steps(folder):
+        if later > step:
+            path = folder / f"replaced_step_{later}"
+            shutil.rmtree(path, ignore_errors=True)
+            renamed.append((folder / f"step_{later}").rename(path))
+    return renamed
+
+
+def set_aside_later(output_dir: Path, step: int | None) -> list[Path]:
+    """The same of checkpoints and weights of a run that goes back to `step`; nothing where that is the newest."""
+    if step is None or step == -1:
+        return []
+    return [path for name in ("weights", "checkpoints") for path in set_aside_after(output_dir / name, step)]
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a process that was killed was writing or removing there. Nobody else may be at it."""
+    for path in folder.glob(".step_*") if folder.is_dir() else []:
+        shutil.rmtree(path)
