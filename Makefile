@@ -63,7 +63,7 @@ test-rust: | .make/venv
 
 test-python: build
 	@echo "== pytest"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 

@@ -208,7 +208,7 @@ def taught(mode: str) -> dict[str, Any]:
                     "client_type": "renderer",
                 }
             },
-            "orchestrator.eval.env[0].client",
+            "orchestrator.eval.env[0]",
             "which is for engines: messages go to this server",
         ),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),

@@ -45,14 +45,14 @@ class Client(Section):
             )
         return self
 
-    def check_type(self, wanted: ClientType) -> None:
-        """Raises ValueError: the server is there for something else than its client_type."""
+    def check_type(self, name: str, wanted: ClientType) -> None:
+        """Raises ValueError: the server, which `name` names, is there for something else than its client_type."""
         if self.client_type in (None, wanted):
             return
         why = "which is for engines: messages go to this server, and text comes back"
         if wanted == "renderer":
             why = 'but the teacher of training_mode = "opd" is an engine that gives log-probabilities of token ids'
-        raise ValueError(f"client_type ({self.client_type}), {why}; use {wanted}, or leave it out")
+        raise ValueError(f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or leave it out")
 
 
 class Teacher(Section):

@@ -92,7 +92,7 @@ class EvaluationSource(Environment):
     @model_validator(mode="after")
     def _client_answers(self) -> Self:
         if self.client is not None:
-            self.client.check_type("openai_chat_completions")
+            self.client.check_type("client", "openai_chat_completions")
         return self
 
 

@@ -256,7 +256,8 @@ class Orchestration(Section):
                 f"training_mode ({self.training_mode}) learns from a teacher; give [orchestrator.teacher.client] with "
                 "base_url and model"
             )
-        self.teacher.client.check_type("renderer" if self.training_mode == "opd" else "openai_chat_completions")
+        wanted: ClientType = "renderer" if self.training_mode == "opd" else "openai_chat_completions"
+        self.teacher.client.check_type("teacher.client", wanted)
         if self.buffer.online_difficulty_filtering:
             raise ValueError(
                 "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, but training_mode "
