@@ -47,10 +47,16 @@ def config(student: Path, output: Path, mode: str, teacher: Engine, **orchestrat
     return file
 
 
-def run(file: Path) -> None:
-    command = [sys.executable, "-m", "primerl", "rl", "@", str(file)]
+def primerl(*arguments: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "primerl", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=480)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def run(file: Path) -> None:
+    primerl("rl", "@", str(file))
+    assert "every invariant holds" in primerl("trace", str(file.with_suffix("")), "--check")
 
 
 def rises_to_the_teachers(output: Path) -> None:
@@ -77,6 +83,7 @@ def test_on_policy_distillation(imitator: Path, expert: Path, teacher: Engine, t
     assert len(distance) == STEPS
     assert mean(distance[-3:]) < mean(distance[:3]) / 2
     is_what_the_teacher_says(expert, batches(output))
+    assert "token-exact" in primerl("verify", str(output))
 
 
 def is_what_the_teacher_says(expert: Path, batches: list[Batch]) -> None:
@@ -113,6 +120,7 @@ def test_a_teachers_answers(imitator: Path, teacher: Engine, tmp_path: Path) -> 
         for micro_batch in batch.micro_batches:
             assert not micro_batch.loss_mask.any()
             is_as_the_policy_would_write(tokenizer, micro_batch)
+    assert "trained what a teacher wrote" in primerl("verify", str(output), code=2)
 
 
 def is_as_the_policy_would_write(tokenizer: Any, micro_batch: MicroBatch) -> None:

@@ -133,6 +133,11 @@ def _read_spool(folder: Path, report: Report) -> list[Turn]:
     report.steps = len(steps)
     report.trained = trained_steps(folder)
     report.unchecked = len(set(range(1, report.trained + 1)) - steps)
+    if not turns and report.samples:
+        raise VerifyError(
+            f"{folder} trained what a teacher wrote, and nothing that its policy sampled: no engine gave it "
+            "log-probabilities that could be verified"
+        )
     if not turns:
         raise VerifyError(f"{folder / 'spool'} holds no trained sample; give the output_dir of a run")
     return turns

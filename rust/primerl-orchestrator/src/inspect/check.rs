@@ -7,6 +7,7 @@ use super::{InspectError, seconds};
 use crate::journal;
 use crate::spool::Spool;
 use crate::trainer::batch::encode;
+use primerl_core::config::TrainingMode;
 use primerl_core::counters::Counters;
 use primerl_core::pack::PackedBatch;
 use primerl_core::*;
@@ -173,7 +174,7 @@ fn ends_of(counters: Counters) -> Counters {
 fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
     let (step, bound) = (batch.step, config.max_off_policy_steps);
     let micro_batches = || batch.ranks.iter().flatten();
-    for oldest in micro_batches().flat_map(oldest_versions) {
+    for oldest in micro_batches().flat_map(oldest_versions).flatten() {
         if policy::staleness(step, PolicyVersion(oldest)) > bound {
             return Err(format!(
                 "a sample of version {oldest} is trained at step {step}, more than max_off_policy_steps = {bound} steps \
@@ -181,15 +182,25 @@ fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
             ));
         }
     }
-    let masked = micro_batches().flat_map(|micro_batch| micro_batch.columns().loss_mask);
-    let trained = masked.filter(|mask| *mask == 1).count() as u64;
+    let segments = micro_batches().flat_map(|micro_batch| {
+        let sequences = micro_batch.sequences().iter();
+        sequences.flat_map(|weighted| weighted.sample.segments())
+    });
+    let learnt = segments.filter(|segment| segment.is_learnt());
+    let trained: u64 = learnt.map(|segment| segment.len() as u64).sum();
     if trained != batch.loss_tokens {
         let told = batch.loss_tokens;
         return Err(format!(
             "the batch of step {step} has {trained} tokens to train, and says {told}"
         ));
     }
-    Ok(())
+    let is_scored = micro_batches().all(|own| own.is_empty() || own.is_scored());
+    match config.training_mode == TrainingMode::Opd && !is_scored {
+        true => Err(format!(
+            "the batch of step {step} has tokens that no teacher scored"
+        )),
+        false => Ok(()),
+    }
 }
 
 impl Observer for Checker {
@@ -351,6 +362,12 @@ mod tests {
             ..batch(1, 0)
         };
         assert!(check_tokens(&wrong, &config()).is_err());
+        let taught = Config {
+            training_mode: TrainingMode::Opd,
+            ..config()
+        };
+        let unscored = check_tokens(&batch(1, 0), &taught).expect_err("is not scored");
+        assert!(unscored.contains("no teacher scored"), "{unscored}");
     }
 
     #[test]

@@ -102,8 +102,9 @@ impl Summed {
         };
         for micro_batch in batch.ranks.iter().flatten() {
             summed.tokens += micro_batch.len() as u64;
-            for oldest in oldest_versions(micro_batch) {
-                summed.samples += 1;
+            let oldest = oldest_versions(micro_batch);
+            summed.samples += oldest.len();
+            for oldest in oldest.into_iter().flatten() {
                 let staleness = batch.step.trains().0.saturating_sub(oldest);
                 *summed.staleness.entry(staleness).or_default() += 1;
             }
@@ -112,8 +113,8 @@ impl Summed {
     }
 }
 
-/// Of each sequence: the oldest version among its trained tokens.
-pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> Vec<u64> {
+/// Of each sequence: the oldest version among its trained tokens; `None` where a teacher wrote them.
+pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> Vec<Option<u64>> {
     let columns = micro_batch.columns();
     let mut rest = &columns.versions[..];
     let mut oldest = Vec::with_capacity(columns.sequence_lengths.len());
@@ -121,7 +122,7 @@ pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> Vec<u64> {
         let (versions, after) = rest.split_at(length as usize);
         rest = after;
         let sampled = versions.iter().filter(|version| **version >= 0);
-        oldest.push(sampled.min().map_or(0, |version| *version as u64));
+        oldest.push(sampled.min().map(|version| *version as u64));
     }
     oldest
 }
