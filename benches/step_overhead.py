@@ -30,14 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from sft_throughput import MODELS
 from train_helpers import OrchestratorDouble, Sequence, encode_batch
 
-PROMPT, SAMPLED, SAMPLES = 64, (64, 448), 32
+PROMPT, SAMPLED, SAMPLES = 64, (64, 448), 8
 """Tokens of a prompt and of an answer, samples a step."""
 WARM_UP = 3
 INSIDE = ("time/forward_backward", "time/optimizer")
 
 
 def body(step: int) -> bytes:
-    """Four micro-batches of a step."""
+    """Two micro-batches of a step."""
     generator = random.Random(step)
 
     def tokens(count: int) -> list[int]:
@@ -48,7 +48,7 @@ def body(step: int) -> bytes:
         sampled = tokens(generator.randint(*SAMPLED))
         logprobs = [generator.uniform(-7, -4) for _ in sampled]
         samples.append(Sequence(tokens(PROMPT), sampled, logprobs, step - 1, advantage=1.0 - 2 * (index % 2)))
-    return encode_batch(step, [samples[first::4] for first in range(4)])
+    return encode_batch(step, [samples[first::2] for first in range(2)])
 
 
 def serve(steps: int, connection: Connection) -> None:

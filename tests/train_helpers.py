@@ -120,6 +120,8 @@ class OrchestratorDouble:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Head and body are two packets, and the second would wait for the first one's acknowledgement.
+            disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
                 fields = msgpack.unpackb(self.rfile.read(int(self.headers["Content-Length"])))
