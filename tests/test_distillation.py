@@ -111,6 +111,7 @@ def test_a_teachers_answers(imitator: Path, teacher: Engine, tmp_path: Path) -> 
     loss = column(output, "loss/ce/mean")
     assert len(loss) == STEPS
     assert mean(loss[1:]) < loss[0]
+    assert column(output, "progress/num_samples")[-1] == 32 * STEPS
     # Rewards are the teacher's from the start.
     assert mean(column(output, "reward/all/mean")) > 0.9
     tokenizer = AutoTokenizer.from_pretrained(imitator)

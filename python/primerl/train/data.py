@@ -62,6 +62,11 @@ class MicroBatch:
         """Packed indices of the trained tokens, [N] int64."""
         return self.loss_mask.nonzero().squeeze(1)
 
+    def learnt(self) -> int:
+        """Tokens whose loss may count: those the policy sampled, and those a teacher wrote."""
+        taught = self.extra.get("ce_weights")
+        return int(self.loss_mask.sum() if taught is None else ((self.loss_mask == 1) | (taught > 0)).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -411,10 +411,11 @@ class Trainer:
         """Metrics of the step over all ranks; those of the orchestrator come with the batch."""
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
-        trained = sum(int(micro_batch.loss_mask.sum()) for micro_batch in batch.micro_batches)
-        own = [sum(lengths), len(staleness), sum(staleness), self.performance.shape.flops(lengths, trained)]
+        learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
+        own_flops = self.performance.shape.flops(lengths, learnt)
+        own = [sum(lengths), len(lengths), len(staleness), sum(staleness), own_flops]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
-        tokens, samples, stale, flops = self.ranks.sum(counts).tolist()
+        tokens, samples, sampled, stale, flops = self.ranks.sum(counts).tolist()
         self.tokens_seen += int(tokens)
         self.samples_seen += int(samples)
         metrics = {
@@ -426,7 +427,8 @@ class Trainer:
             "optim/grad_norm": update.grad_norm,
             "optim/lr": update.lr,
             "optim/zero_grad_ratio": update.zero_grad_ratio,
-            "staleness/all/mean": stale / max(samples, 1.0),
+            # What a teacher wrote is of no policy.
+            "staleness/all/mean": stale / max(sampled, 1.0),
             "progress/num_tokens": self.tokens_seen,
             "progress/num_samples": self.samples_seen,
         }
