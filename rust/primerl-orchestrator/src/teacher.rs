@@ -4,11 +4,10 @@
 //! `timeouts.no_engine_s` ends the run, with its last words: what was sampled stays in the journal, and is scored when the
 //! run goes on.
 
-use crate::clients::{EndpointError, Scorer};
+use crate::clients::{EndpointError, Outage, Pending, Scorer};
 use crate::driver::DriverHandle;
 use crate::failure::{Failures, RunError};
 use crate::telemetry::{Overdue, Waits};
-use parking_lot::Mutex;
 use primerl_core::Event;
 use primerl_core::effect::TeacherRequest;
 use primerl_core::sample::TokenLogprobs;
@@ -17,7 +16,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Samples that the teacher is given at a time. An engine batches them.
@@ -48,16 +46,7 @@ struct Inner {
     limit: Duration,
     slots: Semaphore,
     proved: OnceCell<()>,
-    /// Held for a few instructions.
-    outage: Mutex<Option<Outage>>,
-}
-
-/// Nothing but failures came since.
-#[derive(Clone, Copy)]
-struct Outage {
-    since: Instant,
-    /// Many requests fail together: one of them is told of.
-    told: Instant,
+    outage: Outage,
 }
 
 pub(crate) struct Parts {
@@ -99,7 +88,7 @@ impl Teacher {
             limit,
             slots: Semaphore::new(AT_A_TIME),
             proved: OnceCell::new(),
-            outage: Mutex::new(None),
+            outage: Outage::default(),
         }));
         let inner = Arc::clone(&teacher.0);
         teacher.spawn(async move { inner.prove().await });
@@ -145,6 +134,7 @@ impl Inner {
 
     async fn scores_of(&self, token_ids: Vec<u32>) -> Result<TokenLogprobs, String> {
         let mut backoff = FIRST_BACKOFF;
+        let pending = self.outage.begin();
         loop {
             let asked = {
                 let _slot = self.slots.acquire().await;
@@ -152,10 +142,10 @@ impl Inner {
             };
             match asked {
                 Ok(scores) => {
-                    *self.outage.lock() = None;
+                    pending.answered();
                     return Ok(TokenLogprobs(scores.into()));
                 }
-                Err(failed) => self.wait_after(failed, &mut backoff).await?,
+                Err(failed) => self.wait_after(&pending, failed, &mut backoff).await?,
             }
         }
     }
@@ -168,11 +158,13 @@ impl Inner {
     async fn compare(&self) {
         let name = self.scorer.describe();
         let mut backoff = FIRST_BACKOFF;
+        let pending = self.outage.begin();
         let theirs = loop {
             match self.scorer.tokenize(PROBE).await {
                 Ok(theirs) => break Ok(theirs),
                 Err(failed) => {
-                    if let Err(problem) = self.wait_after(failed, &mut backoff).await {
+                    let waited = self.wait_after(&pending, failed, &mut backoff).await;
+                    if let Err(problem) = waited {
                         break Err(problem);
                     }
                 }
@@ -198,36 +190,27 @@ impl Inner {
     /// Waits until a request that failed may be made again; the error says why that would not help.
     async fn wait_after(
         &self,
+        pending: &Pending<'_>,
         (error, wait): (EndpointError, Option<Duration>),
         backoff: &mut Duration,
     ) -> Result<(), String> {
         if !error.is_retryable() || matches!(error, EndpointError::Malformed(_)) {
-            *self.outage.lock() = None;
+            pending.answered();
             return Err(error.to_string());
         }
-        let name = self.scorer.describe();
-        let seconds = self.is_down(&error).as_secs_f64();
-        if seconds > self.limit.as_secs_f64() {
+        let (name, silence) = (self.scorer.describe(), pending.silence());
+        let seconds = silence.as_secs_f64();
+        if pending.is_news(LONGEST_BACKOFF) {
+            tracing::warn!(%error, down_s = seconds, "{name} does not answer");
+        }
+        if silence > self.limit {
             let problem = format!("it has not answered for {seconds:.0} s; last: {error}");
             self.failures.fail(RunError::Teacher { name, problem });
             return std::future::pending().await;
         }
-        tokio::time::sleep(wait.unwrap_or(*backoff).min(LONGEST_BACKOFF)).await;
+        let wait = wait.map_or(*backoff, |wait| wait.max(*backoff));
+        tokio::time::sleep(wait.min(LONGEST_BACKOFF)).await;
         *backoff = (*backoff * 2).min(LONGEST_BACKOFF);
         Ok(())
-    }
-
-    /// For how long by now; says so now and then.
-    fn is_down(&self, error: &EndpointError) -> Duration {
-        let now = Instant::now();
-        let mut outage = self.outage.lock();
-        let tells = outage.is_none_or(|outage| now - outage.told >= LONGEST_BACKOFF);
-        let since = outage.map_or(now, |outage| outage.since);
-        if tells {
-            *outage = Some(Outage { since, told: now });
-            let (name, down_s) = (self.scorer.describe(), (now - since).as_secs_f64());
-            tracing::warn!(%error, down_s, "{name} does not answer");
-        }
-        now - since
     }
 }

@@ -23,7 +23,8 @@ pub struct ChatAnswer {
 struct Body {
     model: Option<String>,
     choices: Vec<Choice>,
-    usage: Option<Usage>,
+    #[serde(default)]
+    usage: Value,
 }
 
 #[derive(Deserialize)]
@@ -35,14 +36,6 @@ struct Choice {
     stop_reason: Value,
 }
 
-#[derive(Deserialize)]
-struct Usage {
-    #[serde(default)]
-    prompt_tokens: u32,
-    #[serde(default)]
-    completion_tokens: u32,
-}
-
 impl ChatAnswer {
     /// `asked` is the model's name in the request. The error says what is wrong with the body.
     pub fn parse(bytes: &[u8], asked: &str) -> Result<ChatAnswer, String> {
@@ -52,20 +45,25 @@ impl ChatAnswer {
         let stop = choice.stop_reason.as_str().map(str::to_owned);
         let finish = match (choice.finish_reason.as_deref(), &stop) {
             (Some("stop"), Some(_)) => FinishReason::StopSequence,
-            (Some("stop" | "tool_calls" | "function_call" | "content_filter"), _) => {
-                FinishReason::Stop
-            }
-            (Some("length"), _) => FinishReason::Length,
+            (Some("stop" | "tool_calls" | "function_call"), _) => FinishReason::Stop,
+            // A filter cuts an answer off, too.
+            (Some("length" | "content_filter"), _) => FinishReason::Length,
             (other, _) => return Err(format!("finish_reason is {other:?}")),
         };
-        let usage = body.usage.as_ref();
+        // Counted by the server, in whatever way it likes: an answer is none the worse without it.
+        let counted = |name: &str| {
+            let count = body.usage[name].as_u64();
+            count
+                .and_then(|count| u32::try_from(count).ok())
+                .unwrap_or(0)
+        };
         Ok(ChatAnswer {
             model: body.model.unwrap_or_else(|| asked.to_owned()),
             message: own_words(choice.message),
             finish,
             stop,
-            prompt_tokens: usage.map_or(0, |usage| usage.prompt_tokens),
-            completion_tokens: usage.map_or(0, |usage| usage.completion_tokens),
+            prompt_tokens: counted("prompt_tokens"),
+            completion_tokens: counted("completion_tokens"),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! One server of OpenAI's chat completions: what it is asked, how often, for how long.
 
 use super::answer::ChatAnswer;
+use super::outage::Outage;
 use super::server::{EndpointError, Server};
 use crate::config::{ClientConfig, ConfigError};
 use bytes::Bytes;
@@ -53,6 +54,7 @@ pub(crate) fn with_messages(messages: &[u8], others: &[u8]) -> Bytes {
 pub struct Endpoint {
     server: Server,
     url: String,
+    outage: Outage,
 }
 
 impl Endpoint {
@@ -60,12 +62,25 @@ impl Endpoint {
     pub fn open(name: &str, config: &ClientConfig) -> Result<Endpoint, ConfigError> {
         let server = Server::open(name, config)?;
         let url = format!("{}/chat/completions", server.base_url());
-        Ok(Endpoint { server, url })
+        Ok(Endpoint {
+            server,
+            url,
+            outage: Outage::default(),
+        })
     }
 
     /// The config's table that names it.
     pub fn name(&self) -> &str {
         self.server.name()
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Over all rollouts that ask it.
+    pub fn outage(&self) -> &Outage {
+        &self.outage
     }
 
     /// The name of the model there.

@@ -9,12 +9,14 @@
 
 mod answer;
 mod endpoint;
+mod outage;
 mod scorer;
 mod server;
 
 pub use answer::ChatAnswer;
 pub(crate) use endpoint::with_messages;
 pub use endpoint::{ChatRequest, Endpoint};
+pub use outage::{Outage, Pending};
 pub use scorer::Scorer;
 pub use server::{EndpointError, parse_base_url};
 

@@ -8,6 +8,9 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::time::Duration;
 
+/// A model in fp32 gives no lower log-probability, nats; what is lower stands for something else.
+const LOWEST: f32 = -1000.0;
+
 #[derive(Debug)]
 pub struct Scorer {
     server: Server,
@@ -63,7 +66,9 @@ impl Scorer {
         });
         let answer = self.post("inference/v1/generate", &body).await?;
         let scored: Result<Scored, _> = serde_json::from_slice(&answer);
-        let read = scored.map_err(|error| error.to_string());
+        let read = scored.map_err(|error| {
+            format!("{error}; it has to be an engine with vLLM's /inference/v1/generate")
+        });
         read.and_then(|scored| of_tokens(scored, token_ids))
             .map_err(|problem| (self.server.malformed(&problem), None))
     }
@@ -76,22 +81,17 @@ impl Scorer {
         let body =
             json!({"model": self.server.model(), "prompt": text, "add_special_tokens": false});
         let answer = match self.post("tokenize", &body).await {
-            // Of a route that is not there; of a model that is not there, with the error's envelope.
-            Err((
-                EndpointError::Status {
-                    status: 404 | 405,
-                    message,
-                },
-                _,
-            )) if message.contains("Not Found") || message.contains("Not Allowed") => {
+            // A route that is not there, in whatever words; a model that is not there is vLLM's 404, too.
+            Err((EndpointError::Status { status, message }, _))
+                if matches!(status, 400 | 404 | 405 | 501)
+                    && !message.contains("does not exist") =>
+            {
                 return Ok(None);
             }
             answer => answer?,
         };
         let tokenized: Result<Tokenized, _> = serde_json::from_slice(&answer);
-        tokenized
-            .map(|tokenized| Some(tokenized.tokens))
-            .map_err(|error| (self.server.malformed(&error.to_string()), None))
+        Ok(tokenized.ok().map(|tokenized| tokenized.tokens))
     }
 
     async fn post(
@@ -125,11 +125,15 @@ fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
         let entry = entries.get(&id.to_string());
         let entry =
             entry.ok_or_else(|| format!("prompt_logprobs of token {at} are not of {id}"))?;
-        // Sums of rounded numbers may end above 0 by a hair.
-        Ok(match entry.logprob {
-            above if above > 0.0 && above < 1e-3 => 0.0,
-            logprob => logprob,
-        })
+        match entry.logprob {
+            // Sums of rounded numbers may end above 0 by a hair.
+            above if (0.0..1e-3).contains(&above) => Ok(0.0),
+            // vLLM writes -9999 for what cannot be.
+            logprob if (LOWEST..0.0).contains(&logprob) => Ok(logprob),
+            logprob => Err(format!(
+                "the log-probability of token {at} is {logprob}, which no model gives: not within {LOWEST} and 0"
+            )),
+        }
     };
     token_ids.iter().zip(given).enumerate().map(one).collect()
 }
@@ -160,5 +164,12 @@ mod tests {
         assert!(error(&given, &[5]).contains("2 prompt_logprobs for 1 tokens"));
         assert!(error(&json!([null, null]), &[5, 8]).contains("of token 1"));
         assert!(error(&json!(null), &[5]).contains("no prompt_logprobs"));
+        for absurd in [-9999.0, -3e38, 0.5] {
+            let given = json!([null, {"7": {"logprob": absurd}}]);
+            assert!(
+                error(&given, &[5, 7]).contains("which no model gives"),
+                "{absurd}"
+            );
+        }
     }
 }

@@ -3,13 +3,18 @@
 use crate::config::{ClientConfig, ConfigError, field};
 use crate::secret::Secret;
 use bytes::Bytes;
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::Response;
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use serde_json::Value;
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes shown of an error that is not in OpenAI's shape.
+/// Letters shown of what a server says.
 const SHOWN: usize = 500;
+/// Of an answer; the log-probabilities of a million tokens take as much.
+const LARGEST_ANSWER: usize = 256 << 20;
+/// Of a refusal; what is longer says nothing more.
+const LARGEST_REFUSAL: usize = 64 << 10;
 
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +38,12 @@ impl EndpointError {
             EndpointError::Transport(_) | EndpointError::Malformed(_) => true,
             EndpointError::Deadline { .. } => false,
         }
+    }
+
+    /// The server does not answer, or says that it cannot.
+    pub fn is_outage(&self) -> bool {
+        let is_malformed = matches!(self, EndpointError::Malformed(_));
+        matches!(self, EndpointError::Deadline { .. }) || (self.is_retryable() && !is_malformed)
     }
 
     /// The request or the key is at fault, not the moment.
@@ -172,12 +183,19 @@ impl Server {
         let answer = request.send().await.map_err(lost)?;
         let status = answer.status().as_u16();
         let wait = answer.headers().get(RETRY_AFTER).and_then(seconds);
-        let bytes = answer.bytes().await.map_err(lost)?;
         if status != 200 {
-            let message = self.refusal(status, &bytes);
+            let place = answer.headers().get(LOCATION).cloned();
+            let (bytes, _) = beginning(answer, LARGEST_REFUSAL).await.map_err(lost)?;
+            let message = self.refusal(status, &bytes, place.as_ref());
             return Err((EndpointError::Status { status, message }, wait));
         }
-        Ok(bytes)
+        match beginning(answer, LARGEST_ANSWER).await.map_err(lost)? {
+            (bytes, true) => Ok(bytes.into()),
+            (_, false) => {
+                let problem = format!("it is longer than {LARGEST_ANSWER} bytes");
+                Err((EndpointError::Malformed(problem), None))
+            }
+        }
     }
 
     /// A body that cannot be read.
@@ -185,28 +203,56 @@ impl Server {
         EndpointError::Malformed(self.cleaned(problem))
     }
 
-    fn refusal(&self, status: u16, body: &[u8]) -> String {
+    fn refusal(&self, status: u16, body: &[u8], place: Option<&HeaderValue>) -> String {
         let value: Value = serde_json::from_slice(body).unwrap_or_default();
         let error = &value["error"];
         let message = match error["message"].as_str().or(error.as_str()) {
-            Some(message) => message.to_owned(),
-            None => String::from_utf8_lossy(body).chars().take(SHOWN).collect(),
+            Some(message) => self.cleaned(message),
+            None => self.cleaned(&String::from_utf8_lossy(body)),
         };
-        let message = self.cleaned(&message);
         match (status, &self.key_variable) {
+            (300..=399, _) => {
+                let place = place.map(|place| String::from_utf8_lossy(place.as_bytes()));
+                let place = self.cleaned(&place.unwrap_or_default());
+                format!(
+                    "it answers from elsewhere ({place}), where the key would go too: give that as base_url"
+                )
+            }
             (401 | 403, Some(variable)) => format!("{message} (the key is that of {variable})"),
             (401 | 403, None) => format!("{message} (no key was sent: api_key_env is not set)"),
             _ => message,
         }
     }
 
-    /// Servers repeat what they were sent.
+    /// Servers repeat what they were sent, at any length, and a terminal obeys control characters. The key is taken out
+    /// before the text is cut, which could leave a part of it.
     fn cleaned(&self, text: &str) -> String {
-        match &self.key {
+        let text = match &self.key {
             Some(key) => text.replace(key.reveal(), "***"),
             None => text.to_owned(),
+        };
+        let shown = text.chars().take(SHOWN);
+        let mut shown: String = shown
+            .map(|letter| if letter.is_control() { ' ' } else { letter })
+            .collect();
+        if text.chars().nth(SHOWN).is_some() {
+            shown.push_str(" [...]");
+        }
+        shown
+    }
+}
+
+/// Up to that many bytes of a body, and whether they are all.
+async fn beginning(mut answer: Response, most: usize) -> reqwest::Result<(Vec<u8>, bool)> {
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        let room = most - body.len();
+        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+        if chunk.len() > room {
+            return Ok((body, false));
         }
     }
+    Ok((body, true))
 }
 
 fn headers(key: Option<&Secret>) -> Result<HeaderMap, String> {

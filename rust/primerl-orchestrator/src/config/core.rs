@@ -68,12 +68,7 @@ impl Config {
                 long_poll: seconds(self.timeouts.long_poll_s),
                 evaluation: seconds(self.timeouts.evaluation_s),
                 weights: seconds(self.timeouts.weights_s),
-                teacher: self
-                    .teacher
-                    .as_ref()
-                    .map_or(Duration::from_secs(600), |teacher| {
-                        seconds(teacher.client.timeout_s)
-                    }),
+                teacher: seconds(self.teacher_patience_s()),
             },
             flops,
         }

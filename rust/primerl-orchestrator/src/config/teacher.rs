@@ -46,6 +46,16 @@ impl Config {
         (self.training_mode == TrainingModeType::Sft).then_some(&teacher.client)
     }
 
+    /// Longest time that a group waits for its scores. A request that hangs is given up, and counts as an outage, before
+    /// that: an outage ends the run, and loses nothing.
+    pub(super) fn teacher_patience_s(&self) -> f64 {
+        let answer = self
+            .teacher
+            .as_ref()
+            .map_or(300.0, |teacher| teacher.client.timeout_s);
+        2.0 * answer + self.timeouts.no_engine_s
+    }
+
     pub(super) fn validate_teacher(&self) -> Result<(), ConfigError> {
         let (mode, wanted) = match (self.training_mode, &self.teacher) {
             (TrainingModeType::Rl, None) => return Ok(()),

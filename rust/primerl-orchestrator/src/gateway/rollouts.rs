@@ -193,7 +193,8 @@ impl Rollout {
     pub(super) fn rules(&self) -> Rules<'_> {
         Rules {
             sampling: &self.sampling,
-            evaluation: self.evaluation,
+            // A teacher's sampling is its own.
+            evaluation: self.evaluation || self.is_taught(),
         }
     }
 

@@ -124,6 +124,29 @@ async fn the_key_is_sent_and_never_shown() {
     assert_eq!(sent.to_str().expect("is text"), format!("Bearer {key}"));
 }
 
+#[tokio::test]
+async fn what_is_cut_off_is_no_part_of_the_key_and_no_control_character() {
+    let key = std::env::var("PATH").expect("is set");
+    // No error in OpenAI's shape: the text is shown as it is.
+    let text = json!(format!("{}{key}{}", "x".repeat(490), "y".repeat(600)));
+    let (url, _) = server(vec![(400, text)]).await;
+    let with_key = ClientConfig {
+        api_key_env: Some("PATH".into()),
+        ..config(&url)
+    };
+    let endpoint = Endpoint::open("client", &with_key).expect("opens");
+    let error = endpoint.ask(&request(), soon()).await;
+    let text = error.expect_err("is refused").to_string();
+    let part: String = key.chars().take(4).collect();
+    assert!(text.contains("***") && !text.contains(&part), "{text}");
+    assert!(text.ends_with("[...]") && text.len() < 600, "{text}");
+    let (url, _) = server(vec![(400, json!({"error": {"message": "a\u{1b}[2Jb\nc"}}))]).await;
+    let endpoint = Endpoint::open("client", &config(&url)).expect("opens");
+    let error = endpoint.ask(&request(), soon()).await;
+    let text = error.expect_err("is refused").to_string();
+    assert!(text.ends_with("a [2Jb c"), "{text}");
+}
+
 #[test]
 fn a_key_that_is_not_set_is_refused_by_the_variables_name() {
     let without = ClientConfig {

@@ -5,6 +5,7 @@ use super::messages::chat_messages;
 use super::taught;
 use crate::app::App;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
+use crate::failure::RunError;
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
 use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
@@ -12,12 +13,17 @@ use crate::gateway::rollouts::Rollout;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
 use crate::http::ApiError;
+use crate::telemetry::Overdue;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
 use primerl_render::Message;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// A rollout that waits for longer is named in the log.
+const PATIENCE: Duration = Duration::from_secs(25);
 
 /// A prompt without ids: nobody here knows them.
 pub fn prompt(
@@ -121,9 +127,7 @@ pub async fn choice(
         stop: &sampling.stop,
         others,
     };
-    let asked = endpoint.ask(&request, rollout.deadline);
-    let answer = turn::awaited(rollout, task, asked).await?;
-    let answer = answer.map_err(|error| failed(app, rollout, endpoint, &error))?;
+    let answer = ask(app, rollout, endpoint, task, &request).await?;
     let mut turn = take_in(
         &task.request,
         &task.prompt,
@@ -132,8 +136,10 @@ pub async fn choice(
     )?;
     let choice = of_turn(&turn)?;
     if rollout.is_taught() {
+        let renderer = &app.gateway.renderer;
         let taught = taught::write(
-            &app.gateway.renderer,
+            renderer,
+            &task.request,
             &task.prompt,
             &choice.message,
             &mut turn,
@@ -142,6 +148,47 @@ pub async fn choice(
     }
     turn::keep(app, rollout, task, turn, None).await?;
     Ok(choice)
+}
+
+/// An evaluation's rollout fails with the server. Without its teacher no training rollout would come to an end: it is asked
+/// until the rollout's time is up, and one that answers nobody ends the run.
+async fn ask(
+    app: &App,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    task: &Task,
+    request: &ChatRequest<'_>,
+) -> Result<ChatAnswer, ApiError> {
+    let who = format!("rollout {}", rollout.id);
+    let waiting_for = format!("an answer of {} ({})", endpoint.name(), endpoint.url());
+    let waits = &app.telemetry.waits;
+    let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
+    let limit = Duration::from_secs_f64(app.config.timeouts.no_engine_s);
+    let pending = endpoint.outage().begin();
+    loop {
+        let asked = endpoint.ask(request, rollout.deadline);
+        let error = match turn::awaited(rollout, task, asked).await? {
+            Ok(answer) => {
+                pending.answered();
+                return Ok(answer);
+            }
+            Err(error) => error,
+        };
+        if !rollout.is_taught() || !error.is_outage() {
+            pending.answered();
+            return Err(failed(app, rollout, endpoint, &error));
+        }
+        let silence = pending.silence();
+        if silence > limit {
+            let name = format!("the teacher ({} at {})", endpoint.model(), endpoint.url());
+            let seconds = silence.as_secs_f64();
+            let problem = format!("it has not answered for {seconds:.0} s; last: {error}");
+            app.failures.fail(RunError::Teacher { name, problem });
+        }
+        if matches!(error, EndpointError::Deadline { .. }) {
+            return Err(failed(app, rollout, endpoint, &error));
+        }
+    }
 }
 
 fn failed(app: &App, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointError) -> ApiError {
@@ -154,9 +201,9 @@ fn failed(app: &App, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointErr
 }
 
 fn unwritable(app: &App, rollout: &Rollout, problem: &str) -> ApiError {
-    let message = format!("the model's template cannot write the teacher's answer: {problem}");
+    let message = format!("the teacher's answer cannot be learnt: {problem}");
     turn_failed(app, rollout, &message);
-    ApiError::invalid(message).code("answer_not_renderable")
+    ApiError::unavailable("answer_not_learnable", message)
 }
 
 fn turn_failed(app: &App, rollout: &Rollout, message: &str) {
