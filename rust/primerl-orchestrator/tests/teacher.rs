@@ -7,7 +7,7 @@ mod common;
 use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
 use common::{Orchestrator, Place, chat, trainer, user};
-use primerl_engine::mock::MockConfig;
+use primerl_engine::mock::{MockConfig, ScriptedAnswer};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::json;
@@ -20,6 +20,20 @@ fn letters() -> MockConfig {
         first_token: 97 - 33,
         last_token: 123 - 33,
         ..MockConfig::default()
+    }
+}
+
+/// Always says the same: a teacher that says nothing is not learnt from.
+fn talkative(place: &Place) -> MockConfig {
+    let renderer = primerl_render::Renderer::load(&place.path("model")).unwrap();
+    let encode = |text| renderer.tokenizer().encode(text).unwrap();
+    let says = ScriptedAnswer {
+        after: encode("<|im_start|>assistant\n"),
+        answer: encode("abc<|im_end|>"),
+    };
+    MockConfig {
+        script: vec![says],
+        ..letters()
     }
 }
 
@@ -67,42 +81,33 @@ async fn a_teacher_scores_every_token_that_is_trained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_teachers_answers_are_learnt_as_the_model_writes_them() {
     let place = Place::new();
-    let teacher = Engine::start_rendering(letters(), &place.path("model")).await;
+    let teacher = Engine::start_rendering(talkative(&place), &place.path("model")).await;
     let batches = run(&place, "sft", &teacher, 2).await;
     let renderer = primerl_render::Renderer::load(&place.path("model")).unwrap();
-    let mut ends = 0;
+    let text = |ids: &[u32]| renderer.tokenizer().decode(ids, false).unwrap();
     for batch in &batches {
         let mut taught = 0;
         for sequence in batch.sequences() {
             let ids: Vec<u32> = sequence.ids.iter().map(|id| *id as u32).collect();
-            let text = renderer.tokenizer().decode(&ids, false).unwrap();
             // Two turns of one conversation, which goes on.
-            assert_eq!(text.matches("<|im_start|>assistant\n").count(), 2, "{text}");
+            let begun = text(&ids).matches("<|im_start|>assistant\n").count();
+            assert_eq!(begun, 2, "{}", text(&ids));
             let weights = &sequence.extra["ce_weights"];
             let answer = |(id, weight): (&u32, &f32)| (*weight == 1.0).then_some(*id);
             let learnt: Vec<u32> = ids.iter().zip(weights).filter_map(answer).collect();
-            let learnt = renderer.tokenizer().decode(&learnt, false).unwrap();
-            let letters = learnt.replace("<|im_end|>", "");
-            assert!(
-                letters.bytes().all(|byte| byte.is_ascii_lowercase()),
-                "{learnt}"
-            );
-            ends += learnt.matches("<|im_end|>").count();
-            taught += weights.iter().filter(|weight| **weight == 1.0).count() as u64;
+            assert_eq!(text(&learnt), "abc<|im_end|>abc<|im_end|>");
+            taught += learnt.len() as u64;
             assert!(sequence.mask.iter().all(|mask| *mask == 0));
             assert!(sequence.versions.iter().all(|version| *version == -1));
         }
         assert_eq!(taught, batch.loss_tokens);
     }
-    // The others were cut by their length, and have no end to be learnt.
-    let answers = batches.iter().flat_map(Batch::sequences).count() * 2;
-    assert!(ends < answers, "{ends} of {answers}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_taught_request_that_is_made_again_is_answered_again() {
+async fn what_a_teacher_cannot_do_is_refused_in_a_rollout_that_it_answers() {
     let place = Place::new();
-    let teacher = Engine::start_rendering(letters(), &place.path("model")).await;
+    let teacher = Engine::start_rendering(talkative(&place), &place.path("model")).await;
     let orchestrator = Orchestrator::start(config(&place, "sft", &teacher.url)).await;
     let _engine = joined(&orchestrator).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
