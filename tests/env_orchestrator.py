@@ -77,6 +77,10 @@ class Orchestrator:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
     chats: list[Chat] = field(default_factory=list)
+    together: int = 0
+    """Chats are answered when so many are open, or when no other rollout is offered."""
+    most_open: int = 0
+    """Chats that were open at a time."""
     hung_up: list[int] = field(default_factory=list)
     """Rollouts whose chat request was dropped by the worker before it was answered."""
     finished: bool = False
@@ -91,6 +95,8 @@ class Orchestrator:
         self._port = 0
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
+        self._open = 0
+        self._come = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -237,10 +243,22 @@ class Orchestrator:
         with self._changed:
             self.chats.append(chat)
             self._changed.notify_all()
+        self._open += 1
+        self.most_open = max(self.most_open, self._open)
         try:
+            await self._others()
             return await self.reply(chat)
         except asyncio.CancelledError:
             with self._changed:
                 self.hung_up.append(rollout)
                 self._changed.notify_all()
             raise
+        finally:
+            self._open -= 1
+
+    async def _others(self) -> None:
+        if self._open >= self.together or not self._waiting:
+            self._come.set()
+            self._come = asyncio.Event()
+        else:
+            await self._come.wait()
