@@ -13,7 +13,7 @@ use primerl_core::effect::TeacherRequest;
 use primerl_core::sample::TokenLogprobs;
 use primerl_render::Renderer;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -33,22 +33,14 @@ const PROBE: &str = "The quick brown fox jumps over the lazy dog, and then there
 pub(crate) struct Teacher(Arc<Inner>);
 
 struct Inner {
-    scorer: Scorer,
-    renderer: Arc<Renderer>,
-    driver: DriverHandle,
-    failures: Failures,
-    waits: Waits,
-    stop: CancellationToken,
+    parts: Parts,
     runtime: Handle,
-    /// Longest time of one group.
-    timeout: Duration,
-    /// The run ends when nothing was answered for so long.
-    limit: Duration,
     slots: Semaphore,
     proved: OnceCell<()>,
     outage: Outage,
 }
 
+/// What it is made of.
 pub(crate) struct Parts {
     pub scorer: Scorer,
     pub renderer: Arc<Renderer>,
@@ -56,7 +48,9 @@ pub(crate) struct Parts {
     pub failures: Failures,
     pub waits: Waits,
     pub stop: CancellationToken,
+    /// Longest time of one group.
     pub timeout: Duration,
+    /// The run ends when nothing was answered for so long.
     pub limit: Duration,
 }
 
@@ -66,26 +60,9 @@ impl Teacher {
     /// # Panics
     /// Outside of a runtime.
     pub fn start(parts: Parts) -> Teacher {
-        let Parts {
-            scorer,
-            renderer,
-            driver,
-            failures,
-            waits,
-            stop,
-            timeout,
-            limit,
-        } = parts;
         let teacher = Teacher(Arc::new(Inner {
-            scorer,
-            renderer,
-            driver,
-            failures,
-            waits,
-            stop,
+            parts,
             runtime: Handle::current(),
-            timeout,
-            limit,
             slots: Semaphore::new(AT_A_TIME),
             proved: OnceCell::new(),
             outage: Outage::default(),
@@ -100,16 +77,19 @@ impl Teacher {
         let inner = Arc::clone(&self.0);
         self.spawn(async move {
             let group = request.group;
-            let scored = tokio::time::timeout(inner.timeout, inner.group(&request)).await;
+            let scored = tokio::time::timeout(inner.parts.timeout, inner.group(&request)).await;
             // Past that time the core has given the group up.
             if let Ok(result) = scored {
-                inner.driver.send(Event::TeacherScored { group, result });
+                inner
+                    .parts
+                    .driver
+                    .send(Event::TeacherScored { group, result });
             }
         });
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.0.stop.clone();
+        let stop = self.0.parts.stop.clone();
         self.0.runtime.spawn(async move {
             tokio::select! {
                 () = task => {}
@@ -122,8 +102,9 @@ impl Teacher {
 impl Inner {
     async fn group(&self, request: &TeacherRequest) -> Result<Vec<TokenLogprobs>, String> {
         let who = format!("group {}", request.group);
-        let waiting_for = format!("the log-probabilities of {}", self.scorer.describe());
+        let waiting_for = format!("the log-probabilities of {}", self.parts.scorer.describe());
         let _waiting = self
+            .parts
             .waits
             .begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
         self.prove().await;
@@ -134,15 +115,15 @@ impl Inner {
 
     async fn scores_of(&self, token_ids: Vec<u32>) -> Result<TokenLogprobs, String> {
         let mut backoff = FIRST_BACKOFF;
-        let pending = self.outage.begin();
+        let pending = self.outage.begin(Instant::now());
         loop {
             let asked = {
                 let _slot = self.slots.acquire().await;
-                self.scorer.score(&token_ids).await
+                self.parts.scorer.score(&token_ids).await
             };
             match asked {
                 Ok(scores) => {
-                    pending.answered();
+                    pending.answered(Instant::now());
                     return Ok(TokenLogprobs(scores.into()));
                 }
                 Err(failed) => self.wait_after(&pending, failed, &mut backoff).await?,
@@ -156,11 +137,11 @@ impl Inner {
     }
 
     async fn compare(&self) {
-        let name = self.scorer.describe();
+        let name = self.parts.scorer.describe();
         let mut backoff = FIRST_BACKOFF;
-        let pending = self.outage.begin();
+        let pending = self.outage.begin(Instant::now());
         let theirs = loop {
-            match self.scorer.tokenize(PROBE).await {
+            match self.parts.scorer.tokenize(PROBE).await {
                 Ok(theirs) => break Ok(theirs),
                 Err(failed) => {
                     let waited = self.wait_after(&pending, failed, &mut backoff).await;
@@ -170,7 +151,7 @@ impl Inner {
                 }
             }
         };
-        let problem = match (theirs, self.renderer.tokenizer().encode(PROBE)) {
+        let problem = match (theirs, self.parts.renderer.tokenizer().encode(PROBE)) {
             (Ok(Some(theirs)), Ok(ours)) if theirs == ours => return,
             (Ok(None), _) => {
                 tracing::warn!("{name} does not say how it tokenizes: nobody knows whether it has the model's vocabulary");
@@ -182,7 +163,9 @@ impl Inner {
             (Ok(Some(_)), Err(error)) => error.to_string(),
             (Err(problem), _) => problem,
         };
-        self.failures.fail(RunError::Teacher { name, problem });
+        self.parts
+            .failures
+            .fail(RunError::Teacher { name, problem });
         // Nothing is scored by it.
         std::future::pending().await
     }
@@ -194,18 +177,18 @@ impl Inner {
         (error, wait): (EndpointError, Option<Duration>),
         backoff: &mut Duration,
     ) -> Result<(), String> {
-        if !error.is_retryable() || matches!(error, EndpointError::Malformed(_)) {
-            pending.answered();
+        let now = Instant::now();
+        if !error.is_outage() {
+            pending.answered(now);
             return Err(error.to_string());
         }
-        let (name, silence) = (self.scorer.describe(), pending.silence());
-        let seconds = silence.as_secs_f64();
-        if pending.is_news(LONGEST_BACKOFF) {
-            tracing::warn!(%error, down_s = seconds, "{name} does not answer");
+        let name = self.parts.scorer.describe();
+        if pending.is_news(now, LONGEST_BACKOFF) {
+            let down_s = pending.silence(now).as_secs_f64();
+            tracing::warn!(%error, down_s, "{name} does not answer");
         }
-        if silence > self.limit {
-            let problem = format!("it has not answered for {seconds:.0} s; last: {error}");
-            self.failures.fail(RunError::Teacher { name, problem });
+        if let Some(end) = pending.given_up(now, self.parts.limit, name, &error) {
+            self.parts.failures.fail(end);
             return std::future::pending().await;
         }
         let wait = wait.map_or(*backoff, |wait| wait.max(*backoff));

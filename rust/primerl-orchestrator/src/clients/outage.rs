@@ -1,5 +1,7 @@
-//! Whether a server that is asked answers at all.
+//! Whether a server that is asked answers at all. Time is passed in.
 
+use super::server::EndpointError;
+use crate::failure::RunError;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -22,36 +24,54 @@ struct State {
 pub struct Pending<'a>(&'a Outage);
 
 impl Outage {
-    pub fn begin(&self) -> Pending<'_> {
+    pub fn begin(&self, now: Instant) -> Pending<'_> {
         let mut state = self.0.lock();
         state.pending += 1;
-        state.since.get_or_insert_with(Instant::now);
+        state.since.get_or_insert(now);
         Pending(self)
     }
 }
 
 impl Pending<'_> {
     /// The server said something that can be used, or that no is its answer.
-    pub fn answered(&self) {
+    pub fn answered(&self, now: Instant) {
         let mut state = self.0.0.lock();
-        state.since = Some(Instant::now());
+        state.since = Some(now);
         state.told = None;
     }
 
     /// For how long it has not answered anybody who waits.
-    pub fn silence(&self) -> Duration {
-        let state = self.0.0.lock();
-        state.since.map_or(Duration::ZERO, |since| since.elapsed())
+    pub fn silence(&self, now: Instant) -> Duration {
+        let since = self.0.0.lock().since;
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// Whether it should be told of: not again within `repeat`.
-    pub fn is_news(&self, repeat: Duration) -> bool {
+    pub fn is_news(&self, now: Instant, repeat: Duration) -> bool {
         let mut state = self.0.0.lock();
-        let is_news = state.told.is_none_or(|told| told.elapsed() >= repeat);
+        let is_news = state
+            .told
+            .is_none_or(|told| now.saturating_duration_since(told) >= repeat);
         if is_news {
-            state.told = Some(Instant::now());
+            state.told = Some(now);
         }
         is_news
+    }
+
+    /// What ends the run, of a teacher that has answered nobody for longer than `limit`; `last` is what it failed with.
+    pub fn given_up(
+        &self,
+        now: Instant,
+        limit: Duration,
+        teacher: String,
+        last: &EndpointError,
+    ) -> Option<RunError> {
+        let silence = self.silence(now);
+        let seconds = silence.as_secs_f64();
+        (silence > limit).then(|| RunError::Teacher {
+            name: teacher,
+            problem: format!("it has not answered for {seconds:.0} s; last: {last}"),
+        })
     }
 }
 
@@ -71,17 +91,26 @@ mod tests {
 
     #[test]
     fn silence_is_of_those_who_wait_and_ends_with_an_answer() {
-        let outage = Outage::default();
-        let first = outage.begin();
-        std::thread::sleep(Duration::from_millis(30));
-        let second = outage.begin();
-        assert!(second.silence() >= Duration::from_millis(30));
-        assert!(first.is_news(Duration::from_secs(60)) && !second.is_news(Duration::from_secs(60)));
-        second.answered();
-        assert!(first.silence() < Duration::from_millis(30));
+        let (outage, began) = (Outage::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let minute = Duration::from_secs(60);
+        let first = outage.begin(began);
+        let second = outage.begin(at(30));
+        assert_eq!(second.silence(at(40)), Duration::from_secs(40));
+        assert!(first.is_news(at(40), minute) && !second.is_news(at(99), minute));
+        assert!(first.is_news(at(100), minute));
+        let error = EndpointError::Transport("refused".into());
+        let given_up = |now| second.given_up(now, minute, "the teacher".into(), &error);
+        assert!(given_up(at(60)).is_none());
+        let said = given_up(at(61)).expect("is too long").to_string();
+        assert!(
+            said.contains("the teacher: it has not answered for 61 s; last: no answer: refused")
+        );
+        second.answered(at(70));
+        assert_eq!(first.silence(at(75)), Duration::from_secs(5));
         drop((first, second));
-        std::thread::sleep(Duration::from_millis(30));
         // Nobody waited meanwhile.
-        assert!(outage.begin().silence() < Duration::from_millis(30));
+        let third = outage.begin(at(500));
+        assert_eq!(third.silence(at(501)), Duration::from_secs(1));
     }
 }

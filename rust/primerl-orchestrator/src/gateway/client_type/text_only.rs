@@ -5,7 +5,6 @@ use super::messages::chat_messages;
 use super::taught;
 use crate::app::App;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
-use crate::failure::RunError;
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
 use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
@@ -20,7 +19,7 @@ use primerl_core::{Event, Turn};
 use primerl_render::Message;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A rollout that waits for longer is named in the log.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -164,26 +163,24 @@ async fn ask(
     let waits = &app.telemetry.waits;
     let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
     let limit = Duration::from_secs_f64(app.config.timeouts.no_engine_s);
-    let pending = endpoint.outage().begin();
+    let pending = endpoint.outage().begin(Instant::now());
     loop {
         let asked = endpoint.ask(request, rollout.deadline);
         let error = match turn::awaited(rollout, task, asked).await? {
             Ok(answer) => {
-                pending.answered();
+                pending.answered(Instant::now());
                 return Ok(answer);
             }
             Err(error) => error,
         };
+        let now = Instant::now();
         if !rollout.is_taught() || !error.is_outage() {
-            pending.answered();
+            pending.answered(now);
             return Err(failed(app, rollout, endpoint, &error));
         }
-        let silence = pending.silence();
-        if silence > limit {
-            let name = format!("the teacher ({} at {})", endpoint.model(), endpoint.url());
-            let seconds = silence.as_secs_f64();
-            let problem = format!("it has not answered for {seconds:.0} s; last: {error}");
-            app.failures.fail(RunError::Teacher { name, problem });
+        let teacher = format!("the teacher ({} at {})", endpoint.model(), endpoint.url());
+        if let Some(end) = pending.given_up(now, limit, teacher, &error) {
+            app.failures.fail(end);
         }
         if matches!(error, EndpointError::Deadline { .. }) {
             return Err(failed(app, rollout, endpoint, &error));
