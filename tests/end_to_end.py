@@ -29,15 +29,21 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     return result
 
 
+def primerl(*arguments: str, code: int = 0) -> str:
+    """What a command prints that ends with that exit code; of one that fails, its complaint too."""
+    command = [sys.executable, "-m", "primerl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr if code else done.stdout
+
+
 def fine_tune(folder: Path, *demonstrations: str) -> Path:
     """The supervised model the short recipe starts from. `demonstrations`: options of make_data.py."""
     data = folder / "data.jsonl"
     make = [sys.executable, str(EXAMPLE / "make_data.py"), "--output", str(data), "--rows", "9600", *TASK]
     subprocess.run([*make, *demonstrations], check=True, capture_output=True, timeout=60)
     arguments = ["--output-dir", str(folder / "sft"), "--max-steps", "300", "--data.path", str(data)]
-    command = [sys.executable, "-m", "primerl", "sft", "@", str(EXAMPLE / "sft.toml"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
-    assert done.returncode == 0, done.stdout + done.stderr
+    primerl("sft", "@", str(EXAMPLE / "sft.toml"), *arguments)
     return folder / "sft" / "weights" / "step_300"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from end_to_end import EXAMPLE, Started, column, mean, read_lines, until
+from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, until
 from engine_helpers import Engine, running, torch_command
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -45,13 +45,6 @@ def config(student: Path, output: Path, mode: str, teacher: Engine, **orchestrat
     file = output.with_suffix(".toml")
     file.write_text(tomli_w.dumps(values))
     return file
-
-
-def primerl(*arguments: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "primerl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def run(file: Path) -> None:

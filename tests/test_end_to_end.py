@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end import REPOSITORY, Started, arguments_of, column, launch, mean, read_lines, until
+from end_to_end import REPOSITORY, Started, arguments_of, column, launch, mean, primerl, read_lines, until
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -55,13 +55,6 @@ def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
         yield run
     finally:
         run.kill()
-
-
-def primerl(*arguments: str) -> str:
-    command = [sys.executable, "-m", "primerl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=480)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_reward_rises(trained: Path) -> None:

@@ -128,6 +128,39 @@ impl Group {
         })
     }
 
+    /// Whether each token of [`Group::samples`] has one value, and a good one. `who` gave them, `what` they are: for the
+    /// error.
+    pub fn check_values<'a>(
+        &self,
+        values: impl ExactSizeIterator<Item = &'a [f32]>,
+        who: &str,
+        what: &str,
+        is_good: impl Fn(f32) -> bool,
+    ) -> Result<(), String> {
+        let samples = self.samples().count();
+        if values.len() != samples {
+            let answered = values.len();
+            return Err(format!(
+                "the group has {samples} samples, {who} answered for {answered}"
+            ));
+        }
+        for (number, ((_, sample), values)) in self.samples().zip(values).enumerate() {
+            if values.len() != sample.len() {
+                let (tokens, given) = (sample.len(), values.len());
+                return Err(format!(
+                    "sample {number} has {tokens} tokens, {who} gave {given} values"
+                ));
+            }
+            if let Some(at) = values.iter().position(|value| !is_good(*value)) {
+                let value = values[at];
+                return Err(format!(
+                    "{what} of token {at} of sample {number} is {value}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// [`Group::samples`], which are then the caller's.
     pub fn take_samples(&mut self) -> Vec<(usize, Sample)> {
         let (mut next, mut taken) = (0, Vec::new());

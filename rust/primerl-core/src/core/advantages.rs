@@ -129,27 +129,8 @@ fn request(group: &Group, path: String, timeout: Duration) -> AdvantagesRequest 
 
 /// One finite value a token of each sample.
 fn check(group: &Group, values: &[Vec<f32>]) -> Result<(), String> {
-    let samples = group.samples().count();
-    if values.len() != samples {
-        return Err(format!(
-            "the group has {samples} samples, the function answered for {}",
-            values.len()
-        ));
-    }
-    for (number, ((_, sample), values)) in group.samples().zip(values).enumerate() {
-        if values.len() != sample.len() {
-            return Err(format!(
-                "sample {number} has {} tokens, the function gave {} values",
-                sample.len(),
-                values.len()
-            ));
-        }
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(format!(
-                "the value of token {at} of sample {number} is {}",
-                values[at]
-            ));
-        }
-    }
-    Ok(())
+    let values = values.iter().map(Vec::as_slice);
+    group.check_values(values, "the function", "the value", |value| {
+        value.is_finite()
+    })
 }

@@ -111,28 +111,7 @@ fn request(group: &Group) -> TeacherRequest {
 
 /// One log-probability a token of each sample.
 fn check(group: &Group, values: &[TokenLogprobs]) -> Result<(), String> {
-    let samples = group.samples().count();
-    if values.len() != samples {
-        return Err(format!(
-            "the group has {samples} samples, it answered for {}",
-            values.len()
-        ));
-    }
-    for (number, ((_, sample), TokenLogprobs(values))) in group.samples().zip(values).enumerate() {
-        if values.len() != sample.len() {
-            return Err(format!(
-                "sample {number} has {} tokens, it gave {} values",
-                sample.len(),
-                values.len()
-            ));
-        }
-        let is_one = |value: &f32| value.is_finite() && *value <= 0.0;
-        if let Some(at) = values.iter().position(|value| !is_one(value)) {
-            return Err(format!(
-                "its log-probability of token {at} of sample {number} is {}",
-                values[at]
-            ));
-        }
-    }
-    Ok(())
+    let values = values.iter().map(|TokenLogprobs(values)| &values[..]);
+    let is_one = |value: f32| value.is_finite() && value <= 0.0;
+    group.check_values(values, "it", "its log-probability", is_one)
 }

@@ -9,8 +9,11 @@ use crate::event::{Outcome, Trace};
 use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
-use crate::turn::{AnswerKey, FinishReason, ForkReason, Truncation, Turn, VersionRun};
+use crate::turn::{
+    AnswerKey, FinishReason, ForkReason, TextAnswer, Truncation, Turn, VersionRun, VersionRuns,
+};
 use smallvec::smallvec;
+use std::sync::Arc;
 
 /// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
 pub fn config() -> Config {
@@ -102,6 +105,22 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         text: None,
         request: 0,
         choice: 0,
+    }
+}
+
+/// A turn that a teacher answered: text, and how the policy's model writes it.
+pub fn taught_turn(prompt_suffix: &[u32], sampled: &[u32]) -> Turn {
+    Turn {
+        logprobs: Arc::default(),
+        versions: VersionRuns::default(),
+        text: Some(Arc::new(TextAnswer {
+            model: "teacher".into(),
+            message: "{}".into(),
+            stop: None,
+            prompt_tokens: 7,
+            completion_tokens: 9,
+        })),
+        ..turn(None, prompt_suffix, sampled, 0)
     }
 }
 

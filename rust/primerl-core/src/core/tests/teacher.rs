@@ -4,7 +4,7 @@ use super::*;
 use crate::config::TrainingMode;
 use crate::effect::TeacherRequest;
 use crate::sample::TokenLogprobs;
-use crate::turn::TextAnswer;
+use crate::testing::taught_turn;
 
 fn mode(training_mode: TrainingMode) -> Config {
     Config {
@@ -155,20 +155,10 @@ fn what_a_teacher_answered_is_learnt_and_never_stale() {
     let mut run = Run::started(mode(TrainingMode::Sft));
     let mut effects = Vec::new();
     for leased in run.lease(0, 4) {
-        let mut taught = turn(None, &[1, 2], &[3, 4], 0);
-        taught.logprobs = Arc::default();
-        taught.versions.clear();
-        taught.text = Some(Arc::new(TextAnswer {
-            model: "teacher".into(),
-            message: "{}".into(),
-            stop: None,
-            prompt_tokens: 7,
-            completion_tokens: 9,
-        }));
         let rollout = leased.rollout;
         run.send(Event::TurnFinished {
             rollout,
-            turn: taught,
+            turn: taught_turn(&[1, 2], &[3, 4]),
         });
         effects.extend(run.report(0, rollout, outcome(1.0)));
     }
@@ -187,18 +177,9 @@ fn what_a_teacher_answered_is_learnt_and_never_stale() {
 fn text_without_ids_is_not_trained() {
     let mut run = Run::started(mode(TrainingMode::Sft));
     let rollout = run.lease(0, 2)[0].rollout;
-    let mut text = turn(None, &[], &[], 0);
-    text.versions.clear();
-    text.text = Some(Arc::new(TextAnswer {
-        model: "teacher".into(),
-        message: "{}".into(),
-        stop: None,
-        prompt_tokens: 7,
-        completion_tokens: 9,
-    }));
     run.send(Event::TurnFinished {
         rollout,
-        turn: text,
+        turn: taught_turn(&[], &[]),
     });
     run.report(0, rollout, outcome(1.0));
     assert_eq!(run.core.status().failures["engine"], 1);

@@ -2,8 +2,7 @@ use super::*;
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
 use primerl_core::pack::{Columns, Weighted, pack};
 use primerl_core::sample::{TokenLogprobs, samples};
-use primerl_core::testing::turn;
-use primerl_core::turn::TextAnswer;
+use primerl_core::testing::{taught_turn, turn};
 use primerl_core::{PolicyVersion, VersionRun};
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -211,16 +210,7 @@ fn the_bytes_are_the_columns() {
 
 /// As a teacher wrote it.
 fn taught(rollout: u64) -> Weighted {
-    let mut answer = turn(None, &[1, 2, 3], &[4, 5], 0);
-    answer.logprobs = Arc::default();
-    answer.versions.clear();
-    answer.text = Some(Arc::new(TextAnswer {
-        model: "teacher".into(),
-        message: "{}".into(),
-        stop: None,
-        prompt_tokens: 3,
-        completion_tokens: 2,
-    }));
+    let answer = taught_turn(&[1, 2, 3], &[4, 5]);
     let id = RolloutId(rollout);
     let mut samples = samples(
         TrajectoryStrategy::Interleaved,
