@@ -4,7 +4,6 @@ docs/architecture.md, "Weights"."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder, write_text
 from primerl.train.merging import merged_state
 from primerl.train.parallel import whole_state
+from primerl.train.step_folders import saved_steps
 
 FILE = "model.safetensors"
 SAFETENSORS_DTYPES = {
@@ -135,10 +135,9 @@ class WeightsPublisher:
             return False
 
     def _remove_before(self, oldest: int) -> None:
-        for path in self.folder.iterdir():
-            match = re.fullmatch(r"step_(\d+)", path.name)
-            if match and int(match[1]) < oldest:
-                shutil.rmtree(path)
+        for version in saved_steps(self.folder):
+            if version < oldest:
+                shutil.rmtree(self.folder / f"step_{version}")
 
 
 def _manifest(version: int, files: Files, folder: Path) -> dict[str, Any]:

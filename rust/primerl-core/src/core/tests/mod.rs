@@ -165,8 +165,13 @@ impl Run {
 
     /// Leases a whole batch (4 rollouts) at worker 0 and lets it succeed.
     fn batch(&mut self, version: u64) -> Vec<Effect> {
-        let rollouts = self.lease(0, 4);
-        assert_eq!(rollouts.len(), 4);
+        self.rollouts(4, version)
+    }
+
+    /// The same of so many rollouts.
+    fn rollouts(&mut self, count: u32, version: u64) -> Vec<Effect> {
+        let rollouts = self.lease(0, count);
+        assert_eq!(rollouts.len(), count as usize);
         rollouts
             .iter()
             .flat_map(|leased| self.succeed(0, leased.rollout, version))

@@ -23,12 +23,7 @@ fn asked(effects: &[Effect]) -> Vec<Arc<TeacherRequest>> {
 
 /// One group of two rollouts ends.
 fn group(run: &mut Run) -> Arc<TeacherRequest> {
-    let rollouts = run.lease(0, 2);
-    let effects: Vec<Effect> = rollouts
-        .iter()
-        .flat_map(|leased| run.succeed(0, leased.rollout, 0))
-        .collect();
-    asked(&effects).remove(0)
+    asked(&run.rollouts(2, 0)).remove(0)
 }
 
 fn answer(

@@ -4,6 +4,8 @@
 mod engine_rendered;
 mod messages;
 mod taught;
+#[cfg(test)]
+mod testing;
 pub(super) mod text_only;
 
 use super::Gateway;

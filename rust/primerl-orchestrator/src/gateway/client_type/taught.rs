@@ -88,11 +88,9 @@ fn messages(renderer: &Renderer, prompt: &Prompt) -> Result<Vec<Message>, String
 mod tests {
     use super::*;
     use crate::engines::ChatMessages;
-    use crate::gateway::request::{Input, Options, Parse};
-    use crate::gateway::sampling::TurnSampling;
-    use primerl_core::Truncation;
+    use crate::gateway::client_type::testing;
+    use crate::gateway::request::Options;
     use primerl_core::TurnIndex;
-    use primerl_core::conversation::History;
     use primerl_core::testing::turn;
     use primerl_render::testing::{CHATML, write_model};
     use primerl_render::{FunctionCall, ToolCall};
@@ -113,23 +111,6 @@ mod tests {
         Renderer::load(folder.path()).expect("loads")
     }
 
-    fn request() -> TurnRequest {
-        TurnRequest {
-            input: Input::Ids(Vec::new()),
-            sampling: TurnSampling {
-                temperature: 1.0,
-                max_tokens: 10,
-                stop: Vec::new(),
-                logprobs: None,
-                truncation: Truncation::default(),
-                structured_outputs: None,
-            },
-            choices: 1,
-            parse: Parse::Message { one_call: false },
-            digest: 7,
-        }
-    }
-
     /// A taught turn that extends another.
     fn taught(renderer: &Renderer, finish: FinishReason) -> Turn {
         learn(renderer, finish, &Message::assistant("Yo")).expect("is written")
@@ -137,26 +118,22 @@ mod tests {
 
     fn learn(renderer: &Renderer, finish: FinishReason, answer: &Message) -> Result<Turn, String> {
         let prompt = Prompt {
-            session: "s".into(),
-            start_digest: 1,
-            context_digest: 2,
             parent: Some(TurnIndex(0)),
             fork: None,
-            history: History::default(),
             suffix: [7, 8].into(),
-            resident: None,
             options: Some(Arc::new(Options::new(None, Map::new()))),
             chat: Some(Arc::new(ChatMessages {
                 messages: bytes::Bytes::from_static(br#"[{"role": "user", "content": "Hi"}]"#),
                 tools: None,
                 template_kwargs: Map::new(),
             })),
+            ..testing::prompt()
         };
         let mut turn = Turn {
             finish,
             ..turn(Some(0), &[], &[], 0)
         };
-        write(renderer, &request(), &prompt, answer, &mut turn)?;
+        write(renderer, &testing::request(), &prompt, answer, &mut turn)?;
         Ok(turn)
     }
 

@@ -1,39 +1,6 @@
 use super::*;
-use crate::gateway::request::Input;
+use crate::gateway::client_type::testing::{prompt, request};
 use crate::gateway::sampling::TurnSampling;
-use primerl_core::Truncation;
-
-fn request() -> TurnRequest {
-    TurnRequest {
-        input: Input::Ids(Vec::new()),
-        sampling: TurnSampling {
-            temperature: 1.0,
-            max_tokens: 10,
-            stop: vec!["END".into()],
-            logprobs: None,
-            truncation: Truncation::default(),
-            structured_outputs: None,
-        },
-        choices: 1,
-        parse: Parse::Message { one_call: false },
-        digest: 7,
-    }
-}
-
-fn prompt() -> Prompt {
-    Prompt {
-        session: "s".into(),
-        start_digest: 1,
-        context_digest: 2,
-        parent: None,
-        fork: Some(primerl_core::turn::ForkReason::FirstTurn),
-        history: History::default(),
-        suffix: Arc::default(),
-        resident: None,
-        options: None,
-        chat: None,
-    }
-}
 
 fn answer(text: &str) -> ChatAnswer {
     ChatAnswer {
