@@ -114,7 +114,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
     weights = config.trainer.weights.model_copy(update={"keep_all": True} if config.keep_broadcasts else {})
     # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
-    ckpt = config.trainer.ckpt.model_copy(update={"resume_step": None})
+    ckpt = config.trainer.ckpt and config.trainer.ckpt.model_copy(update={"resume_step": None})
     resolved = TrainerConfig.model_validate(
         {
             **settings,

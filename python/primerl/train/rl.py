@@ -27,7 +27,7 @@ from primerl.startup import importing
 from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
-from primerl.train.config import ConfigError, TrainerConfig
+from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.files import whole_folder
@@ -129,7 +129,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
-            checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
+            ckpt = config.ckpt or CheckpointConfig()
+            checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks)
             parts = (model, adapter, performance, loss, optimizer, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
@@ -163,6 +164,7 @@ class Trainer:
         checkpoints: Checkpoints,
     ) -> None:
         self.config = config
+        self.ckpt = config.ckpt or CheckpointConfig()
         self.ranks = ranks
         self.client = client
         self.heartbeat = heartbeat
@@ -185,12 +187,12 @@ class Trainer:
             CheckpointError: it is not there, cannot be read, or is of another model.
             OrchestratorError: the batches after it are gone. Nothing has been changed.
         """
-        step = self.config.ckpt.resume_step
-        state = self.checkpoints.newest() if step is None or step == -1 else self.checkpoints.load(step)
+        step = self.ckpt.goes_back_to
+        state = self.checkpoints.newest() if step is None else self.checkpoints.load(step)
         began_after = 0 if state is None else self.take_up(state)
         if self.ranks.leads:
             self.client.resume(began_after)
-            for path in set_aside_later(Path(self.config.output_dir), step):
+            for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
                 log.warning("of later steps than the one this run goes on from: renamed to %s", path)
         return began_after
 
@@ -357,11 +359,12 @@ class Trainer:
 
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
-        ckpt, is_last = self.config.ckpt, step == self.config.max_steps
-        if ckpt.interval is None or (step % ckpt.interval and not is_last):
+        is_last = step == self.config.max_steps
+        between = not (self.ckpt.interval and step % self.ckpt.interval == 0)
+        if self.config.ckpt is None or (between and not is_last):
             self.tell_of(self.checkpoints.saved())
             return
-        if ckpt.weights_only:
+        if self.ckpt.weights_only:
             if not is_last:  # a run ends with its weights anyhow
                 self.save_weights(step)
                 clock.lap("save_ckpt")
@@ -378,11 +381,11 @@ class Trainer:
     def save_weights(self, step: int) -> None:
         """The model folder `weights/step_<step>`."""
         self.doing(step, "saving the model")
-        ckpt, output_dir = self.config.ckpt, Path(self.config.output_dir)
-        separate = self.adapter if ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, Path(self.config.model.path), output_dir, step, self.ranks, separate)
-        if ckpt.weights_only and self.ranks.leads:
-            keep_newest(saved.parent, ckpt.keep_last, ckpt.keep_interval)
+        separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
+        source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
+        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate)
+        if self.ckpt.weights_only and self.ranks.leads:
+            keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         log.info("saved %s", saved)
 
     def finish(self, step: int, *, over: bool = False) -> None:
@@ -398,7 +401,7 @@ class Trainer:
     def tell_of(self, saved: int | None) -> None:
         """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
         if saved is not None and self.ranks.leads:
-            self.client.checkpoint(self.checkpoints.steps()[-self.config.ckpt.keep_last :][0])
+            self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0])
 
     def doing(self, step: int, what: str) -> None:
         """For the orchestrator, and for the other ranks."""
