@@ -30,7 +30,7 @@ from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, Orchest
 from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
-from primerl.train.files import whole_folder
+from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts, new_publisher
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
@@ -63,10 +63,6 @@ SHOWN = {
     "perf/mfu": "mfu",
 }
 """Metrics of the console line, with their short names."""
-
-
-class TrainingDiverged(Exception):  # noqa: N818 (what happened)
-    """Loss, gradient or weights are not finite. The message names the step and, where they matter, the rollouts."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -228,7 +224,10 @@ class Trainer:
             try:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:
-                raise TrainingDiverged(f"{error}; {self.keep(batch)}") from None
+                kept = keep_batch(Path(self.config.output_dir), step, self.ranks.rank, "batch.msgpack", self.body)
+                raise TrainingDiverged(
+                    f"{error}; the batch is in {kept} (primerl.train.data.decode_batch reads it)"
+                ) from None
             self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:
@@ -293,7 +292,9 @@ class Trainer:
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
                 rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
-                raise TrainingDiverged(f"step {batch.step}: the loss is {loss.item()}; {_listed(rollouts)}")
+                raise TrainingDiverged(
+                    f"step {batch.step}: the loss is {loss.item()}; rollouts {listed(sorted(set(rollouts)))}"
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
             statistics.add(values, environments.to(device))
@@ -327,8 +328,8 @@ class Trainer:
         update = self.optimizer.step(batch.step)
         norm, lr = update.grad_norm, update.lr
         if not norm < float("inf"):
-            rollouts = [rollout for micro_batch in batch.micro_batches for rollout in micro_batch.rollouts]
-            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; {_listed(rollouts)}")
+            rollouts = listed(sorted({rollout for part in batch.micro_batches for rollout in part.rollouts}))
+            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; rollouts {rollouts}")
         # A finite gradient makes weights that are not when the step is too long.
         if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(
@@ -337,13 +338,6 @@ class Trainer:
                 "from the last checkpoint"
             )
         return update
-
-    def keep(self, batch: Batch) -> str:
-        """Saves the batch as it came, for whoever looks for the reason; says where."""
-        folder = Path(self.config.output_dir) / "diverged" / f"step_{batch.step}_rank_{batch.rank}"
-        with whole_folder(folder, replace=True) as new:
-            (new / "batch.msgpack").write_bytes(self.body)
-        return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
     def publish(self, version: int, clock: Clock) -> None:
         """Begins to; the one before is out then."""
@@ -436,9 +430,3 @@ class Trainer:
             "progress/num_samples": self.samples_seen,
         }
         return metrics | self.routing.metrics(self.ranks)
-
-
-def _listed(rollouts: list[int]) -> str:
-    rollouts = sorted(set(rollouts))
-    listed = ", ".join(map(str, rollouts[:32]))
-    return f"rollouts {listed}" + (f" and {len(rollouts) - 32} more" if len(rollouts) > 32 else "")
