@@ -287,6 +287,14 @@ def test_checkpoints_are_asked_for_by_either_name(name: str, tmp_path: Path) -> 
     assert often.ckpt.resume_step is None
 
 
+def test_paths_of_fine_tuning_are_whole_before_any_process_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = SFTConfig.model_validate({**SFT, "output_dir": "~/run", "model": {"path": "~/m"}, "data": {"path": "a/b"}})
+    resolved = resolve.sft(config)
+    assert (resolved.output_dir, resolved.model.path) == ("/home/someone/run", "/home/someone/m")
+    assert resolved.data.path == "a/b", "it may be a dataset of the hub"
+
+
 SFT = {"max_steps": 1, "output_dir": "o", "model": {"path": "m"}, "data": {"path": "d"}}
 
 

@@ -17,10 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
-from primerl.launch import ending, preflight
+from primerl.launch import ending, preflight, preflight_model
 from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
@@ -28,6 +29,8 @@ from primerl.launch.processes import Process, Processes, tail
 from primerl.launch.run import Launcher
 from primerl.launch.starting import RunFailedError, wait_for_orchestrator
 from primerl.launch.status import Progress, longest_wait, missing, waits
+from primerl.models.tiny import write_model
+from safetensors.torch import load_file, save_file
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 # Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
@@ -500,20 +503,20 @@ def test_port_in_use_is_named() -> None:
 def test_incomplete_model_folder_is_named(tmp_path: Path, remove: list[str], message: str) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    preflight.check_model(tmp_path)
+    preflight_model.check_model(tmp_path)
     for name in remove:
         (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match=message) as caught:
-        preflight.check_model(tmp_path)
+        preflight_model.check_model(tmp_path)
     assert str(caught.value).startswith("model.path: ")
     assert str(tmp_path) in str(caught.value)
 
 
 def test_absent_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model\.path: there is no folder"):
-        preflight.check_model(tmp_path / "absent")
+        preflight_model.check_model(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -522,14 +525,38 @@ def test_absent_model_folder_is_named(tmp_path: Path) -> None:
         (b"junk", "header cannot be read"),
         (b"\xff" * 16, "header cannot be read"),
         (b"\x02\0\0\0\0\0\0\0[]", "header cannot be read"),
-        (b'\x1c\0\0\0\0\0\0\0{"a":{"data_offsets":[0,4]}}123', "39 bytes, its header says 40"),
+        (b'\x2a\0\0\0\0\0\0\0{"a":{"dtype":"F32","data_offsets":[0,4]}}123', "53 bytes, its header says 54"),
     ],
 )
 def test_broken_weights_are_named(tmp_path: Path, content: bytes, problem: str) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=problem) as caught:
-        preflight.check_weights(file)
+        preflight_model.check_weights(file)
     assert str(caught.value).startswith(f"model.path: {file} ")
-    file.write_bytes(b'\x1c\0\0\0\0\0\0\0{"a":{"data_offsets":[0,4]}}1234')
-    preflight.check_weights(file)
+    file.write_bytes(b'\x2a\0\0\0\0\0\0\0{"a":{"dtype":"F32","data_offsets":[0,4]}}1234')
+    preflight_model.check_weights(file)
+
+
+def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, seed=0)
+    preflight_model.check_model(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def refused(changes: dict[str, Any], weights: dict[str, torch.Tensor] | None = None) -> str:
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+        save_file(weights or whole, tmp_path / "model.safetensors")
+        with pytest.raises(ConfigError) as caught:
+            preflight_model.check_model(tmp_path)
+        return str(caught.value)
+
+    assert "quantised" in refused({"quantization_config": {"quant_method": "bitsandbytes"}})
+    assert "token ids up to 261, but config.json says vocab_size 200" in refused({"vocab_size": 200})
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert f"{name} in " in refused({}, {**whole, name: whole[name].to(torch.int8)})
+    save_file(whole, tmp_path / "model.safetensors")
+    index = {"metadata": {}, "weight_map": {name: "model-00002-of-00002.safetensors"}}
+    (tmp_path / preflight_model.INDEX).write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"names model-00002-of-00002\.safetensors, which is not in"):
+        preflight_model.check_model(tmp_path)

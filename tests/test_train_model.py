@@ -17,6 +17,7 @@ from primerl.train.model import (
     packed_attention,
     predicted_logits,
 )
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
@@ -239,3 +240,13 @@ def test_tiny_model_depends_on_its_seed_alone(tmp_path: Path) -> None:
 def test_tiny_vocabulary_must_hold_the_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="vocab_size is 256"):
         write_model(tmp_path, TinyConfig(vocab_size=256))
+
+
+def test_a_folder_that_lacks_tensors_is_refused(tmp_path: Path) -> None:
+    """transformers would train on random numbers in their place."""
+    write_model(tmp_path, seed=0)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks tensors .*: model\.layers\.1\.self_attn\.q_proj\.weight;"):
+        load_model(tmp_path)

@@ -31,6 +31,7 @@ def sft(arguments: list[str]) -> int:
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         # What the launcher alone understands stays here.
+        config = resolve.sft(config)
         settings = config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"})
         preflight_sft.check(config, settings)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:

@@ -22,6 +22,7 @@ from primerl.config.inference import EngineModel, InferenceConfig, InferenceSett
 from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
 
 Source = TypeVar("Source", bound=Environment)
@@ -140,6 +141,18 @@ def _probe_tolerance(config: RLConfig) -> float:
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance
     return EXACT_TOLERANCE if {config.trainer.dtype, config.inference.dtype} == exact else source.probe_tolerance
+
+
+def sft(config: SFTConfig) -> SFTConfig:
+    """With the paths that processes in other folders understand. Of data, hub names look like paths."""
+    model = config.model
+    if model.path is not None:
+        model = model.model_copy(update={"path": absolute(model.path)})
+    if model.lora is not None and model.lora.adapter_path is not None:
+        adapter_path = absolute(model.lora.adapter_path)
+        model = model.model_copy(update={"lora": model.lora.model_copy(update={"adapter_path": adapter_path})})
+    resolved: SFTConfig = config.model_copy(update={"output_dir": absolute(config.output_dir), "model": model})
+    return resolved
 
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:

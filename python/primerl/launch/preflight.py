@@ -16,13 +16,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.launch import going_back
+from primerl.launch import going_back, preflight_model
 from primerl.train.adapter_files import check_lora_files
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -145,9 +144,7 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
 
 def _model(config: RLConfig) -> None:
     folder = Path(resolve.absolute(config.model.path))
-    check_model(folder)
-    for weights in sorted(folder.glob("*.safetensors")):
-        check_weights(weights)
+    preflight_model.check_model(folder)
     if config.inference.replicas:
         try:
             Shape.read(folder)
@@ -162,68 +159,11 @@ def _model(config: RLConfig) -> None:
             check_lora_files(settings, folder, "trainer.model.lora.")
         except SettingError as error:
             raise ConfigError(str(error)) from None
-    limit = _json(folder / "config.json").get("max_position_embeddings")
+    limit = preflight_model.longest_sequence(folder)
     context = config.inference.max_model_len or config.seq_len
-    if isinstance(limit, int) and context > limit:
+    if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
-
-
-def check_model(folder: Path) -> None:
-    """A folder with config.json, weights, tokenizer and chat template."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
-            "`primerl sft` has written (<output_dir>/weights/step_<N>)"
-        )
-    _json(folder / "config.json")
-    if not (folder / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"model.path: {folder} has no tokenizer.json; save the model's fast tokenizer there "
-            "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
-        )
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
-    template = folder / "chat_template.jinja"
-    if template.is_file() and template.read_text(errors="replace").strip():
-        return
-    if not (folder / "tokenizer_config.json").is_file() or not _json(folder / "tokenizer_config.json").get(
-        "chat_template"
-    ):
-        raise ConfigError(
-            f"model.path: {folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
-            "tokenizer_config.json (base models have none: take the instruct model's)"
-        )
-
-
-def check_weights(file: Path) -> None:
-    """Whether the file is as long as its header says (github.com/huggingface/safetensors, "Format")."""
-    problem = "its header cannot be read"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError), file.open("rb") as content:
-        length = int.from_bytes(content.read(8), "little")
-        size = file.stat().st_size
-        if 8 + length <= size:
-            header = json.loads(content.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-            expected = 8 + length + max(ends, default=0)
-            if expected == size:
-                return
-            problem = f"it has {size} bytes, its header says {expected}"
-    raise ConfigError(f"model.path: {file} is not a whole safetensors file: {problem}; fetch or save the model again")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: {path} cannot be read: {error}; fetch the model again") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"model.path: {path} is not a JSON object; fetch the model again")
-    return content
 
 
 def _ports(config: RLConfig) -> None:

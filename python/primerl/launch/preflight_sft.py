@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
 from primerl.launch import preflight
+from primerl.launch.preflight_model import check_model, longest_sequence
 from primerl.train.adapter_files import check_lora_files, read_adapter_config
 from primerl.train.bad_rows import BadRow, BadRows
 from primerl.train.config import ConfigError as SettingError
@@ -35,8 +35,7 @@ def check(config: SFTConfig, values: dict[str, Any]) -> None:
         clean=config.clean_output_dir,
         goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
     )
-    if config.model.path is not None:
-        preflight.check_model(Path(resolve.absolute(config.model.path)))
+    _check_model(settings)
     try:
         _check_lora(settings)
         _check_rows(settings.data, "data.")
@@ -46,10 +45,24 @@ def check(config: SFTConfig, values: dict[str, Any]) -> None:
         raise ConfigError(str(error)) from None
 
 
+def _check_model(settings: Settings) -> None:
+    limit = None
+    if settings.model.path is not None:
+        folder = Path(settings.model.path)
+        check_model(folder)
+        limit = longest_sequence(folder)
+    elif settings.model.tiny is not None:
+        limit = settings.model.tiny.max_position_embeddings
+    if limit is not None and settings.data.seq_len > limit:
+        raise ConfigError(
+            f"data.seq_len ({settings.data.seq_len}) is above what the model can attend to ({limit}); lower it"
+        )
+
+
 def _check_lora(settings: Settings) -> None:
     lora, path = settings.model.lora, settings.model.path
     if lora is not None and path is not None:
-        check_lora_files(lora, Path(resolve.absolute(path)), "model.lora.")
+        check_lora_files(lora, Path(path), "model.lora.")
     elif lora is not None and lora.adapter_path is not None:
         read_adapter_config(lora, "model.lora.")
 

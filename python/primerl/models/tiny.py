@@ -24,6 +24,7 @@ IM_END, END_OF_TEXT, IM_START = 256, 257, 258
 SPECIAL_TOKENS = {"<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START}
 ROLE_TOKENS = {"system": 259, "user": 260, "assistant": 261}
 TOKENIZER_SIZE = 262
+MOST_PARAMETERS = 10**10
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -132,8 +133,7 @@ def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0
     from transformers.utils import logging
 
     config = config or TinyConfig()
-    if config.vocab_size < TOKENIZER_SIZE:
-        raise ValueError(f"vocab_size is {config.vocab_size}, the tokenizer has {TOKENIZER_SIZE} entries")
+    _check(config)
     shape = Qwen3Config(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -158,6 +158,36 @@ def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     write_tokenizer(folder, config.max_position_embeddings)
+
+
+def _check(config: TinyConfig) -> None:
+    if config.vocab_size < TOKENIZER_SIZE:
+        raise ValueError(f"vocab_size is {config.vocab_size}, the tokenizer has {TOKENIZER_SIZE} entries")
+    for name, value in vars(config).items():
+        if not isinstance(value, bool) and not value > 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % kv_heads:
+        raise ValueError(f"num_key_value_heads is {kv_heads}; it must divide num_attention_heads ({heads})")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim is {config.head_dim}; it must be even, as positions rotate pairs")
+    layer = config.hidden_size * (2 * (heads + kv_heads) * config.head_dim + 3 * config.intermediate_size)
+    parameters = config.num_hidden_layers * layer + config.vocab_size * config.hidden_size
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(f"it would have {parameters:,} parameters; a model made from scratch has at most 10 billion")
+
+
+def differences(folder: Path, config: TinyConfig) -> list[str]:
+    """How the model in `folder` is not one of this config, for people."""
+    from transformers import AutoConfig
+
+    own = AutoConfig.from_pretrained(folder, local_files_only=True)
+    found = []
+    for name, value in vars(config).items():
+        made = own.rope_parameters["rope_theta"] if name == "rope_theta" else getattr(own, name)
+        if made != value:
+            found.append(f"{name} is {value}, and there {made}")
+    return found
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import settle, whole_folder
 from primerl.train.merging import adapter_state, merged_state
@@ -58,7 +59,9 @@ class TrainerState:
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
     adapter: dict[str, Any] = field(default_factory=dict)
-    """Of a model with an adapter, which is then all that `model` holds: what it belongs to."""
+    """Of a model with an adapter, which is then all that is saved: what it belongs to."""
+    model_config: dict[str, Any] = field(default_factory=dict)
+    """Config of the model, which `Checkpoints` writes and checks."""
 
 
 class CheckpointError(Exception):
@@ -123,6 +126,7 @@ class Checkpoints:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         where, folder = f"the checkpoint of step {state.step}", self._folder / f"step_{state.step}" / "trainer"
+        self._check(state, where, model)
         if state.optimizer != optimizer.config.type:
             raise CheckpointError(
                 f"{where} is of the optimizer {state.optimizer!r}, and optim.type is {optimizer.config.type!r}; set it "
@@ -146,6 +150,23 @@ class Checkpoints:
             raise self._unreadable(folder, error) from error
         optimizer.use_copies()
 
+    def _check(self, state: TrainerState, where: str, model: Any) -> None:
+        """By all ranks."""
+        other = other_facts(state.model_config, model_facts(model))
+        if other is not None:
+            raise CheckpointError(f"{where} is of another model: {other}; set the model as it was, or begin anew")
+        folder = self._folder / f"step_{state.step}"
+        try:
+            own = damaged(folder, self._ranks.rank, self._ranks.size)
+        except (OSError, ValueError) as error:
+            own = [_reason(error)]
+        found = self._ranks.union(own)
+        if found:
+            raise CheckpointError(
+                f"{folder} is not what was written: {', '.join(found)}; delete {folder.name} to go on from the "
+                "checkpoint before it"
+            )
+
     def save(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
         """Whole or not at all. Returns when model and optimizer may go on; `finish` waits until it is on disk."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -157,7 +178,7 @@ class Checkpoints:
         if self._ranks.leads:
             remove_unfinished(self._folder)
             (folder / STATE_FILE).parent.mkdir(parents=True)
-            torch.save(vars(state), folder / STATE_FILE)
+            torch.save(vars(replace(state, model_config=model_facts(model))), folder / STATE_FILE)
         self._ranks.wait()
         _say_nothing_of_one_process()
         writing = async_save(
@@ -172,6 +193,7 @@ class Checkpoints:
     def _complete(self, writing: Future[Any], folder: Path, target: Path, step: int) -> int:
         writing.result()
         if self._ranks.leads:
+            write_sums(folder)
             settle(folder, target)
             for kept in (self._folder, self._beside):
                 if kept is not None:

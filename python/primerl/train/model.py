@@ -222,12 +222,19 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
         raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     AttentionInterface.register(ATTENTION, packed_attention)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], attn_implementation=ATTENTION, local_files_only=True
+        model, loaded = load(folder, **how, output_loading_info=True)
+    except Exception as error:  # of whatever a config or a file that is not sound runs into
+        raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        # Else transformers trains on random numbers in their place.
+        listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise ModelError(
+            f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"model folder {folder} cannot be loaded: {error}") from error
     return model.to(device).train()
 
 

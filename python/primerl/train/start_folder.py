@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from primerl.models.tiny import write_model
+from primerl.models.tiny import differences, write_model
 from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
@@ -23,6 +23,13 @@ def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
     """The model to start from. One that is made from scratch is kept only when the block ends well: after a mistake in
     the data the same command can be given again."""
     target = model_folder(config)
+    if config.model.tiny is not None and target.is_dir():
+        other = differences(target, config.model.tiny)
+        if other:
+            raise ConfigError(
+                f"model.tiny is not what the run in {config.output_dir} was made with: {'; '.join(other)}; set it as "
+                "it was, or give another output_dir"
+            )
     if ranks.size > 1 and config.model.tiny is not None:
         with _made_for_all(config, target, ranks):
             yield target
