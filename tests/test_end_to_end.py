@@ -97,7 +97,8 @@ def test_every_metric_is_recorded(trained: Path) -> None:
         assert line["seq_len/all/min"] <= line["seq_len/all/mean"] <= line["seq_len/all/max"]
         assert line["progress/reverse-text/ratio_tokens"] == 1.0
     epochs = [line["progress/epoch"] for line in lines]
-    assert epochs == sorted(epochs) and epochs[0] > 0.0
+    assert epochs == sorted(epochs)
+    assert epochs[0] > 0.0
     # The first batch is of rollouts that ended before it.
     assert {"empty_rollouts/reverse-text/mean", "errored_rollouts/reverse-text/mean"} <= set(lines[0])
     # Of the checkpoint before, and the broadcast before.

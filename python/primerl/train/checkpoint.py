@@ -60,8 +60,8 @@ class TrainerState:
     adapter: dict[str, Any] = field(default_factory=dict)
     """Of a model with an adapter, which is then all that `model` holds: what it belongs to."""
     environments: dict[str, list[int]] = field(default_factory=dict)
-    """Of the policy trainer, by name: samples and tokens that were trained of each. Empty in checkpoints of versions that
-    did not tell them apart: then they are counted from there on."""
+    """Of the policy trainer, by name: samples and tokens that were trained of each. Empty in checkpoints of versions
+    that did not tell them apart: then they are counted from there on."""
 
 
 class CheckpointError(Exception):

@@ -231,6 +231,7 @@ class Trainer:
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
+            clock.lap("metrics")
             # What it covers is complete, its line of metrics too.
             self.save(step, clock)
         self.finish(self.config.max_steps)

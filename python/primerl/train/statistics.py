@@ -41,7 +41,9 @@ class Groups:
 
     def environment_names(self, given: Sequence[str]) -> list[str]:
         """An environment without a name goes by its number."""
-        return [given[number] if number < len(given) else f"environment_{number}" for number in range(self.environments)]
+        return [
+            given[number] if number < len(given) else f"environment_{number}" for number in range(self.environments)
+        ]
 
     def names(self, environment_names: Sequence[str]) -> list[str]:
         own = self.environment_names(environment_names)

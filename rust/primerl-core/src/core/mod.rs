@@ -258,7 +258,7 @@ impl Core {
             ));
         }
         self.ledger.refuses(version, digest).or_else(|| {
-            let fetched = self.batches.newest_fetched().map_or(0, |step| step.0);
+            let fetched = self.batches.newest_trainable().map_or(0, |step| step.0);
             (version.0 > fetched).then(|| {
                 format!(
                     "version {version} was published, but its trainer has not fetched the batch of step {version}: it \
