@@ -1,12 +1,13 @@
-"""What a step of the policy trainer spends beside forward, backward and optimizer, and how long it waits for a batch
-that is ready.
+"""What a step of the policy trainer spends beside forward, backward and optimizer.
 
     python benches/step_overhead.py                    # a tiny model and one of 15M parameters, some minutes
-    python benches/step_overhead.py --models 15m --steps 20
+    python benches/step_overhead.py --models 15m --steps 20 --clock cpu
 
 `primerl trainer` itself, with a broadcast after each step, against a process that has all batches ready. Shares are of
-the median step, the first ones left out; the wait is the median. Goals: at most 3 % of a step, at most 2 ms. Exits 1
-when one is missed. The same of supervised fine-tuning: `benches/sft_throughput.py`.
+the median step, the first ones left out; the least is what is left where nothing else wants the processor. Seconds are
+CPU seconds of the thread that trains where others use the machine (`--clock cpu`): then waiting takes none. Goal: at
+most 3 % of a step. Exits 1 when it is missed. How long the trainer waits for an orchestrator's batches:
+`benches/batch_wait.py`. The same of supervised fine-tuning: `benches/sft_throughput.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import os
 import random
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -59,11 +63,12 @@ def serve(steps: int, connection: Connection) -> None:
         connection.recv()
 
 
-def trained(name: str, folder: Path, steps: int) -> list[dict[str, Any]]:
+def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time.perf_counter) -> list[dict[str, Any]]:
     """Lines of metrics."""
     from primerl.models.tiny import write_model
-    from primerl.train import rl
+    from primerl.train import metrics, rl
 
+    rl.Clock = partial(metrics.Clock, now)  # type: ignore[attr-defined]
     write_model(folder / "model", MODELS[name], seed=0)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(steps, theirs))
@@ -88,30 +93,33 @@ def trained(name: str, folder: Path, steps: int) -> list[dict[str, Any]]:
 
 
 def report(name: str, lines: list[dict[str, Any]]) -> bool:
-    """Prints the ratios; returns whether both goals are met."""
+    """Prints the ratios; returns whether the goal is met."""
     steps = [line["time/step"] for line in lines]
     outside = [1.0 - sum(line[part] for part in INSIDE) / line["time/step"] for line in lines]
-    waited = median(line["time/wait_for_batch"] for line in lines)
     parts = sorted({part for line in lines for part in line if part.startswith("time/")} - {"time/step", *INSIDE})
+    load = os.getloadavg()[0]
     print(
-        f"{name}: a step takes {median(steps) * 1e3:.1f} ms; beside forward, backward, optimizer: {median(outside):.2%}"
+        f"{name}: a step takes {median(steps) * 1e3:.1f} ms; beside forward, backward, optimizer: "
+        f"{median(outside):.2%} ({min(outside):.2%} at least; load of the machine {load:.1f} on {os.cpu_count()} cores)"
     )
     for part in parts:
-        spent = median(line.get(part, 0.0) for line in lines)
+        spent, least = (of([line.get(part, 0.0) for line in lines]) for of in (median, min))
         beside = ", in a thread beside the step" if part.endswith("_thread") else f" ({spent / median(steps):.2%})"
-        print(f"    {part:<26} {spent * 1e3:8.2f} ms{beside}")
-    return median(outside) <= 0.03 and waited <= 0.002
+        print(f"    {part:<26} {spent * 1e3:8.2f} ms{beside}, {least * 1e3:.2f} at least")
+    return median(outside) <= 0.03
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["tiny", "15m"])
     parser.add_argument("--steps", type=int, default=13)
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="wall")
     given = parser.parse_args()
+    now = time.thread_time if given.clock == "cpu" else time.perf_counter
     met = True
     for name in given.models:
         with tempfile.TemporaryDirectory(prefix="primerl-bench-") as folder:
-            met &= report(name, trained(name, Path(folder), given.steps))
+            met &= report(name, trained(name, Path(folder), given.steps, now))
     return 0 if met else 1
 
 

@@ -75,13 +75,17 @@ def test_staleness_is_bounded_and_generation_ran_ahead(trained: Path) -> None:
 
 # Those of mixtures (max_vio, routing_confidence) and of GPUs (perf/mfu) are in test_train_metrics.py.
 METRICS = (
-    "loss/mean reward/all/mean reward/reverse-text/mean seq_len/all/mean seq_len/all/max is_truncated/all/mean "
-    "num_turns/all/mean empty_rollouts/all/count errored_rollouts/all/count mismatch_kl/all/mean mismatch_kl/all/std "
-    "mismatch_kl/all/max mismatch_kl/reverse-text/mean mismatch_kl/reverse-text/std mismatch_kl/reverse-text/max "
-    "entropy/all/mean entropy/reverse-text/mean masked_advantage_positive/mean masked_advantage_negative/mean optim/lr "
-    "optim/grad_norm optim/zero_grad_ratio progress/num_samples progress/num_tokens perf/throughput "
-    "perf/throughput_per_gpu perf/peak_memory time/step time/forward_backward time/optimizer time/wait_for_batch "
-    "time/broadcast time/wait_for_broadcast"
+    "loss/mean reward/all/mean reward/reverse-text/mean seq_len/all/mean seq_len/all/max seq_len/all/min "
+    "seq_len/reverse-text/mean seq_len/reverse-text/max seq_len/reverse-text/min is_truncated/all/mean "
+    "is_truncated/reverse-text/mean num_turns/all/mean num_turns/all/max num_turns/all/min num_turns/reverse-text/mean "
+    "num_turns/reverse-text/max num_turns/reverse-text/min empty_rollouts/all/count empty_rollouts/all/mean "
+    "empty_rollouts/reverse-text/count errored_rollouts/all/count errored_rollouts/all/mean "
+    "errored_rollouts/reverse-text/count mismatch_kl/all/mean mismatch_kl/all/std mismatch_kl/all/max "
+    "mismatch_kl/reverse-text/mean mismatch_kl/reverse-text/std mismatch_kl/reverse-text/max entropy/all/mean "
+    "entropy/reverse-text/mean masked_advantage_positive/mean masked_advantage_negative/mean optim/lr optim/grad_norm "
+    "optim/zero_grad_ratio progress/epoch progress/num_samples progress/num_tokens progress/reverse-text/ratio_samples "
+    "progress/reverse-text/ratio_tokens perf/throughput perf/throughput_per_gpu perf/peak_memory time/step "
+    "time/forward_backward time/optimizer time/wait_for_batch time/broadcast time/wait_for_broadcast"
 )
 
 
@@ -90,6 +94,13 @@ def test_every_metric_is_recorded(trained: Path) -> None:
     for line in lines:
         for name in METRICS.split():
             assert isinstance(line[name], float | int), name
+        assert line["seq_len/all/min"] <= line["seq_len/all/mean"] <= line["seq_len/all/max"]
+        assert line["progress/reverse-text/ratio_tokens"] == 1.0
+    epochs = [line["progress/epoch"] for line in lines]
+    assert epochs == sorted(epochs)
+    assert epochs[0] > 0.0
+    # The first batch is of rollouts that ended before it.
+    assert {"empty_rollouts/reverse-text/mean", "errored_rollouts/reverse-text/mean"} <= set(lines[0])
     # Of the checkpoint before, and the broadcast before.
     for name in ("time/save_ckpt", "time/wait_for_ckpt"):
         assert [line["step"] for line in lines if name in line] == [11, 21]

@@ -12,7 +12,6 @@ from primerl.train import flops, sft
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.flops import ModelShape, Performance
 from primerl.train.model import load_model
-from primerl.train.statistics import lost_rollouts
 from sft_helpers import metrics, settings, write_rows
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -88,11 +87,3 @@ def test_mfu_is_by_the_formula_in_the_docs(mixture: Path) -> None:
     lengths, trained = [5, 3], 4
     expected: Any = 6 * shape.matrix_parameters * 8 + 6 * 264 * 32 * trained + 12 * 2 * 16 * 2 * (15 + 6)
     assert shape.flops(lengths, trained) == pytest.approx(expected)
-
-
-def test_lost_rollouts_have_their_published_names() -> None:
-    assert lost_rollouts({"rollouts/empty": 2.0, "rollouts/errored": 0.0, "rollouts/failed": 3.0}) == {
-        "empty_rollouts/all/count": 2.0,
-        "errored_rollouts/all/count": 0.0,
-    }
-    assert lost_rollouts({}) == {}

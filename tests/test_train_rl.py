@@ -37,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sequences(step: int, count: int = 6) -> list[Sequence]:
-    """Sampled by nobody: random tokens, with plausible log-probabilities of an older policy."""
+    """Sampled by nobody: random tokens, with plausible log-probabilities of an older policy. From the fifth on they are
+    of a second environment."""
     generator = torch.Generator().manual_seed(step)
 
     def tokens(most: int) -> list[int]:
@@ -50,7 +51,9 @@ def sequences(step: int, count: int = 6) -> list[Sequence]:
         logprobs = (-4 - 2 * torch.rand(len(sampled), generator=generator)).tolist()
         advantage, temperature = 1.0 - 0.5 * index, (1.0, 0.8)[index % 2]
         version = max(0, step - 1 - index % 2)
-        result.append(Sequence(prompt, sampled, logprobs, version, advantage, temperature, rollout=100 * step + index))
+        sample = Sequence(prompt, sampled, logprobs, version, advantage, temperature, rollout=100 * step + index)
+        sample.environment = int(index >= 4)
+        result.append(sample)
     return result
 
 
@@ -209,6 +212,12 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
     tokens = [sum(len(sample) for sample in sequences(step)) for step in (1, 2)]
     assert lines[1]["progress/num_tokens"] == sum(tokens)
     assert lines[1]["progress/num_samples"] == 12
+    # One that has no name goes by its number.
+    own = sum(len(sample) for step in (1, 2) for sample in sequences(step)[:4])
+    assert lines[1]["progress/reverse/ratio_samples"] == 8 / 12
+    assert lines[1]["progress/environment_1/ratio_samples"] == 4 / 12
+    assert lines[1]["progress/reverse/ratio_tokens"] == own / sum(tokens)
+    assert lines[1]["progress/environment_1/ratio_tokens"] == (sum(tokens) - own) / sum(tokens)
     assert lines[1]["perf/throughput"] == pytest.approx(tokens[1] / lines[1]["time/step"])
     assert lines[1]["perf/throughput_per_gpu"] == lines[1]["perf/throughput"]
     assert lines[1]["staleness/all/mean"] == 0.5
@@ -218,6 +227,24 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
     assert 0.0 <= lines[1]["optim/zero_grad_ratio"] < 1.0
     assert lines[1]["optim/lr"] == LR
     assert 3.0 < lines[0]["entropy/all/mean"] < 6.0
+
+
+def test_a_checkpoint_that_did_not_tell_environments_apart(folder: Path, tmp_path: Path) -> None:
+    """Goes on; shares are of what is trained from there on."""
+    with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 2 else gone()) as double:
+        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2, ckpt={"interval": 1})) == 0
+    path = tmp_path / "checkpoints" / "step_1" / "trainer" / "state.pt"
+    state = torch.load(path, weights_only=True)
+    first = [sum(len(sample) for sample in part) for part in (sequences(1)[:4], sequences(1)[4:])]
+    assert state.pop("environments") == {"environment_0": [4, first[0]], "environment_1": [2, first[1]]}
+    torch.save(state, path)
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2)) == 0
+    line = timeless(tmp_path)[1]
+    own, other = (sum(len(sample) for sample in part) for part in (sequences(2)[:4], sequences(2)[4:]))
+    assert (line["step"], line["progress/num_samples"]) == (2, 12)
+    assert line["progress/environment_0/ratio_tokens"] == own / (own + other)
+    assert line["progress/environment_1/ratio_samples"] == 2 / 6
 
 
 def test_asks_again_after_lost_connections_errors_and_waits(

@@ -24,6 +24,7 @@ class Sequence:
     advantage: float = 1.0
     temperature: float = 1.0
     rollout: int = 0
+    environment: int = 0
     extra: dict[str, list[float]] = field(default_factory=dict)
     """Columns that not every batch has, a value for each token of prompt and sample."""
 
@@ -62,7 +63,7 @@ def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes
         "tokens": sum(lengths),
         "sequence_lengths": lengths,
         "rollouts": [sequence.rollout for sequence in sequences],
-        "environments": [0] * len(sequences),
+        "environments": [sequence.environment for sequence in sequences],
         **({"extra_columns": extra} if extra else {}),
     }
     return header, columns + b"\0" * (-len(columns) % 16)

@@ -62,6 +62,9 @@ class TrainerState:
     """Of a model with an adapter, which is then all that is saved: what it belongs to."""
     model_config: dict[str, Any] = field(default_factory=dict)
     """Config of the model, which `Checkpoints` writes and checks."""
+    environments: dict[str, list[int]] = field(default_factory=dict)
+    """Of the policy trainer, by name: samples and tokens that were trained of each. Empty in checkpoints of versions
+    that did not tell them apart: then they are counted from there on."""
 
 
 class CheckpointError(Exception):

@@ -82,12 +82,13 @@ class Batch:
 
     def staleness(self) -> list[int]:
         """For each sequence with trained tokens: (step - 1) - its oldest version."""
-        result = []
+        result: list[int] = []
         for micro_batch in self.micro_batches:
-            for versions in torch.split(micro_batch.versions, list(micro_batch.sequence_lengths)):
-                trained = versions[versions >= 0]
-                if trained.numel():
-                    result.append(self.step - 1 - int(trained.min()))
+            sequences = torch.repeat_interleave(torch.tensor(micro_batch.sequence_lengths, dtype=torch.int64))
+            trained = micro_batch.versions.masked_fill(micro_batch.versions < 0, self.step)
+            oldest = torch.full((len(micro_batch.sequence_lengths),), self.step, dtype=torch.int32)
+            oldest.scatter_reduce_(0, sequences, trained, "amin")
+            result += (self.step - 1 - oldest[oldest < self.step]).tolist()
         return result
 
 

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -60,8 +61,9 @@ def _keep_steps(path: Path, last: int) -> None:
 class Clock:
     """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
 
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._start = self._last = now()
         self._parts: dict[str, float] = {}
 
     def beside(self, name: str, seconds: float) -> None:
@@ -69,13 +71,13 @@ class Clock:
         self._parts[name] = seconds
 
     def lap(self, name: str) -> None:
-        now = time.perf_counter()
+        now = self._now()
         self._parts[name] = self._parts.get(name, 0.0) + now - self._last
         self._last = now
 
     def step(self) -> dict[str, float]:
         """`time/step` and `time/<part>` since the last call, in seconds."""
-        now = time.perf_counter()
+        now = self._now()
         times = {"time/step": now - self._start, **{f"time/{name}": value for name, value in self._parts.items()}}
         self._start = self._last = now
         self._parts = {}

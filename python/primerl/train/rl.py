@@ -41,7 +41,7 @@ from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradients_after
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
-from primerl.train.statistics import MOST_STALE, Groups, Statistics, lost_rollouts
+from primerl.train.statistics import MOST_STALE, Groups, Statistics, Trained, counted
 from primerl.train.step_folders import keep_newest, set_aside_later
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
@@ -173,8 +173,7 @@ class Trainer:
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.body: bytes | bytearray = b""
-        self.tokens_seen = 0
-        self.samples_seen = 0
+        self.trained = Trained()
 
     def restore(self) -> int:
         """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
@@ -198,7 +197,7 @@ class Trainer:
         except ValueError as error:
             raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
         self.checkpoints.restore(state, self.model, self.optimizer)
-        self.tokens_seen, self.samples_seen = state.tokens_seen, state.samples_seen
+        self.trained = Trained(state.samples_seen, state.tokens_seen, state.environments)
         log.info("going on from the checkpoint of step %d", state.step)
         return state.step
 
@@ -233,6 +232,7 @@ class Trainer:
             if writer is not None:
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
+            clock.lap("metrics")
             # What it covers is complete, its line of metrics too.
             self.save(step, clock)
         self.finish(self.config.max_steps)
@@ -367,8 +367,14 @@ class Trainer:
         self.tell_of(self.checkpoints.finish())
         clock.lap("wait_for_ckpt")
         self.doing(step, "saving a checkpoint")
-        facts = self.adapter.facts() if self.adapter else {}
-        state = TrainerState(step, self.tokens_seen, self.samples_seen, self.config.optim.type, adapter=facts)
+        state = TrainerState(
+            step,
+            self.trained.tokens,
+            self.trained.samples,
+            self.config.optim.type,
+            adapter=self.adapter.facts() if self.adapter else {},
+            environments=self.trained.environments,
+        )
         self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
 
@@ -410,14 +416,14 @@ class Trainer:
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
         learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
         own_flops = self.performance.shape.flops(lengths, learnt)
-        own = [sum(lengths), len(lengths), len(staleness), sum(staleness), own_flops]
+        own = [len(staleness), sum(staleness), own_flops]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
-        tokens, samples, sampled, stale, flops = self.ranks.sum(counts).tolist()
-        self.tokens_seen += int(tokens)
-        self.samples_seen += int(samples)
+        sampled, stale, flops = self.ranks.sum(counts).tolist()
+        names = statistics.groups.environment_names(self.config.environments)
+        counts = self.ranks.sum(counted(batch, len(names)).to(self.ranks.device))
+        tokens = self.trained.add(names, counts.tolist())
         metrics = {
             **batch.metrics,
-            **lost_rollouts(batch.metrics),
             **self.performance.metrics(tokens, flops, times["time/step"]),
             **statistics.metrics(self.config.environments),
             **times,
@@ -426,7 +432,6 @@ class Trainer:
             "optim/zero_grad_ratio": update.zero_grad_ratio,
             # What a teacher wrote is of no policy.
             "staleness/all/mean": stale / max(sampled, 1.0),
-            "progress/num_tokens": self.tokens_seen,
-            "progress/num_samples": self.samples_seen,
+            **self.trained.metrics(),
         }
         return metrics | self.routing.metrics(self.ranks)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from primerl.train.data import Batch
 from primerl.train.distributed import Ranks
 from primerl.train.loss import COMPONENTS, TokenValues
 
@@ -38,11 +39,14 @@ class Groups:
     def count(self) -> int:
         return 1 + self.environments + self.staleness + 1
 
-    def names(self, environment_names: Sequence[str]) -> list[str]:
+    def environment_names(self, given: Sequence[str]) -> list[str]:
         """An environment without a name goes by its number."""
-        own = [
-            environment_names[i] if i < len(environment_names) else f"environment_{i}" for i in range(self.environments)
+        return [
+            given[number] if number < len(given) else f"environment_{number}" for number in range(self.environments)
         ]
+
+    def names(self, environment_names: Sequence[str]) -> list[str]:
+        own = self.environment_names(environment_names)
         return ["all", *own, *(f"staleness_{n}" for n in range(self.staleness + 1))]
 
 
@@ -107,11 +111,45 @@ class Statistics:
         return found
 
 
-def lost_rollouts(of_batch: Mapping[str, float]) -> dict[str, float]:
-    """Under their published names, from the metrics that a batch comes with: rollouts since the batch before in which
-    nothing trainable was sampled, and those that the environment gave up with an error."""
-    lost = {kind: of_batch.get(f"rollouts/{kind}") for kind in ("empty", "errored")}
-    return {f"{kind}_rollouts/all/count": count for kind, count in lost.items() if count is not None}
+class Trained:
+    """Samples and tokens that were trained since the run began, over all ranks, and those of each environment."""
+
+    def __init__(self, samples: int = 0, tokens: int = 0, environments: dict[str, list[int]] | None = None) -> None:
+        """`environments`: by name, its samples and tokens; those of all may be fewer than `samples` and `tokens` where
+        a checkpoint of an earlier version did not tell them apart."""
+        self.samples, self.tokens = samples, tokens
+        self.environments = {name: list(counts) for name, counts in (environments or {}).items()}
+
+    def add(self, names: Sequence[str], counts: Sequence[Sequence[int]]) -> int:
+        """`counts`: samples and tokens of a step, for each of `names`. Returns the step's tokens."""
+        for name, (samples, tokens) in zip(names, counts, strict=True):
+            if samples:
+                own = self.environments.setdefault(name, [0, 0])
+                own[0] += samples
+                own[1] += tokens
+        self.samples += sum(samples for samples, _ in counts)
+        tokens = sum(tokens for _, tokens in counts)
+        self.tokens += tokens
+        return tokens
+
+    def metrics(self) -> dict[str, float]:
+        """`progress/{num_samples,num_tokens}`, and of each environment that was trained
+        `progress/<name>/ratio_{samples,tokens}`."""
+        found: dict[str, float] = {"progress/num_samples": self.samples, "progress/num_tokens": self.tokens}
+        samples = sum(own for own, _ in self.environments.values())
+        tokens = sum(own for _, own in self.environments.values())
+        for name, (own_samples, own_tokens) in self.environments.items():
+            found[f"progress/{name}/ratio_samples"] = own_samples / samples
+            found[f"progress/{name}/ratio_tokens"] = own_tokens / tokens
+        return found
+
+
+def counted(batch: Batch, environments: int) -> Tensor:
+    """[environments, 2] int64: samples and tokens that the batch has of each environment."""
+    own = [environment for micro_batch in batch.micro_batches for environment in micro_batch.environments]
+    each = [(1, length) for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
+    counts = torch.zeros(environments, 2, dtype=torch.int64)
+    return counts.index_add_(0, torch.tensor(own, dtype=torch.int64), torch.tensor(each, dtype=torch.int64).view(-1, 2))
 
 
 def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float]:

@@ -137,6 +137,10 @@ pub struct Batches {
     /// The newest step that a checkpoint covers.
     checkpoint: Option<Step>,
     newest_fetched: Option<Step>,
+    /// The last step cut before a restart, until the trainer says where it goes on: its batch may have been given by then,
+    /// for that it was is not waited for.
+    #[serde(default)]
+    perhaps_fetched: Option<Step>,
     last_metrics: Option<BTreeMap<String, f64>>,
 }
 
@@ -147,6 +151,7 @@ impl Default for Batches {
             kept_from: Step(1),
             checkpoint: None,
             newest_fetched: None,
+            perhaps_fetched: None,
             last_metrics: None,
         }
     }
@@ -171,6 +176,15 @@ impl Batches {
         self.newest_fetched = self.newest_fetched.max(Some(step));
     }
 
+    /// The newest step that the trainer can have trained, as far as is known.
+    pub fn newest_trainable(&self) -> Option<Step> {
+        self.newest_fetched.max(self.perhaps_fetched)
+    }
+
+    pub fn restarted(&mut self, next_step: Step) {
+        self.perhaps_fetched = Some(Step(next_step.0 - 1)).filter(|step| step.0 > 0);
+    }
+
     /// The first step whose batch can still be had.
     pub fn kept_from(&self) -> Step {
         self.kept_from
@@ -192,6 +206,7 @@ impl Batches {
     /// The trainer goes on from its checkpoint after `step`.
     pub fn resume_after(&mut self, step: Step) {
         self.newest_fetched = Some(step).filter(|step| step.0 > 0);
+        self.perhaps_fetched = None;
     }
 
     fn keep_from(&mut self, step: Step) -> bool {

@@ -62,6 +62,24 @@ impl Counters {
     }
 }
 
+/// Training rollouts of one environment that ended since the last cut: that are not in flight any more, for whatever
+/// reason, whether or not they will be trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attempts {
+    pub ended: u64,
+    /// Of these: as in [`Counters`].
+    pub empty: u64,
+    pub errored: u64,
+}
+
+impl Attempts {
+    pub fn add(&mut self, other: &Attempts) {
+        self.ended += other.ended;
+        self.empty += other.empty;
+        self.errored += other.errored;
+    }
+}
+
 /// Why a finished rollout is not trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,5 +1,5 @@
 //! What the shell has to do. Effects are carried out in order; a [`Effect::is_durable`] one only after the event
-//! that caused it is on disk.
+//! that caused it is on disk, and one that [`Effect::follows`] it only then, too.
 
 use crate::counters::VoidReason;
 use crate::event::RolloutError;
@@ -105,13 +105,21 @@ impl Effect {
     pub fn is_durable(&self) -> bool {
         matches!(
             self,
-            Effect::Batch { .. }
-                | Effect::BatchCut { .. }
+            Effect::BatchCut { .. }
                 | Effect::ForgetBatches { .. }
                 | Effect::Evaluated(_)
                 | Effect::Finished { .. }
                 | Effect::Failed { .. }
         )
+    }
+
+    /// Whether it must not be seen before `other` is carried out. That a batch was given need not be on disk, which a
+    /// trainer would wait for: the batch has to be, and after a restart every batch that is counts as given.
+    pub fn follows(&self, other: &Effect) -> bool {
+        match (self, other) {
+            (Effect::Batch { step, .. }, Effect::BatchCut { batch }) => batch.step == *step,
+            _ => false,
+        }
     }
 }
 

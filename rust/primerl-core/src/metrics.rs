@@ -1,15 +1,15 @@
 //! What is said about a cut batch, by name. Means over nothing are left out rather than reported as 0.
 
 use crate::algorithm::{mean, standard_deviation};
-use crate::config::Config;
-use crate::counters::{Counters, Losses, VoidReason};
+use crate::config::{Config, Role};
+use crate::counters::{Attempts, Counters, Losses, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
 use crate::effect::CancelReason;
 use crate::group::Group;
-use crate::ids::Step;
+use crate::ids::{RolloutId, Step};
 use crate::pack::MicroBatch;
 use crate::policy::staleness;
-use crate::rollout::{LeftOut, TrainedTrace};
+use crate::rollout::{LeftOut, Rollout, TrainedTrace};
 use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -74,6 +74,17 @@ impl Metrics {
             self.set(name, mean(values.iter().copied()));
         }
     }
+
+    /// `<name>/{mean,max,min}`
+    fn spread(&mut self, name: &str, values: &[f64]) {
+        self.mean(format!("{name}/mean"), values);
+        if let Some(largest) = values.iter().copied().reduce(f64::max) {
+            self.set(format!("{name}/max"), largest);
+        }
+        if let Some(smallest) = values.iter().copied().reduce(f64::min) {
+            self.set(format!("{name}/min"), smallest);
+        }
+    }
 }
 
 pub fn batch_metrics(
@@ -85,22 +96,19 @@ pub fn batch_metrics(
     interval: &Interval,
 ) -> BTreeMap<String, f64> {
     let mut metrics = Metrics::default();
-    reward_metrics(&mut metrics, config, groups);
+    let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
+    let weighted = micro_batches
+        .iter()
+        .flat_map(|micro_batch| micro_batch.sequences());
+    let samples: Vec<&Sample> = weighted.map(|weighted| &weighted.sample).collect();
+    rollout_metrics(&mut metrics, config, groups, &lengths(&samples));
     let advantages: Vec<f64> = advantages
         .iter()
         .flatten()
         .map(|advantage| f64::from(*advantage))
         .collect();
     metrics.set("advantage/all/std", standard_deviation(&advantages));
-    let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
-    let samples = micro_batches
-        .iter()
-        .flat_map(|micro_batch| micro_batch.sequences());
-    sample_metrics(
-        &mut metrics,
-        step,
-        &samples.map(|weighted| &weighted.sample).collect::<Vec<_>>(),
-    );
+    sample_metrics(&mut metrics, step, &samples);
     left_out_metrics(&mut metrics, groups);
     let tokens: usize = micro_batches
         .iter()
@@ -117,8 +125,6 @@ pub fn batch_metrics(
     );
     loss_metrics(&mut metrics, interval);
     metrics.set("rollouts/truncated", interval.counters.truncated as f64);
-    metrics.set("rollouts/empty", interval.counters.empty as f64);
-    metrics.set("rollouts/errored", interval.counters.errored as f64);
     metrics.0
 }
 
@@ -146,38 +152,96 @@ fn loss_metrics(metrics: &mut Metrics, Interval { counters, losses }: &Interval)
     metrics.set("groups/set_aside", losses.groups_set_aside as f64);
 }
 
-/// Over traces, which are rollouts where each has one seat.
-fn reward_metrics(metrics: &mut Metrics, config: &Config, groups: &[Group]) {
-    let all: Vec<&TrainedTrace> = groups.iter().flat_map(Group::traces).collect();
-    let column = |traces: &[&TrainedTrace], of: &dyn Fn(&TrainedTrace) -> f64| {
-        traces.iter().map(|trace| of(trace)).collect::<Vec<f64>>()
-    };
-    let rewards = column(&all, &|trace| trace.reward);
-    metrics.mean("reward/all/mean", &rewards);
+/// Tokens that the batch has of each rollout; of one that is left out whole, no entry.
+fn lengths(samples: &[&Sample]) -> BTreeMap<RolloutId, usize> {
+    let mut lengths = BTreeMap::new();
+    for sample in samples {
+        *lengths.entry(sample.rollout).or_default() += sample.len();
+    }
+    lengths
+}
+
+/// Of all of the batch, as `all`, and of each environment by its name.
+fn rollout_metrics(
+    metrics: &mut Metrics,
+    config: &Config,
+    groups: &[Group],
+    lengths: &BTreeMap<RolloutId, usize>,
+) {
+    let rewards = groups.iter().flat_map(Group::traces);
+    let rewards: Vec<f64> = rewards.map(|trace| trace.reward).collect();
     metrics.set("reward/all/std", standard_deviation(&rewards));
-    metrics.mean(
-        "num_turns/all/mean",
-        &column(&all, &|trace| f64::from(trace.turns)),
-    );
-    metrics.mean(
-        "is_truncated/all/mean",
-        &column(&all, &|trace| f64::from(u8::from(trace.truncated))),
-    );
+    metrics_of(metrics, "all", &groups.iter().collect::<Vec<_>>(), lengths);
     for (id, environment) in config.environment_ids() {
         let own = groups.iter().filter(|group| group.environment == id);
-        let own: Vec<&TrainedTrace> = own.flat_map(Group::traces).collect();
+        let own: Vec<&Group> = own.collect();
         let name = &environment.name;
-        metrics.mean(
-            format!("reward/{name}/mean"),
-            &column(&own, &|trace| trace.reward),
-        );
+        metrics_of(metrics, name, &own, lengths);
         let mut named: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for (metric, value) in own.iter().flat_map(|trace| &trace.metrics) {
+        let traces = own.iter().flat_map(|group| group.traces());
+        for (metric, value) in traces.flat_map(|trace| &trace.metrics) {
             named.entry(metric).or_default().push(*value);
         }
         named.iter().for_each(|(metric, values)| {
             metrics.mean(format!("metric/{name}/{metric}/mean"), values)
         });
+    }
+}
+
+/// Rewards are those of traces, which are rollouts where each has one seat; all else is of rollouts. A rollout that is
+/// left out of the batch whole has turns, and may be truncated, but has no length.
+fn metrics_of(
+    metrics: &mut Metrics,
+    name: &str,
+    groups: &[&Group],
+    lengths: &BTreeMap<RolloutId, usize>,
+) {
+    let traces = groups.iter().flat_map(|group| group.traces());
+    let rewards: Vec<f64> = traces.map(|trace| trace.reward).collect();
+    metrics.mean(format!("reward/{name}/mean"), &rewards);
+    let rollouts: Vec<&Rollout> = groups.iter().flat_map(|group| group.finished()).collect();
+    let of_each = |of: &dyn Fn(&[TrainedTrace]) -> f64| -> Vec<f64> {
+        rollouts.iter().map(|rollout| of(&rollout.traces)).collect()
+    };
+    let turns = of_each(&|traces| traces.iter().map(|trace| f64::from(trace.turns)).sum());
+    metrics.spread(&format!("num_turns/{name}"), &turns);
+    let truncated = of_each(&|traces| {
+        let any = traces.iter().any(|trace| trace.truncated);
+        f64::from(u8::from(any))
+    });
+    metrics.mean(format!("is_truncated/{name}/mean"), &truncated);
+    let tokens = rollouts
+        .iter()
+        .filter_map(|rollout| lengths.get(&rollout.id));
+    let tokens: Vec<f64> = tokens.map(|tokens| *tokens as f64).collect();
+    metrics.spread(&format!("seq_len/{name}"), &tokens);
+}
+
+/// Of the rollouts that ended since the cut before, of `all` and of each training environment by its name:
+/// `empty_rollouts/<name>/count` and `errored_rollouts/<name>/count`, and as a share of them `.../mean`. Where no rollout
+/// of an environment ended there is no share; that of all is 0 then.
+pub fn attempt_metrics(config: &Config, attempts: &[Attempts]) -> BTreeMap<String, f64> {
+    let mut metrics = Metrics::default();
+    let mut all = Attempts::default();
+    for ((_, environment), own) in config.environment_ids().zip(attempts) {
+        all.add(own);
+        if environment.role == Role::Train {
+            share_metrics(&mut metrics, &environment.name, own);
+        }
+    }
+    metrics.set("empty_rollouts/all/mean", 0.0);
+    metrics.set("errored_rollouts/all/mean", 0.0);
+    share_metrics(&mut metrics, "all", &all);
+    metrics.0
+}
+
+fn share_metrics(metrics: &mut Metrics, name: &str, of: &Attempts) {
+    for (kind, count) in [("empty", of.empty), ("errored", of.errored)] {
+        metrics.set(format!("{kind}_rollouts/{name}/count"), count as f64);
+        if of.ended > 0 {
+            let share = count as f64 / of.ended as f64;
+            metrics.set(format!("{kind}_rollouts/{name}/mean"), share);
+        }
     }
 }
 
@@ -194,13 +258,7 @@ fn left_out_metrics(metrics: &mut Metrics, groups: &[Group]) {
 }
 
 fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
-    let lengths: Vec<f64> = samples.iter().map(|sample| sample.len() as f64).collect();
     metrics.set("samples/count", samples.len() as f64);
-    metrics.mean("seq_len/all/mean", &lengths);
-    metrics.set(
-        "seq_len/all/max",
-        lengths.iter().copied().fold(0.0, f64::max),
-    );
     let staleness: Vec<u64> = samples
         .iter()
         .filter_map(|sample| Some(staleness(step, sample.oldest?)))

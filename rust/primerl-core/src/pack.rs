@@ -40,7 +40,7 @@ pub struct PackedBatch {
     pub ranks: Vec<Vec<MicroBatch>>,
     /// Tokens that are trained, over all ranks.
     pub loss_tokens: u64,
-    /// `reward/all/mean`, `reward/<env>/mean`, `seq_len/all/mean`, `staleness/<n>` (samples of staleness n), ...
+    /// `reward/all/mean`, `reward/<env>/mean`, `seq_len/<env>/max`, `staleness/<n>` (samples of staleness n), ...
     pub metrics: BTreeMap<String, f64>,
 }
 

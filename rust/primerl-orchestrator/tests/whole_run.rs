@@ -104,6 +104,9 @@ async fn whole_run(turns: usize, extra: &str) {
     let steps = read_lines(&place.output().join("steps.jsonl"));
     assert_eq!(steps.len(), 4);
     assert!(steps[0]["metrics"]["reward/all/mean"].as_f64().unwrap() > 0.0);
+    for (batch, line) in batches.iter().zip(&steps) {
+        check_metrics(batch, &line["metrics"]);
+    }
     let evaluations = read_lines(&place.output().join("evals.jsonl"));
     let versions: Vec<_> = evaluations
         .iter()
@@ -209,4 +212,28 @@ async fn a_run_that_filters_files_its_examples() {
     }
     let moved: f64 = (0..4).map(|step| of(step, "into_easy")).sum();
     assert!(moved >= 4.0, "{moved} examples were filed as easy");
+}
+
+/// The trainer gets the metrics of the batch, of all and by environment, as `steps.jsonl` has them.
+fn check_metrics(batch: &trainer::Batch, line: &serde_json::Value) {
+    for (name, value) in &batch.metrics {
+        assert_eq!(line[name].as_f64(), Some(*value), "{name}");
+    }
+    let sequences = batch.sequences();
+    let rollouts: BTreeSet<u64> = sequences.iter().map(|sequence| sequence.rollout).collect();
+    let tokens: usize = sequences.iter().map(|sequence| sequence.ids.len()).sum();
+    for of in ["all", "task"] {
+        let metric = |name: &str| batch.metrics[name];
+        let mean = metric(&format!("seq_len/{of}/mean"));
+        assert!((mean * rollouts.len() as f64 - tokens as f64).abs() < 1e-6);
+        assert!(metric(&format!("seq_len/{of}/min")) <= mean);
+        assert!(metric(&format!("seq_len/{of}/max")) >= mean);
+        assert!(metric(&format!("num_turns/{of}/min")) >= 1.0);
+        assert_eq!(metric(&format!("is_truncated/{of}/mean")), 0.0);
+        for kind in ["empty", "errored"] {
+            assert_eq!(metric(&format!("{kind}_rollouts/{of}/count")), 0.0);
+        }
+    }
+    assert_eq!(batch.metrics["errored_rollouts/all/mean"], 0.0);
+    assert!(batch.metrics["progress/epoch"] > 0.0);
 }

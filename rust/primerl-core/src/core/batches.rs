@@ -3,12 +3,12 @@
 use super::Core;
 use crate::admission::last_step;
 use crate::batch::build;
-use crate::counters::{Ended, VoidReason};
+use crate::counters::{Attempts, Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
-use crate::metrics::{Interval, buffer_metrics};
+use crate::metrics::{Interval, attempt_metrics, buffer_metrics};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -53,6 +53,13 @@ impl Core {
         );
         let moved = self.curriculum.end_step(self.next_step);
         batch.metrics.extend(buffer_metrics(&self.config, moved));
+        let attempts = self.sites.iter_mut().map(|site| &mut site.attempts);
+        let attempts: Vec<Attempts> = attempts.map(std::mem::take).collect();
+        batch
+            .metrics
+            .extend(attempt_metrics(&self.config, &attempts));
+        let epoch = ("progress/epoch".to_owned(), self.curriculum.epoch());
+        batch.metrics.extend([epoch]);
         let batch = Arc::new(batch);
         let micro_batches = batch.ranks.iter().flatten();
         let trained: BTreeSet<RolloutId> = micro_batches

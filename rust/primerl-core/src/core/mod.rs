@@ -28,7 +28,7 @@ pub use restart::{OpenRollout, OpenWorker};
 use crate::admission::Limits;
 use crate::batch::Batches;
 use crate::config::{Config, ConfigError, Role};
-use crate::counters::{Counters, Losses};
+use crate::counters::{Attempts, Counters, Losses};
 use crate::curriculum::Curriculum;
 use crate::deadlines::{Deadlines, Due};
 use crate::effect::{CancelReason, Effect};
@@ -68,6 +68,8 @@ struct Site {
     set_aside: BTreeSet<GroupId>,
     /// Training groups dropped since the last one that was completed.
     failed_groups: u32,
+    #[serde(default)]
+    attempts: Attempts,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -256,7 +258,7 @@ impl Core {
             ));
         }
         self.ledger.refuses(version, digest).or_else(|| {
-            let fetched = self.batches.newest_fetched().map_or(0, |step| step.0);
+            let fetched = self.batches.newest_trainable().map_or(0, |step| step.0);
             (version.0 > fetched).then(|| {
                 format!(
                     "version {version} was published, but its trainer has not fetched the batch of step {version}: it \

@@ -206,6 +206,7 @@ impl Core {
             self.deadlines.clear(asked.deadline, Due::Batch(request));
         }
         self.trainer.waiting_since = None;
+        self.batches.restarted(self.next_step);
         let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
         for worker in workers {
             self.worker_seen(worker);

@@ -89,9 +89,10 @@ impl Core {
         if rollout.evaluates.is_some() {
             return self.evaluation_rollout_finished(rollout, outcome);
         }
-        let rules = Rules::of(&self.config, rollout.environment);
+        let environment = rollout.environment;
+        let rules = Rules::of(&self.config, environment);
         let finished = rollout.finish(outcome, &rules);
-        self.flag(outcome, finished.as_ref().err());
+        self.flag(environment, outcome, finished.as_ref().err());
         match finished {
             Ok(()) if self.is_too_old(rollout.oldest()) => self.void_at_its_end(rollout),
             Ok(()) => self.finish(rollout),
@@ -100,16 +101,25 @@ impl Core {
     }
 
     /// Counts what a report says beside how the rollout ended.
-    fn flag(&mut self, outcome: &Outcome, error: Option<&RolloutError>) {
+    fn flag(
+        &mut self,
+        environment: EnvironmentId,
+        outcome: &Outcome,
+        error: Option<&RolloutError>,
+    ) {
         let mut trained = outcome
             .traces
             .iter()
             .filter(|trace| trace.trainable && trace.ok);
         let truncated = trained.any(|trace| trace.truncated);
-        let counters = &mut self.counters;
-        counters.errored += u64::from(!outcome.ok);
-        counters.truncated += u64::from(outcome.ok && truncated);
-        counters.empty += u64::from(error.is_some_and(|error| error.kind == "empty"));
+        let errored = u64::from(!outcome.ok);
+        let empty = u64::from(error.is_some_and(|error| error.kind == "empty"));
+        self.counters.errored += errored;
+        self.counters.empty += empty;
+        self.counters.truncated += u64::from(outcome.ok && truncated);
+        let attempts = &mut self.sites[environment.0 as usize].attempts;
+        attempts.errored += errored;
+        attempts.empty += empty;
     }
 
     pub(super) fn rollout_timed_out(&mut self, id: RolloutId) {
@@ -190,13 +200,15 @@ impl Core {
             .remove(&id)
             .expect("the caller knows the rollout to be in flight");
         self.deadlines.clear(rollout.deadline, Due::Rollout(id));
-        self.sites[rollout.environment.0 as usize].in_flight -= 1;
+        let site = &mut self.sites[rollout.environment.0 as usize];
+        site.in_flight -= 1;
         if let Some(worker) = self.workers.get_mut(&rollout.worker) {
             worker.running.remove(&id);
         }
         if rollout.evaluates.is_some() {
             self.in_flight_evaluation -= 1;
         } else {
+            site.attempts.ended += 1;
             self.forget_age(&rollout);
         }
         rollout

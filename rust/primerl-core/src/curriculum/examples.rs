@@ -22,6 +22,8 @@ pub(super) struct Examples {
     records: IndexMap<Record>,
     pools: Pools,
     since_cut: Movement,
+    #[serde(default)]
+    pub drawn: u64,
     filtered_groups: u64,
     filtered_rollouts: u64,
     pub filtered_in_a_row: u64,
@@ -49,6 +51,7 @@ impl Examples {
                 ..Pools::default()
             },
             since_cut: Movement::default(),
+            drawn: 0,
             filtered_groups: 0,
             filtered_rollouts: 0,
             filtered_in_a_row: 0,
@@ -60,7 +63,13 @@ impl Examples {
     pub fn draw(&mut self, rules: &Buffer, rng: &mut impl Rng) -> Option<(u32, Option<u64>)> {
         let returned = (self.total_weight(rules) <= 0.0).then(|| self.return_all());
         let pool = self.choose(rules, rng);
-        Some((self.deck.draw(pool, rng)?, returned))
+        let example = self.deck.draw(pool, rng)?;
+        self.drawn += 1;
+        Some((example, returned))
+    }
+
+    pub fn count(&self) -> u32 {
+        self.deck.examples()
     }
 
     /// Files an example by the mean reward of its group. Returns whether the group is to be trained.

@@ -144,6 +144,15 @@ impl Curriculum {
         })
     }
 
+    /// Passes over all training examples so far: groups that were begun, each with one example, by the number of examples
+    /// of all environments together. Groups in flight count, and those that were dropped or filtered.
+    pub fn epoch(&self) -> f64 {
+        let known = || self.sources.iter().filter_map(|own| own.examples.as_ref());
+        let drawn: u64 = known().map(|examples| examples.drawn).sum();
+        let examples: u64 = known().map(|examples| u64::from(examples.count())).sum();
+        drawn as f64 / examples.max(1) as f64
+    }
+
     /// Files the example of a complete group. Returns whether the group is to be trained.
     pub fn file(
         &mut self,

@@ -280,6 +280,9 @@ impl Simulator {
         for effect in effects {
             match effect {
                 effect if effect.is_durable() => self.withhold(number, Withheld::Effect(effect)),
+                effect if self.process.withholds_what_goes_before(&effect) => {
+                    self.withhold(number, Withheld::Effect(effect));
+                }
                 // A worker that is told so leaves, and is missed if the run is not over after all.
                 effect @ Effect::NoLease { finished: true, .. } => {
                     self.withhold_reply(number, Reply::Over(effect));
@@ -331,6 +334,10 @@ impl Simulator {
             Effect::ComputeAdvantages { request } => self.compute_advantages(&request),
             Effect::ScoreByTeacher { request } => self.score_by_teacher(&request),
             Effect::BatchNotReady { request, .. } => self.trainer_asks_again(request),
+            effect @ Effect::Batch { .. } => match self.disk.is_instant() {
+                true => self.record(Withheld::Effect(effect)),
+                false => self.give_recorder(Withheld::Effect(effect)),
+            },
             _ => {}
         }
     }

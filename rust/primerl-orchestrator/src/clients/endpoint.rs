@@ -14,6 +14,8 @@ const MAX_ATTEMPTS: u32 = 6;
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 /// No server's word about when to come again counts for more.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
+/// A server that is out of order is told of so often.
+const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
 /// What is asked.
 #[derive(Debug, Serialize)]
@@ -105,7 +107,10 @@ impl Endpoint {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
-            tracing::warn!(url = self.url, %error, attempt, "a request of another server failed");
+            // Of many rollouts that are refused together, and again and again.
+            if self.outage.is_news(Instant::now(), BETWEEN_WARNINGS) {
+                tracing::warn!(url = self.url, %error, attempt, "a request of another server failed");
+            }
             if !error.is_retryable() || attempt >= MAX_ATTEMPTS {
                 return Err(error);
             }

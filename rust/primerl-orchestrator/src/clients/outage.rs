@@ -30,6 +30,18 @@ impl Outage {
         state.since.get_or_insert(now);
         Pending(self)
     }
+
+    /// Whether a failure should be told of: not again within `repeat`, unless there was an answer since.
+    pub fn is_news(&self, now: Instant, repeat: Duration) -> bool {
+        let mut state = self.0.lock();
+        let is_news = state
+            .told
+            .is_none_or(|told| now.saturating_duration_since(told) >= repeat);
+        if is_news {
+            state.told = Some(now);
+        }
+        is_news
+    }
 }
 
 impl Pending<'_> {
@@ -46,16 +58,9 @@ impl Pending<'_> {
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Whether it should be told of: not again within `repeat`.
+    /// [`Outage::is_news`]
     pub fn is_news(&self, now: Instant, repeat: Duration) -> bool {
-        let mut state = self.0.0.lock();
-        let is_news = state
-            .told
-            .is_none_or(|told| now.saturating_duration_since(told) >= repeat);
-        if is_news {
-            state.told = Some(now);
-        }
-        is_news
+        self.0.is_news(now, repeat)
     }
 
     /// What ends the run, of a teacher that has answered nobody for longer than `limit`; `last` is what it failed with.
@@ -80,7 +85,8 @@ impl Drop for Pending<'_> {
         let mut state = self.0.0.lock();
         state.pending -= 1;
         if state.pending == 0 {
-            *state = State::default();
+            // What was told is not told again because others ask now.
+            state.since = None;
         }
     }
 }
@@ -108,7 +114,9 @@ mod tests {
         );
         second.answered(at(70));
         assert_eq!(first.silence(at(75)), Duration::from_secs(5));
+        assert!(outage.is_news(at(75), minute) && !outage.is_news(at(76), minute));
         drop((first, second));
+        assert!(!outage.begin(at(80)).is_news(at(81), minute));
         // Nobody waited meanwhile.
         let third = outage.begin(at(500));
         assert_eq!(third.silence(at(501)), Duration::from_secs(1));

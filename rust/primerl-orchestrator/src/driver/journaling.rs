@@ -66,6 +66,11 @@ impl Driver {
         self.note_wait();
     }
 
+    pub(super) fn withholds_what_goes_before(&self, effect: &Effect) -> bool {
+        let mut durable = self.durable.iter();
+        durable.any(|(_, what)| matches!(what, Durable::Effect(other, _) if effect.follows(other)))
+    }
+
     pub(super) fn note_wait(&mut self) {
         if self.journal_wait.is_none() {
             let waits = &self.telemetry.waits;

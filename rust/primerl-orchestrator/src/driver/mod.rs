@@ -125,8 +125,8 @@ impl Driver {
     pub async fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
         for effect in owed {
             match effect {
-                // Whoever asked for a batch is gone, and what had ended may go on by now.
-                Effect::Batch { .. } | Effect::Finished { .. } | Effect::Failed { .. } => {}
+                // What had ended may go on by now.
+                Effect::Finished { .. } | Effect::Failed { .. } => {}
                 effect => self.effects.carry_out(effect, None),
             }
         }
@@ -274,7 +274,7 @@ impl Driver {
         for effect in effects {
             // Workers that are told of the end leave; a crash that undid it would leave the run without them.
             let ends = matches!(effect, Effect::NoLease { finished: true, .. });
-            if effect.is_durable() || ends {
+            if effect.is_durable() || ends || self.withholds_what_goes_before(&effect) {
                 let waiter = self.batch_waiter(&effect);
                 self.wait_for_journal(number, Durable::Effect(effect, waiter));
             } else {
@@ -350,6 +350,10 @@ impl Driver {
                 if let Some(waiter) = self.take_batch_reply(request) {
                     let _ = waiter.send(BatchReply::NotReady { waiting_for });
                 }
+            }
+            Effect::Batch { .. } => {
+                let waiter = self.batch_waiter(&effect);
+                self.effects.carry_out(effect, waiter);
             }
             Effect::NoMoreBatches { request } => {
                 if let Some(waiter) = self.take_batch_reply(request) {

@@ -6,6 +6,7 @@ mod buffer;
 mod evaluations;
 mod groups;
 mod leases;
+mod metrics;
 mod restart;
 mod rules;
 mod teacher;

@@ -74,6 +74,22 @@ fn a_trainer_goes_back_to_its_checkpoint_and_no_further() {
 }
 
 #[test]
+fn after_a_restart_what_was_cut_may_have_been_given() {
+    let mut run = under_way();
+    let refused = |run: &Run, version: u64| {
+        let refused = run.core.refuses_weights(PolicyVersion(version), "d");
+        refused.unwrap_or_default()
+    };
+    assert!(refused(&run, 1).contains("has not fetched the batch of step 1"));
+    run.send(Event::Restarted);
+    assert_eq!(refused(&run, 1), "", "the request for it may be lost");
+    assert!(refused(&run, 3).contains("only 2 steps were cut"));
+    run.send(Event::TrainerResumed { step: Step(0) });
+    run.publish(0);
+    assert!(refused(&run, 1).contains("has not fetched the batch of step 1"));
+}
+
+#[test]
 fn a_trainer_that_goes_on_with_other_weights_than_it_was_at_is_refused() {
     let mut run = under_way();
     run.publish(1);

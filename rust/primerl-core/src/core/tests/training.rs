@@ -66,8 +66,9 @@ fn the_metrics_of_a_batch() {
         ("samples/too_long", 0.0),
         ("samples/cut", 0.0),
         ("samples/masked", 0.0),
-        ("rollouts/errored", 1.0),
-        ("rollouts/empty", 0.0),
+        ("errored_rollouts/all/count", 1.0),
+        ("errored_rollouts/all/mean", 0.2),
+        ("empty_rollouts/all/count", 0.0),
         ("rollouts/truncated", 0.0),
     ];
     for (name, value) in expected {

@@ -83,6 +83,12 @@ impl Process {
         self.open.get(&rollout).is_some_and(|(by, _)| *by == worker)
     }
 
+    pub fn withholds_what_goes_before(&self, effect: &Effect) -> bool {
+        self.durable
+            .iter()
+            .any(|(_, what)| matches!(what, Withheld::Effect(withheld) if effect.follows(withheld)))
+    }
+
     /// Batches that would be written.
     pub fn batches_to_write(&self) -> u64 {
         let is_cut = |job: &&Withheld| matches!(job, Withheld::Effect(Effect::BatchCut { .. }));

@@ -168,8 +168,8 @@ impl Simulator {
             observer.after_event(*now);
             owed.extend(effects.into_iter().filter(Effect::is_durable));
         }
-        // Whoever asked for a batch is gone, and what had ended is ended.
-        owed.retain(|effect| !matches!(effect, Effect::Batch { .. } | Effect::Finished { .. }));
+        // What had ended is ended.
+        owed.retain(|effect| !matches!(effect, Effect::Finished { .. }));
         let mut whole = core.clone();
         for (now, event) in lost {
             whole.handle(event.clone(), *now);
