@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 MAIN = """
 import json, os, shutil, sys
 from importlib import import_module
@@ -89,6 +91,16 @@ def run_cases(cases: list[Case]) -> str:
             said.append(process.communicate()[0])
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
     return "\n".join(said)
+
+
+def load_shards(folder: Path) -> dict[str, Any]:
+    """All tensors of a folder's safetensors files; each is in one of them."""
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
 
 
 def saved_tensors(checkpoint: Path) -> set[str]:

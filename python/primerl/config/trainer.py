@@ -106,12 +106,19 @@ class Loss(Section):
 
 
 class Weights(Section):
-    """Which broadcast weights stay on disk."""
+    """How weights are broadcast, and which stay on disk."""
 
     keep_last: int = Field(default=4, ge=2)
     """Newest versions that are kept; `primerl rl` raises it to max_async_level + 2 where it is left out."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of what engines load; `trainer.dtype` where it is left out. Adapters are always float32."""
+    max_shard_bytes: PositiveInt = 5_000_000_000
+    """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
+    transport: Literal["files", "collective"] = "files"
+    """`collective`: the trainer's ranks also send what is in the files to engines that ask for it, over a process group
+    of torch (NCCL on GPUs, gloo on CPUs)."""
 
 
 class Checkpoints(Section):

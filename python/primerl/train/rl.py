@@ -380,7 +380,8 @@ class Trainer:
         self.doing(step, "saving the model")
         ckpt, output_dir = self.config.ckpt, Path(self.config.output_dir)
         separate = self.adapter if ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, Path(self.config.model.path), output_dir, step, self.ranks, separate)
+        source, most = Path(self.config.model.path), self.config.weights.max_shard_bytes
+        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
         if ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, ckpt.keep_last, ckpt.keep_interval)
         log.info("saved %s", saved)
