@@ -137,7 +137,7 @@ def test_muon_sees_whole_matrices(sft_runs: dict[str, Path], one: str, other: st
 def test_half_precision_is_close(sft_runs: dict[str, Path], other: str) -> None:
     """Master weights are in fp32 in either; what is computed in bf16 rounds otherwise."""
     of_metrics, of_weights = differences(sft_runs["half_one"], sft_runs[other])
-    assert of_metrics <= 5e-2
+    assert of_metrics <= 1e-1
     assert of_weights <= 3e-2
 
 
