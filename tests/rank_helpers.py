@@ -56,13 +56,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start_ranks(cases: list[Case]) -> list[subprocess.Popen[str]]:
+def start_ranks(cases: list[Case], program: str = MAIN) -> list[subprocess.Popen[str]]:
     """As many processes as the largest case has ranks; each imports torch once."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     processes = []
     for rank in range(max(case.ranks for case in cases)):
         process = subprocess.Popen(
-            [sys.executable, "-c", MAIN],
+            [sys.executable, "-c", program],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,9 +17,9 @@ SENDER = """
 import json, os, signal, sys, threading
 from pathlib import Path
 import torch
-from primerl.train import transfer
+from primerl.train import transfer, weights
 from primerl.train.broadcast import Snapshot
-from primerl.train.distributed import Ranks
+from primerl.train.distributed import RankError, Ranks
 from primerl.train.model import DTYPES, load_model
 from primerl.train.parallel import local, shard
 from primerl.train.transfer import Sender
@@ -33,6 +33,7 @@ shard(model, ranks, dtype)
 output = Path(given["output"])
 sender = Sender(output / "broadcasts", "127.0.0.1", ranks.device, bucket_bytes=given["bucket_bytes"], timeout_s=10.0)
 publisher = WeightsPublisher(output, 2, True, ranks, sender=sender)
+publisher._meeting._patience_s = given["patience_s"]
 broadcast, said = transfer.broadcast, print
 left = -1
 
@@ -55,7 +56,20 @@ for line in sys.stdin:
         # As a broadcast beside training does: into memory that is used again.
         files, wait = snapshot.take(publisher.shares(model), model)
         wait()
-        answer = str(publisher.write(command["version"], files))
+        try:
+            answer = str(publisher.write(command["version"], files))
+        except (OSError, RankError) as error:
+            answer = [type(error).__name__, str(error)]
+    elif "kept" in command:
+        storages = [tensor.untyped_storage() for tensors in files.values() for tensor in tensors.values()]
+        answer = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    elif "disk" in command:
+        def broken(*arguments, how=command["disk"], **options):
+            if how == "full":
+                raise OSError(28, "No space left on device")
+            threading.Event().wait()
+        weights.save_file = broken
+        answer = "broken"
     elif "scale" in command:
         with torch.no_grad():
             for tensor in model.parameters():
@@ -134,6 +148,7 @@ class Told:
 def senders(model: Path, output: Path, ranks: int = 1, **changes: Any) -> Iterator[list[Told]]:
     """The ranks of a trainer, which publish and send what they hold."""
     given = {"model": str(model), "output": str(output), "ranks": ranks, "dtype": "float32", "bucket_bytes": 10_000}
+    given["patience_s"] = 60.0
     port = str(free_port())
     started = []
     try:
