@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,9 +138,11 @@ class Broadcasts:
         except (OSError, SafetensorError) as error:
             where = self._publisher.folder
             raise BroadcastError(f"the weights of policy {version} cannot be written to {where}: {error}") from error
-        if not self._ranks.leads:
-            return
         self._say(f"announcing policy {version}")
+        # The others wait, so that none is gone while engines are told where to ask.
+        self._publisher.meeting.lead(lambda: self._announce(version, manifest), "announce the weights")
+
+    def _announce(self, version: int, manifest: Path) -> None:
         try:
             self._client.weights(version, str(manifest.resolve()))
         except NoMoreBatches as over:
@@ -167,7 +170,7 @@ class Broadcasts:
 
         Raises:
             BroadcastError: it cannot be written, or takes too long.
-            RankError: another rank could not write its share.
+            RankError: another rank failed in it.
             OrchestratorError: the orchestrator refused it, or does not answer.
         """
         if self._flight is None:

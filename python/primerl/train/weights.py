@@ -103,7 +103,7 @@ class WeightsPublisher:
         self._dtype = dtype
         self._max_shard_bytes = max_shard_bytes
         self._sender = sender
-        self._meeting = Meeting(ranks, "broadcasts")
+        self.meeting = Meeting(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
         """Write policy `version`; returns the path of its manifest. All ranks have to call it, each writes its share.
@@ -137,9 +137,9 @@ class WeightsPublisher:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
-        with self._meeting.folder(manifest.parent) as folder:
-            parts = self._meeting.each(lambda: self._share(folder, version, files), "write its share of the weights")
-            self._meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
+        with self.meeting.folder(manifest.parent) as folder:
+            parts = self.meeting.each(lambda: self._share(folder, version, files), "write its share of the weights")
+            self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
     def close(self) -> None:
