@@ -77,9 +77,9 @@ def start_ranks(cases: list[Case], program: str = MAIN) -> list[subprocess.Popen
     return processes
 
 
-def run_cases(cases: list[Case]) -> str:
+def run_cases(cases: list[Case], program: str = MAIN) -> str:
     """One after the other, to their ends; returns what was said."""
-    processes = start_ranks(cases)
+    processes = start_ranks(cases, program)
     said = []
     try:
         for process in processes:

@@ -145,7 +145,8 @@ def test_two_ranks_train_experts_and_compiled_layers(tmp_path: Path, mixture: Pa
             case("experts_2", 2, **experts),
             case("plain_1", 1),
             case("compiled_2", 2, compile=True),
-        ]
+        ],
+        COMPILED + MAIN,
     )
     for one, two in (("experts_1", "experts_2"), ("plain_1", "compiled_2")):
         for here, there in zip(metrics(tmp_path / one), metrics(tmp_path / two), strict=True):
@@ -155,6 +156,14 @@ def test_two_ranks_train_experts_and_compiled_layers(tmp_path: Path, mixture: Pa
         first, second = (load_shards(tmp_path / name / "weights" / "step_3") for name in (one, two))
         assert first.keys() == second.keys()
         assert max((first[name] - second[name]).abs().max().item() for name in first) <= 2 * WEIGHT
+
+
+COMPILED = """
+from functools import partial
+from primerl.train import memory, sft
+sft.prepare = partial(memory.prepare, backend="aot_eager")
+"""
+"""What torch.compile makes of layers that are gathered around it; without minutes of a C++ compiler."""
 
 
 BROKEN = """

@@ -209,6 +209,13 @@ class TrainerSettings(Computation):
             raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
         return self
 
+    @model_validator(mode="after")
+    def _adapters_have_one_dtype(self) -> Self:
+        lora = self.model.lora
+        if self.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
+            raise ValueError("weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out")
+        return self
+
 
 class TrainedModel(AdaptedModel):
     """The model to train."""

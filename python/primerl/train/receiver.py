@@ -43,7 +43,7 @@ from torch import Tensor
 
 SECRET_FILE = ".secret"
 """In `broadcasts`: hex digits that senders and receivers know."""
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 26
 """Of a message."""
 DTYPES = {
     "F64": torch.float64,
