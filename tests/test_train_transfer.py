@@ -19,9 +19,10 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import transfer
 from primerl.train.broadcast import Snapshot
 from primerl.train.model import load_model
-from primerl.train.receiver import NoSenderError, TransferError, buckets, close_links, receive
+from primerl.train.receiver import NoSenderError, TransferError, close_links, receive
 from primerl.train.transfer import Sender, address_towards
 from primerl.train.weights import WeightsPublisher
+from primerl.train.wire import buckets
 from rank_helpers import load_shards
 from transfer_helpers import WORKER, Told, all_do, senders
 

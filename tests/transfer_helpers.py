@@ -85,6 +85,7 @@ WORKER = """
 import json, os, signal, sys
 import xxhash
 from primerl.train import receiver
+from primerl.train.wire import as_bytes
 
 new_group, broadcast = receiver.new_group, receiver.broadcast
 groups, left = 0, -1
@@ -108,7 +109,7 @@ for line in sys.stdin:
     left = command.pop("die_after", -1)
     try:
         tensors = receiver.receive(**command)
-        rows = {name: receiver.as_bytes(tensor) for name, tensor in tensors.items()}
+        rows = {name: as_bytes(tensor) for name, tensor in tensors.items()}
         answer = {name: xxhash.xxh3_64_hexdigest(row.numpy().data) for name, row in rows.items()}
     except receiver.TransferError as error:
         answer = {"error": type(error).__name__, "message": str(error)}

@@ -16,7 +16,7 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
 | `weights`, `broadcast` | weights published to the engines; by a thread, beside training |
 | `shards`, `meeting` | weights divided among ranks; where the ranks' threads hear of each other |
-| `transfer`, `receiver` | published weights sent from memory, beside the files |
+| `transfer`, `receiver`, `wire` | published weights sent from memory, beside the files |
 | `checkpoint`, `step_folders` | what training goes on from; the model folder a run ends with; which are kept |
 | `metrics` | `metrics.jsonl` and the console line |
 """

@@ -195,10 +195,10 @@ class Broadcasts:
     def close(self) -> None:
         """What is in flight may come to its end, within moments."""
         self._client.leave()
-        self._publisher.close()
         if self._thread is not None:
             self._thread.join(ENDING_S)
-            if self._thread.is_alive():
-                log.warning("left while %s", self._at)
-                return
+        self._publisher.close()
+        if self._thread is not None and self._thread.is_alive():
+            log.warning("left while %s", self._at)
+            return
         self._client.close()

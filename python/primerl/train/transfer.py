@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from primerl.train.receiver import (
+from primerl.train.wire import (
     SECRET_FILE,
     PeerGoneError,
     Piece,
@@ -160,6 +160,7 @@ class Sender:
             log.warning("a receiver of weights was turned away: %s", error)
             wire.close()
             return
+        own = None
         with self._changed:
             coming = self._coming.setdefault((engine, world), {})
             replaced = coming.get(rank)
@@ -170,7 +171,7 @@ class Sender:
                 self._groups[engine] = own
         if replaced is not None:
             replaced.close()
-        if len(coming) == world:
+        if own is not None:
             self._serve(engine, own, former)
 
     def _serve(self, engine: str, own: _Group, former: _Group | None) -> None:
