@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from primerl.inference.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint import CheckpointError, save_checkpoint
 from primerl.train.config import ConfigError, TrainerConfig
-from primerl.train.distributed import ALONE, Ranks
+from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.meeting import Meeting
 from primerl.train.shards import own_tensors, plan
 from primerl.train.weights import WeightsPublisher
 from rank_helpers import load_shards
@@ -160,6 +163,19 @@ def test_a_rank_that_does_not_write_is_named_in_time(folder: Path, tmp_path: Pat
         assert message.startswith("rank 1 is gone or hangs")
         assert message.endswith("; it did not write its share of the weights within 1 s")
     assert not (tmp_path / "broadcasts" / "step_1").exists()
+
+
+def test_who_leaves_stops_waiting_for_others() -> None:
+    """A thread that went on within torch would abort the process at its end."""
+    ranks = Ranks(0, 2, torch.device("cpu"), store=torch.distributed.HashStore())  # type: ignore[attr-defined]
+    meeting, began = Meeting(ranks, "broadcasts"), threading.Event()
+    with ThreadPoolExecutor() as beside:
+        waiting = beside.submit(meeting.each, began.set, "wait")
+        assert began.wait(20)
+        assert not waiting.done()
+        meeting.leave()
+        with pytest.raises(RankError, match="this rank has left"):
+            waiting.result(20)
 
 
 def test_the_whole_model_is_one_share_alone(folder: Path) -> None:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 1800.0
 """For a disk that takes what is written, and does not come to an end. An orchestrator has a deadline of its own, and so
 have the ranks' threads for each other."""
+STOPPING_S = 1.0
 ENDING_S = 5.0
 """What a process that ends early gives the thread to write what it has."""
 
@@ -200,5 +201,7 @@ class Broadcasts:
         self._publisher.close()
         if self._thread is not None and self._thread.is_alive():
             log.warning("left while %s", self._at)
+            # It stops where it only waits for other ranks.
+            self._thread.join(STOPPING_S)
             return
         self._client.close()

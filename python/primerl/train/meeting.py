@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ class Meeting:
         if ranks.store is not None:
             self._store = torch.distributed.PrefixStore(name, ranks.store)  # type: ignore[attr-defined]
         self._count = 0
+        self._left = threading.Event()
+
+    def leave(self) -> None:
+        """Whoever waits for others stops: a process may not end while a thread of it is within torch."""
+        self._left.set()
 
     def each(self, action: Callable[[], Any], what: str) -> list[Any]:
         """Every rank does `action`, whose answer is plain JSON; returns when all have, on the leading rank what they
@@ -124,6 +130,7 @@ class Meeting:
         while not self._store.check([key]):
             if time.monotonic() > deadline:
                 return None
-            time.sleep(LOOK_EVERY_S)
+            if self._left.wait(LOOK_EVERY_S):
+                raise RankError("this rank has left")
         word: bytes = self._store.get(key)
         return word

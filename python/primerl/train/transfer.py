@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ TIMEOUT_S = 60.0
 """For a worker to answer, and for a bucket to get over."""
 PROOF_S = 10.0
 """For whoever connects to show that it knows the secret."""
+CLOSING_S = 5.0
 ENDING_S = 20.0
 """For what is being sent when the next version is copied."""
 
@@ -98,6 +100,7 @@ class Sender:
         self._offer: _Offer | None = None
         self._coming: dict[tuple[str, int], dict[int, Wire]] = {}
         self._groups: dict[str, _Group] = {}
+        self._serving: set[threading.Thread] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family)
         port = self._server.getsockname()[1]
@@ -133,6 +136,10 @@ class Sender:
             wire.close()
         for group in groups:
             group.close()
+        # A process may not end while a thread of it is within torch.
+        deadline = time.monotonic() + CLOSING_S
+        for thread in list(self._serving):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     # Threads --------------------------------------------------------------------------------------------------------
 
@@ -172,7 +179,11 @@ class Sender:
         if replaced is not None:
             replaced.close()
         if own is not None:
-            self._serve(engine, own, former)
+            self._serving.add(threading.current_thread())
+            try:
+                self._serve(engine, own, former)
+            finally:
+                self._serving.discard(threading.current_thread())
 
     def _serve(self, engine: str, own: _Group, former: _Group | None) -> None:
         if former is not None:

@@ -143,6 +143,8 @@ class WeightsPublisher:
         return manifest
 
     def close(self) -> None:
+        """Whoever waits for other ranks stops, and nothing is sent any more."""
+        self.meeting.leave()
         if self._sender is not None:
             self._sender.close()
 
