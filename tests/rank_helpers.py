@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 MAIN = """
 import json, os, shutil, sys
 from importlib import import_module
@@ -54,13 +56,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start_ranks(cases: list[Case]) -> list[subprocess.Popen[str]]:
+def start_ranks(cases: list[Case], program: str = MAIN) -> list[subprocess.Popen[str]]:
     """As many processes as the largest case has ranks; each imports torch once."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     processes = []
     for rank in range(max(case.ranks for case in cases)):
         process = subprocess.Popen(
-            [sys.executable, "-c", MAIN],
+            [sys.executable, "-c", program],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -75,9 +77,9 @@ def start_ranks(cases: list[Case]) -> list[subprocess.Popen[str]]:
     return processes
 
 
-def run_cases(cases: list[Case]) -> str:
+def run_cases(cases: list[Case], program: str = MAIN) -> str:
     """One after the other, to their ends; returns what was said."""
-    processes = start_ranks(cases)
+    processes = start_ranks(cases, program)
     said = []
     try:
         for process in processes:
@@ -89,6 +91,16 @@ def run_cases(cases: list[Case]) -> str:
             said.append(process.communicate()[0])
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
     return "\n".join(said)
+
+
+def load_shards(folder: Path) -> dict[str, Any]:
+    """All tensors of a folder's safetensors files; each is in one of them."""
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
 
 
 def saved_tensors(checkpoint: Path) -> set[str]:

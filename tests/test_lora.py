@@ -13,6 +13,7 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapter_files import check_lora_files, folder_digest
 from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
 from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
+from primerl.train.distributed import ALONE
 from primerl.train.flops import ModelShape
 from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.memory import prepare
@@ -20,7 +21,8 @@ from primerl.train.merging import adapter_state, merged_state
 from primerl.train.model import PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
 from primerl.train.sft_config import SFTConfig
-from primerl.train.weights import WeightsPublisher, checkpoint_tensors
+from primerl.train.shards import plan, shares
+from primerl.train.weights import WeightsPublisher
 from safetensors.torch import load_file, save_file
 from test_train_weights import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -134,7 +136,8 @@ def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
     base = experts(tmp_path)
     model, _ = adapted(base)
     assert {name.split(".")[3] for name in adapter_state(model.state_dict())} == {"self_attn"}
-    tensors, own = checkpoint_tensors(model), load_file(base / "model.safetensors")
+    tensors = {name: tensor for _, name, tensor in shares(model, ALONE, plan(model, ALONE))}
+    own = load_file(base / "model.safetensors")
     assert sorted(tensors) == sorted(own)
     changed = {name.split(".")[-2] for name, tensor in own.items() if not torch.equal(tensor, tensors[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -25,7 +25,7 @@ from primerl.train import rl
 from primerl.train.config import LoraConfig
 from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
 from primerl.train.model import load_model
-from primerl.train.weights import FILE
+from primerl.train.shards import FILE
 from pydantic import ValidationError
 from rank_helpers import saved_tensors
 from safetensors.torch import load_file

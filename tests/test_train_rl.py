@@ -19,6 +19,7 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
+from rank_helpers import load_shards
 from safetensors.torch import load_file
 from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
 from transformers import AutoModelForCausalLM
@@ -77,7 +78,7 @@ def whole_batch(step: int, _rank: int = 0) -> Answer:
 
 
 def published(output_dir: Path, version: int) -> dict[str, torch.Tensor]:
-    return load_file(output_dir / "broadcasts" / f"step_{version}" / "model.safetensors")
+    return load_shards(output_dir / "broadcasts" / f"step_{version}")
 
 
 def reference_training(model: Any, steps: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,8 @@ import xxhash
 from primerl.models.tiny import write_model
 from primerl.train import weights
 from primerl.train.checkpoint import save_checkpoint
-from primerl.train.weights import FILE, WeightsPublisher
+from primerl.train.shards import FILE
+from primerl.train.weights import WeightsPublisher
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 

@@ -34,7 +34,7 @@ from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from primerl.train.metrics import MetricsWriter
-from primerl.train.model import load_model
+from primerl.train.model import DTYPES, load_model
 from primerl.train.weights import WeightsPublisher
 
 if TYPE_CHECKING:
@@ -71,8 +71,14 @@ class Run:
         self.output_dir = Path(resolve.absolute(self.config.output_dir))
         self.model_path = resolve.absolute(self.config.model.path)
         weights = self.config.trainer.weights
+        if weights.transport != "files":
+            raise ConfigError("trainer.weights.transport: a training script publishes files; leave it out")
         self._publisher = WeightsPublisher(
-            self.output_dir, weights.keep_last, weights.keep_all or self.config.keep_broadcasts
+            self.output_dir,
+            weights.keep_last,
+            weights.keep_all or self.config.keep_broadcasts,
+            dtype=None if weights.dtype is None else DTYPES[weights.dtype],
+            max_shard_bytes=weights.max_shard_bytes,
         )
         self._next_version = 0
         self._resumed = self._owes_weights = False

@@ -39,7 +39,7 @@ class TrainerLora(Lora):
 
     broadcast: Literal["adapter", "merged"] | None = None
     """What engines are sent: the adapter, which they merge, or merged weights, which any engine can load. Where it is
-    left out, the adapter if all engines are the run's own."""
+    left out, the adapter if all engines are the run's own and `weights.dtype` is left out too."""
 
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:

@@ -156,11 +156,13 @@ def sft(config: SFTConfig) -> SFTConfig:
 
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:
-    """With what is left out decided: engines of elsewhere may not have been started for adapters."""
+    """With what is left out decided: engines of elsewhere may not have been started for adapters, whose dtype is
+    float32."""
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if config.orchestrator.engines else "adapter")}
+    merged = config.orchestrator.engines or config.trainer.weights.dtype is not None
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merged else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)
     resolved: TrainerLora = lora.model_copy(update=changes)

@@ -106,12 +106,19 @@ class Loss(Section):
 
 
 class Weights(Section):
-    """Which broadcast weights stay on disk."""
+    """How weights are broadcast, and which stay on disk."""
 
     keep_last: int = Field(default=4, ge=2)
     """Newest versions that are kept; `primerl rl` raises it to max_async_level + 2 where it is left out."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of what engines load; `trainer.dtype` where it is left out. Adapters are always float32."""
+    max_shard_bytes: PositiveInt = 5_000_000_000
+    """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
+    transport: Literal["files", "collective"] = "files"
+    """`collective`: the trainer's ranks also send what is in the files to engines that ask for it, over a process group
+    of torch (NCCL on GPUs, gloo on CPUs)."""
 
 
 class Checkpoints(Section):
@@ -205,6 +212,13 @@ class TrainerSettings(Computation):
     @model_validator(mode="after")
     def _there_is_an_adapter_to_save(self) -> Self:
         self.check_adapter()
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_one_dtype(self) -> Self:
+        lora = self.model.lora
+        if self.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
+            raise ValueError("weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out")
         return self
 
     def check_adapter(self) -> None:

@@ -4,11 +4,13 @@ training goes on.
     step k:   wait for the broadcast of policy v(k-1)     (`finish`; long over, where writing takes less than a step)
               copy the weights of policy v(k)             (`begin`; a moment of the model, which may change after it)
     thread:   hash, write, sync, rename                   (`WeightsPublisher.write`)
-              tell the orchestrator
+              tell the orchestrator                       (the leading rank's)
 
 One is in flight at a time, so versions are announced in their order. What the thread fails at, the trainer raises: in
 the next `check`, `finish` or `begin`. A process that is killed leaves a broadcast that is whole or none, and goes on
 from a checkpoint, whose policy it publishes again.
+
+With several ranks each copies, hashes and writes its share; the leading one completes the folder when all have.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,12 +31,14 @@ from primerl.train.client import NoMoreBatches, OrchestratorClient, Orchestrator
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.parallel import local
 from primerl.train.step_folders import remove_unfinished
-from primerl.train.weights import Files, WeightsPublisher
+from primerl.train.weights import Files, Shares, WeightsPublisher
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1800.0
-"""For a disk that takes what is written, and does not come to an end. An orchestrator has a deadline of its own."""
+"""For a disk that takes what is written, and does not come to an end. An orchestrator has a deadline of its own, and so
+have the ranks' threads for each other."""
+STOPPING_S = 1.0
 ENDING_S = 5.0
 """What a process that ends early gives the thread to write what it has."""
 
@@ -49,22 +54,19 @@ class Snapshot:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Tensor] = {}
 
-    def take(self, files: Files, model: Any) -> tuple[Files, Callable[[], None]]:
+    def take(self, shares: Shares, model: Any) -> tuple[Files, Callable[[], None]]:
         """The copies, and what to call before they are read. The model may change at once."""
         changing = {_storage(local(tensor)) for tensor in model.state_dict().values()}
-        copies = {
-            file: {
-                # What was gathered from other ranks, merged or converted may be a copy already.
-                name: tensor.contiguous() if _is_apart(tensor, changing) else self._copy((file, name), tensor)
-                for name, tensor in tensors.items()
-            }
-            for file, tensors in files.items()
-        }
-        if not any(tensor.is_cuda for tensors in files.values() for tensor in tensors.values()):
-            return copies, lambda: None
-        # Later steps of this stream change the weights after they were copied; the thread waits for the copies.
-        copied = torch.cuda.current_stream().record_event()
-        return copies, copied.synchronize
+        copies: Files = {}
+        wait_for_copies: Callable[[], None] = lambda: None  # noqa: E731 (one of two)
+        for file, name, tensor in shares:
+            # What was gathered from other ranks, merged or converted may be a copy already.
+            apart = _is_apart(tensor, changing)
+            copies.setdefault(file, {})[name] = tensor.contiguous() if apart else self._copy((file, name), tensor)
+            if tensor.is_cuda:
+                # Later steps of this stream change the weights after they were copied; the thread waits for the copies.
+                wait_for_copies = torch.cuda.current_stream().record_event().synchronize
+        return copies, wait_for_copies
 
     def _copy(self, name: tuple[str, str], tensor: Tensor) -> Tensor:
         kept = self._kept.get(name)
@@ -83,7 +85,7 @@ def _is_apart(tensor: Tensor, changing: set[int]) -> bool:
 
 
 class Broadcasts:
-    """The one that is in flight, if any. Only the leading rank has a thread; all of them gather."""
+    """The one that is in flight, if any. Each rank has a thread, which writes its share; the leading one announces."""
 
     def __init__(
         self,
@@ -108,10 +110,7 @@ class Broadcasts:
     def begin(self, model: Any, version: int) -> None:
         """Returns when the model may change. All ranks have to call it. Raises what `finish` does."""
         self.finish()
-        files = self._publisher.files(model)
-        if not self._ranks.leads:
-            return
-        files, wait_for_copies = self._snapshot.take(files, model)
+        files, wait_for_copies = self._snapshot.take(self._publisher.shares(model), model)
         flight: Future[float] = Future()
 
         def publish() -> None:
@@ -141,6 +140,10 @@ class Broadcasts:
             where = self._publisher.folder
             raise BroadcastError(f"the weights of policy {version} cannot be written to {where}: {error}") from error
         self._say(f"announcing policy {version}")
+        # The others wait, so that none is gone while engines are told where to ask.
+        self._publisher.meeting.lead(lambda: self._announce(version, manifest), "announce the weights")
+
+    def _announce(self, version: int, manifest: Path) -> None:
         try:
             self._client.weights(version, str(manifest.resolve()))
         except NoMoreBatches as over:
@@ -168,6 +171,7 @@ class Broadcasts:
 
         Raises:
             BroadcastError: it cannot be written, or takes too long.
+            RankError: another rank failed in it.
             OrchestratorError: the orchestrator refused it, or does not answer.
         """
         if self._flight is None:
@@ -194,7 +198,10 @@ class Broadcasts:
         self._client.leave()
         if self._thread is not None:
             self._thread.join(ENDING_S)
-            if self._thread.is_alive():
-                log.warning("left while %s", self._at)
-                return
+        self._publisher.close()
+        if self._thread is not None and self._thread.is_alive():
+            log.warning("left while %s", self._at)
+            # It stops where it only waits for other ranks.
+            self._thread.join(STOPPING_S)
+            return
         self._client.close()

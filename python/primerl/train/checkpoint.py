@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import uuid
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -10,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import settle, whole_folder
-from primerl.train.merging import adapter_state, merged_state
+from primerl.train.files import settle, sync
+from primerl.train.meeting import Meeting
+from primerl.train.merging import adapter_state
 from primerl.train.optim import Optimizer
-from primerl.train.parallel import whole_state
+from primerl.train.shards import MAX_SHARD_BYTES, computing_dtype, gathered, own_tensors, plan, shares
 from primerl.train.step_folders import keep_newest, remove_unfinished, saved_steps
 
 if TYPE_CHECKING:
@@ -269,7 +274,13 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def save_checkpoint(
-    model: Any, source: Path, output_dir: Path, step: int, ranks: Ranks = ALONE, adapter: Adapter | None = None
+    model: Any,
+    source: Path,
+    output_dir: Path,
+    step: int,
+    ranks: Ranks = ALONE,
+    adapter: Adapter | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
     other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
@@ -277,23 +288,65 @@ def save_checkpoint(
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
 
-    All ranks have to call it; the leading one writes.
+    All ranks have to call it; each writes its share of the weights, the leading one everything else.
+
+    Raises:
+        CheckpointError: it cannot be written.
+        RankError: another rank could not write its share, or did not in time.
     """
     target = output_dir / "weights" / f"step_{step}"
-    state = whole_state(model, ranks) if ranks.size > 1 else None
-    if not ranks.leads:
-        return target
-    with whole_folder(target, replace=True) as folder:
-        model.save_pretrained(folder, state_dict=merged_state(model, state))
-        if state is not None:
-            # Of weights in fp32 that are saved as what they are computed with.
-            model.config.dtype = str(model.computes_in).removeprefix("torch.")
-            model.config.save_pretrained(folder)
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for file, name, tensor in shares(model, ranks, plan(model, ranks, max_shard_bytes)):
+        files.setdefault(file, {})[name] = tensor.cpu().contiguous()
+    adapted = gathered(model, adapter_state(own_tensors(model)), keep=ranks.leads) if adapter is not None else {}
+
+    def complete(folder: Path, parts: list[dict[str, dict[str, int]]]) -> None:
+        _describe(model, folder, {file: sizes for part in parts for file, sizes in part.items()})
         if adapter is not None:
-            adapter.save(folder / ADAPTER_FOLDER, state)
-        for name in TEXT_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-        if (source / "chat_templates").is_dir():
-            shutil.copytree(source / "chat_templates", folder / "chat_templates")
+            adapter.save(folder / ADAPTER_FOLDER, adapted)
+        _copy_text(source, folder)
+        settle(folder, target)
+
+    meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
+    try:
+        with meeting.folder(target) as folder:
+            parts = meeting.each(lambda: _write(folder, files), "write its share of the model")
+            meeting.lead(lambda: complete(folder, parts), "complete the model folder")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"the model cannot be saved to {target}: {error}") from error
     return target
+
+
+def _write(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, int]]:
+    """Returns the tensors' sizes in bytes, by file and name."""
+    for file, tensors in files.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        sync(folder / file)
+    return {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
+
+
+def _describe(model: Any, folder: Path, files: dict[str, dict[str, int]]) -> None:
+    """The model's config, and where its tensors are when they are in several files, as transformers' `save_pretrained`
+    writes both. `files`: sizes in bytes of their tensors."""
+    # Of weights that may be in fp32 and are saved as what they are computed with; of a class that FSDP has renamed.
+    model.config.dtype = str(computing_dtype(model)).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    if len(files) > 1:
+        total = sum(size for sizes in files.values() for size in sizes.values())
+        index = {
+            "metadata": {"total_parameters": model.num_parameters(), "total_size": total},
+            "weight_map": {name: file for file, sizes in files.items() for name in sizes},
+        }
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _copy_text(source: Path, folder: Path) -> None:
+    for name in TEXT_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if (source / "chat_templates").is_dir():
+        shutil.copytree(source / "chat_templates", folder / "chat_templates")

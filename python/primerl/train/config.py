@@ -100,11 +100,17 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
-    """Which published weights stay on disk."""
+    """How weights are published, and which stay on disk."""
 
     keep_last: int = 4
     keep_all: bool = False
     """Keep every version: `primerl verify` needs them."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of what engines load; what the model computes in where it is left out."""
+    max_shard_bytes: int = 5_000_000_000
+    """Size of a file of weights above which another one is begun."""
+    transport: Literal["files", "collective"] = "files"
+    """`collective`: ranks also send what they have published to engines that ask for it; see `transfer`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +199,10 @@ class TrainerConfig(ComputationConfig):
         _at_least(config, "max_steps", 1)
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
+        _at_least(config.weights, "max_shard_bytes", 1, "weights.")
+        lora = config.model.lora
+        if config.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
+            raise ConfigError("weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out")
         if config.ckpt is not None:
             check_checkpoints(config.ckpt)
         _check_loss(config.loss)

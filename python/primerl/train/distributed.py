@@ -96,12 +96,13 @@ class Ranks:
             self.store.set(f"gave_up/{self.rank}", "")
             time.sleep(SAID_WITHIN_S)
             silent = [rank for rank in range(self.size) if not self.store.check([f"gave_up/{rank}"])]
-            described = [self._last_words(rank) for rank in silent]
+            described = [self.last_words(rank) for rank in silent]
         except RuntimeError:
             return "the other ranks are gone, with the process that started them"
         return "; ".join(described) or "another rank has failed"
 
-    def _last_words(self, rank: int) -> str:
+    def last_words(self, rank: int) -> str:
+        """Of a rank that does not come to where it should be."""
         if not self.store.check([f"at/{rank}"]):
             return f"rank {rank} is gone or hangs"
         since, _, what = self.store.get(f"at/{rank}").decode().partition(" ")

@@ -31,13 +31,13 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 def settle(temporary: Path, target: Path) -> None:
     """Sync a folder that is complete and give it its name; one that has it goes."""
     for path in sorted(temporary.rglob("*")):
-        _sync(path)
-    _sync(temporary)
+        sync(path)
+    sync(temporary)
     former = target.parent / f".{target.name}.{os.getpid()}.former"
     if target.exists():
         target.rename(former)
     temporary.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(former, ignore_errors=True)
 
 
@@ -49,10 +49,11 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

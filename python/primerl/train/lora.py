@@ -36,9 +36,10 @@ from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig, TrainerCon
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
-from primerl.train.model import ModelError
-from primerl.train.parallel import whole_state
-from primerl.train.weights import Files, WeightsPublisher
+from primerl.train.model import DTYPES, ModelError
+from primerl.train.shards import gathered, own_tensors
+from primerl.train.transfer import Sender, address_towards
+from primerl.train.weights import Files, Shares, WeightsPublisher
 
 log = logging.getLogger(__name__)
 
@@ -230,28 +231,46 @@ class AdapterPublisher(WeightsPublisher):
     """Publishes the adapter alone, for engines that hold the base model: see docs/architecture.md, "Adapters"."""
 
     def __init__(
-        self, adapter: Adapter, output_dir: Path, keep_last: int, keep_all: bool, ranks: Ranks = ALONE
+        self,
+        adapter: Adapter,
+        output_dir: Path,
+        keep_last: int,
+        keep_all: bool,
+        ranks: Ranks = ALONE,
+        sender: Sender | None = None,
     ) -> None:
-        super().__init__(output_dir, keep_last, keep_all, ranks)
+        super().__init__(output_dir, keep_last, keep_all, ranks, sender=sender)
         self._adapter = adapter
 
-    def files(self, model: Any) -> Files:
-        state = whole_state(model, self._ranks)
-        if not self._ranks.leads:
-            return {}
-        return {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
+    def _shares(self, model: Any) -> Shares:
+        state = gathered(model, adapter_state(own_tensors(model)), keep=self._ranks.leads)
+        if self._ranks.leads:
+            files = {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
+            yield from ((file, name, tensor) for file, tensors in files.items() for name, tensor in tensors.items())
 
     def _write(self, folder: Path, files: Files) -> None:
-        self._adapter.write(folder, files[ADAPTER_FILE])
-        save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
+        if files:
+            self._adapter.write(folder, files[ADAPTER_FILE])
+            save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
 
-    def _holds(self, folder: Path, version: int, files: Files) -> bool:
-        return (folder / ADAPTER_CONFIG).is_file() and super()._holds(folder, version, files)
+    def _held(self, folder: Path) -> dict[str, Any] | None:
+        return super()._held(folder) if (folder / ADAPTER_CONFIG).is_file() else None
 
 
 def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
     """Of adapters or of whole weights, as `model.lora.broadcast` says."""
-    output_dir, kept, lora = Path(config.output_dir), config.weights, config.model.lora
+    output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
+    sender = None
+    if given.transport == "collective":
+        sender = Sender(output_dir / "broadcasts", address_towards(config.orchestrator_url), ranks.device)
     if adapter is not None and lora is not None and lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, kept.keep_last, kept.keep_all, ranks)
-    return WeightsPublisher(output_dir, kept.keep_last, kept.keep_all, ranks)
+        return AdapterPublisher(adapter, output_dir, given.keep_last, given.keep_all, ranks, sender)
+    return WeightsPublisher(
+        output_dir,
+        given.keep_last,
+        given.keep_all,
+        ranks,
+        dtype=None if given.dtype is None else DTYPES[given.dtype],
+        max_shard_bytes=given.max_shard_bytes,
+        sender=sender,
+    )

@@ -35,13 +35,15 @@ def lora_layers(model: Any) -> dict[str, Any]:
 @torch.no_grad()
 def merged_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The state of the model with its adapter merged into it, under the names it has without one; of a model without
-    an adapter its own state. `state`: the model's, where it has been gathered already."""
+    an adapter its own state. `state`: the model's, or whole layers of it, where it has been gathered already."""
     state = model.state_dict() if state is None else state
     layers = lora_layers(model)
     if not layers:
         return state
     merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not is_adapter(name)}
     for name, layer in layers.items():
+        if f"{name}.weight" not in merged:
+            continue
         weight = merged[f"{name}.weight"]
         a, b = (state[f"{name}.lora_{part}.{NAME}.weight"] for part in "AB")
         whole = weight.float() + layer.scaling[NAME] * (b.float() @ a.float())

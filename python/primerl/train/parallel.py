@@ -104,18 +104,3 @@ def first_row(tensor: Tensor) -> int:
         return 0
     shares = tensor.device_mesh["dp_shard"]
     return min(tensor.shape[0], shares.get_local_rank() * -(-tensor.shape[0] // shares.size()))
-
-
-def whole_state(model: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """The model's tensors, tied ones once: where it is divided, whole ones on the leading rank's CPU, in the dtype that
-    it computes in, and none on the others, which hold one of them at a time. All ranks have to call it."""
-    tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if name in tied:
-            continue
-        if isinstance(tensor, DTensor):
-            tensor = whole(tensor.detach().to(model.computes_in)).cpu()
-        if ranks.leads:
-            state[name] = tensor.detach()
-    return state

@@ -383,7 +383,8 @@ class Trainer:
         self.doing(step, "saving the model")
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
-        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate)
+        most = self.config.weights.max_shard_bytes
+        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         log.info("saved %s", saved)

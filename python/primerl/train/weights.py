@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import whole_folder, write_text
-from primerl.train.merging import merged_state
-from primerl.train.parallel import whole_state
+from primerl.train.files import settle, sync, write_text
+from primerl.train.meeting import Meeting
+from primerl.train.shards import MAX_SHARD_BYTES, plan, shares
 from primerl.train.step_folders import saved_steps
+from primerl.train.transfer import Sender
 
-FILE = "model.safetensors"
 SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -31,45 +33,45 @@ SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
 }
 
-
 Files = dict[str, dict[str, Tensor]]
 """Tensors by their names, by the names of their files."""
-
-
-def checkpoint_tensors(model: Any, ranks: Ranks = ALONE) -> dict[str, Tensor]:
-    """The model's tensors, an adapter merged, under the names of a Hugging Face checkpoint, tied ones once. They may be
-    the model's own, wherever these are. All ranks have to call it; those that do not lead get none."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    own = whole_state(model, ranks)
-    if not ranks.leads:
-        return {}
-    own = merged_state(model, own)
-    named = revert_weight_conversion(model, own)
-    return {name: named[name].detach() for name in sorted(named)}
+Shares = Iterable[tuple[str, str, Tensor]]
+"""File, name and tensor of what a rank publishes. It may take all ranks to come by the next."""
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
-    """Contents of `manifest.json` for tensors that are all in one file of `file_bytes` bytes."""
-    return manifest_of_files(version, {file: tensors}, {file: file_bytes})
+    """Contents of `manifest.json` for tensors, contiguous on the CPU, all in one file of `file_bytes` bytes."""
+    return manifest_of(version, [{"name": file, "bytes": file_bytes}], tensor_entries({file: tensors}))
 
 
-def manifest_of_files(version: int, files: Files, sizes: dict[str, int]) -> dict[str, Any]:
-    """The same for tensors in several files; `sizes` in bytes. The digest is of all tensors, wherever they are."""
-    entries = []
-    lines = {}
-    for file, tensors in files.items():
-        for name, tensor in sorted(tensors.items()):
-            dtype, shape, xxh3 = SAFETENSORS_DTYPES[tensor.dtype], list(tensor.shape), tensor_hash(tensor)
-            entries.append({"name": name, "dtype": dtype, "shape": shape, "file": file, "xxh3": xxh3})
-            lines[name] = f"{name} {dtype} {'x'.join(map(str, shape))} {xxh3}\n"
+def manifest_of(version: int, files: list[dict[str, Any]], tensors: list[dict[str, Any]]) -> dict[str, Any]:
+    """Contents of `manifest.json`; its digest is of all tensors, whatever files they are in."""
+    lines = sorted(
+        (entry["name"], f"{entry['name']} {entry['dtype']} {'x'.join(map(str, entry['shape']))} {entry['xxh3']}\n")
+        for entry in tensors
+    )
     return {
         "format": 1,
         "policy_version": version,
-        "digest": xxhash.xxh3_128_hexdigest("".join(lines[name] for name in sorted(lines)).encode()),
-        "files": [{"name": file, "bytes": sizes[file]} for file in files],
-        "tensors": entries,
+        "digest": xxhash.xxh3_128_hexdigest("".join(line for _, line in lines).encode()),
+        "files": files,
+        "tensors": tensors,
     }
+
+
+def tensor_entries(files: Files) -> list[dict[str, Any]]:
+    """A manifest's entries of tensors, which are contiguous on the CPU; this is what takes the time."""
+    return [
+        {
+            "name": name,
+            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "file": file,
+            "xxh3": tensor_hash(tensor),
+        }
+        for file, tensors in files.items()
+        for name, tensor in sorted(tensors.items())
+    ]
 
 
 def tensor_hash(tensor: Tensor) -> str:
@@ -79,60 +81,116 @@ def tensor_hash(tensor: Tensor) -> str:
 
 
 class WeightsPublisher:
-    """Writes `<output_dir>/broadcasts/step_<k>` and removes what no engine needs any more."""
+    """Writes `<output_dir>/broadcasts/step_<k>`, each rank its share, and removes what no engine needs any more."""
 
-    def __init__(self, output_dir: Path, keep_last: int, keep_all: bool, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        keep_last: int,
+        keep_all: bool,
+        ranks: Ranks = ALONE,
+        *,
+        dtype: torch.dtype | None = None,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        sender: Sender | None = None,
+    ) -> None:
+        """`dtype`: of what is published, what the model computes in where it is left out. `sender`: sends what was
+        published to those that ask."""
         self.folder = output_dir / "broadcasts"
         self._keep_last = keep_last
         self._keep_all = keep_all
         self._ranks = ranks
+        self._dtype = dtype
+        self._max_shard_bytes = max_shard_bytes
+        self._sender = sender
+        self.meeting = Meeting(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
-        """Write policy `version`; returns the path of its manifest. All ranks have to call it; the leading one writes.
+        """Write policy `version`; returns the path of its manifest. All ranks have to call it, each writes its share.
 
         `broadcast.Broadcasts` does the same while training goes on.
         """
-        files = self.files(model)
-        if not self._ranks.leads:
-            return self._manifest(version)
-        here = {file: {name: tensor.cpu().contiguous() for name, tensor in files[file].items()} for file in files}
-        return self.write(version, here)
+        files: Files = {}
+        for file, name, tensor in self.shares(model):
+            files.setdefault(file, {})[name] = tensor.cpu().contiguous()
+        return self.write(version, files)
 
-    def files(self, model: Any) -> Files:
-        """What is published. Called by all ranks; what those that do not lead return is not looked at."""
-        return {FILE: checkpoint_tensors(model, self._ranks)}
+    def shares(self, model: Any) -> Shares:
+        """This rank's share of what is published. All ranks have to call it and take all of it. What was published
+        before is not sent to anybody any more."""
+        if self._sender is not None:
+            self._sender.withdraw()
+        return self._shares(model)
+
+    def _shares(self, model: Any) -> Shares:
+        shards = plan(model, self._ranks, self._max_shard_bytes, self._dtype)
+        return shares(model, self._ranks, shards, self._dtype)
 
     def write(self, version: int, files: Files) -> Path:
-        """Write these tensors, contiguous on the CPU, as policy `version`; returns the path of its manifest.
+        """Write these tensors, contiguous on the CPU, as this rank's share of policy `version`, and return when all
+        ranks have: the path of its manifest.
 
         A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
         stay as they are, for an engine may be reading them; others replace them.
+
+        Raises:
+            RankError: another rank could not write its share, or did not in time.
         """
-        manifest = self._manifest(version)
-        target = manifest.parent
-        if not self._holds(target, version, files):
-            with whole_folder(target, replace=True) as folder:
-                self._write(folder, files)
-                contents = _manifest(version, files, folder)
-                (folder / manifest.name).write_text(json.dumps(contents) + "\n", encoding="utf-8")
-            write_text(self.folder / "LATEST", target.name)
-            if not self._keep_all:
-                self._remove_before(version - self._keep_last + 1)
+        manifest = self.folder / f"step_{version}" / "manifest.json"
+        with self.meeting.folder(manifest.parent) as folder:
+            parts = self.meeting.each(lambda: self._share(folder, version, files), "write its share of the weights")
+            self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
-    def _manifest(self, version: int) -> Path:
-        return self.folder / f"step_{version}" / "manifest.json"
+    def close(self) -> None:
+        """Whoever waits for other ranks stops, and nothing is sent any more."""
+        self.meeting.leave()
+        if self._sender is not None:
+            self._sender.close()
+
+    def _share(self, folder: Path, version: int, files: Files) -> dict[str, Any]:
+        tensors = tensor_entries(files)
+        self._write(folder, files)
+        entries: list[dict[str, Any]] = []
+        for file in files:
+            sync(folder / file)
+            entries.append({"name": file, "bytes": (folder / file).stat().st_size})
+        if self._sender is not None and files:
+            address = self._sender.offer(version, files)
+            entries = [{**entry, "sender": address} for entry in entries]
+        return {"files": entries, "tensors": tensors}
 
     def _write(self, folder: Path, files: Files) -> None:
-        save_file(files[FILE], folder / FILE, metadata={"format": "pt"})
+        for file, tensors in files.items():
+            save_file(tensors, folder / file, metadata={"format": "pt"})
 
-    def _holds(self, folder: Path, version: int, files: Files) -> bool:
-        """Whether these weights were published as this version before."""
+    def _complete(self, version: int, folder: Path, parts: list[dict[str, Any]]) -> None:
+        """By the leading rank."""
+        files, tensors = ([entry for part in parts for entry in part[kind]] for kind in ("files", "tensors"))
+        twice = [name for name, count in Counter(entry["name"] for entry in tensors).items() if count > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is in the shares of several groups of layers")
+        contents = manifest_of(version, files, tensors)
+        target = self.folder / f"step_{version}"
+        held = self._held(target)
+        if held is not None and _without_senders(held) == _without_senders(contents):
+            if held != contents:
+                write_text(target / "manifest.json", json.dumps(contents) + "\n")
+            return
+        (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
+        settle(folder, target)
+        write_text(self.folder / "LATEST", target.name)
+        if not self._keep_all:
+            self._remove_before(version - self._keep_last + 1)
+
+    def _held(self, folder: Path) -> dict[str, Any] | None:
+        """The manifest of what was published there before, where that is whole."""
         try:
-            written = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-            return bool(written == _manifest(version, files, folder))
-        except (OSError, ValueError):
-            return False
+            held: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            whole = all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in held["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return held if whole else None
 
     def _remove_before(self, oldest: int) -> None:
         for version in saved_steps(self.folder):
@@ -140,6 +198,7 @@ class WeightsPublisher:
                 shutil.rmtree(self.folder / f"step_{version}")
 
 
-def _manifest(version: int, files: Files, folder: Path) -> dict[str, Any]:
-    """Of files that are in `folder`."""
-    return manifest_of_files(version, files, {file: (folder / file).stat().st_size for file in files})
+def _without_senders(contents: dict[str, Any]) -> dict[str, Any]:
+    """Which are others after a restart, whatever they send."""
+    files = [{key: entry[key] for key in entry if key != "sender"} for entry in contents["files"]]
+    return {**contents, "files": files}
