@@ -1,4 +1,5 @@
-"""One suite for every engine with vLLM's surface: the seeded mock and the embedded torch engine, as real processes."""
+"""One suite for every engine with vLLM's surface: the seeded mock, the embedded torch engine and vLLM itself, as real
+processes. vLLM where there is an environment with it (`make vllm`)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ from engine_helpers import (
     Engine,
     any_tensors,
     mock_command,
+    need_vllm,
     request,
     running,
     start_many,
     torch_command,
+    vllm_command,
     wait_until,
     write_checkpoint,
 )
@@ -33,12 +36,18 @@ from engine_helpers import (
 
 @pytest.fixture(scope="session", params=KINDS)
 def shared_engine(
-    request: pytest.FixtureRequest, mock_binary: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("engine")
+    if request.param == "vllm":
+        need_vllm()
+    commands = {
+        "mock": lambda: mock_command(request.getfixturevalue("mock_binary")),
+        "torch": lambda: torch_command(model, folder),
+        "vllm": lambda: vllm_command(model, folder),
+    }
     is_mock = request.param == "mock"
-    command = mock_command(mock_binary) if is_mock else torch_command(model, folder)
-    with running(request.param, command, None if is_mock else model, folder / "log") as engine:
+    with running(request.param, commands[request.param](), None if is_mock else model, folder / "log") as engine:
         yield engine
 
 

@@ -23,6 +23,7 @@ from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
+from primerl.inference.vllm.installation import chosen_backend
 
 Source = TypeVar("Source", bound=Environment)
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
@@ -71,6 +72,8 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
+                "backend": engine_backend(config),
+                "start_s": config.timeouts.start_s,
                 "max_model_len": source.max_model_len or config.seq_len,
                 "logprobs_mode": source.logprobs_mode or needed,
                 "model": EngineModel(path=absolute(config.model.path), name=model_name(config)),
@@ -83,6 +86,11 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
         name = "inference" if source.replicas == 1 else f"inference_{index}"
         processes.append(_process(config, "inference", name, resolved, threads=source.threads))
     return processes
+
+
+def engine_backend(config: RLConfig) -> str:
+    """`torch` or `vllm`: where it is left to be found out, what this machine has."""
+    return chosen_backend(config.inference.backend, config.inference.python)
 
 
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
@@ -136,7 +144,8 @@ def trained_lora(config: RLConfig) -> TrainerLora | None:
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if config.orchestrator.engines else "adapter")}
+    merges = bool(config.orchestrator.engines) or engine_backend(config) == "vllm"
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merges else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)
     resolved: TrainerLora = lora.model_copy(update=changes)

@@ -22,6 +22,7 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.vllm import installation
 from primerl.launch import going_back
 from primerl.train.adapter_files import check_lora_files
 from primerl.train.config import ConfigError as SettingError
@@ -148,7 +149,9 @@ def _model(config: RLConfig) -> None:
     check_model(folder)
     for weights in sorted(folder.glob("*.safetensors")):
         check_weights(weights)
-    if config.inference.replicas:
+    if config.inference.replicas and resolve.engine_backend(config) == "vllm":
+        _vllm(config, folder)
+    elif config.inference.replicas:
         try:
             Shape.read(folder)
         except (ValueError, TypeError) as error:
@@ -167,6 +170,19 @@ def _model(config: RLConfig) -> None:
     if isinstance(limit, int) and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+
+
+def _vllm(config: RLConfig, folder: Path) -> None:
+    try:
+        installation.check_model(folder, installation.find(config.inference.python).device)
+    except installation.UnusableError as error:
+        raise ConfigError(str(error)) from None
+    lora = config.trainer.model.lora
+    if lora is not None and lora.broadcast == "adapter":
+        raise ConfigError(
+            "trainer.model.lora.broadcast is adapter, but vLLM is sent merged weights; leave it out, or set "
+            'inference.backend = "torch"'
+        )
 
 
 def check_model(folder: Path) -> None:
