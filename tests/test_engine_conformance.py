@@ -118,7 +118,7 @@ def test_max_tokens_fills_and_clamps(engine: Engine) -> None:
 
 
 def test_end_of_sequence_is_included_and_ends(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    # At the highest temperature that vLLM takes every token is about equally likely, so that some of many sequences end.
+    # At the highest temperature that vLLM takes all tokens are about equally likely, so that some sequences end.
     sampling = {"temperature": 2.0, "max_tokens": 300}
     answers = [pool.submit(engine.generate, seed=seed, **sampling) for seed in range(24)]
     choices = [answer.result()["choices"][0] for answer in answers]

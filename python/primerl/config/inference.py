@@ -15,8 +15,8 @@ class InferenceSettings(Section):
     """The inference engine."""
 
     backend: Literal["auto", "torch", "vllm"] = "auto"
-    """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA GPU
-    and vLLM is installed, else the embedded engine."""
+    """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA
+    GPU and vLLM is installed, else the embedded engine."""
     python: str | None = None
     """Interpreter of the environment that vLLM is installed in, where it is not the one that runs primerl."""
     host: str = "127.0.0.1"

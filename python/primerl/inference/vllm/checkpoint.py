@@ -1,4 +1,4 @@
-"""A published checkpoint, checked as a whole before any model sees it. The format is in docs/architecture.md, "Weights".
+"""A published checkpoint, checked as a whole before any model sees it (docs/architecture.md, "Weights").
 
     folder ── manifest.json ──> files and sizes ──> names, dtypes, shapes ──> the model's ──> every hash ──> digest
 

@@ -5,8 +5,8 @@ layers hold packed copies of their weights, and the reload does not renew the co
 module is compared with the checkpoint's tensors:
 
     weights as they are           equal, element by element, in the model's dtype
-    packed copies (CPU)           the same packing of the checkpoint's tensor gives the same answers, bit by bit, to a few
-                                  random inputs
+    packed copies (CPU)           the same packing of the checkpoint's tensor gives the same answers, bit by bit, to
+                                  a few random inputs
 
 Only for one worker: with tensor parallelism each has a part of every weight.
 """

@@ -1,5 +1,5 @@
-"""vLLM's command line and environment for one engine of a run: what primerl decides, what it suggests, and what it hands
-on from `[inference.vllm]` as it is."""
+"""vLLM's command line and environment for one engine of a run: what primerl decides, what it suggests, and what it
+hands on from `[inference.vllm]` as it is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
 from primerl.inference.vllm.installation import Installation, head_size, model_config
+
+if TYPE_CHECKING:
+    from primerl.inference.settings import InferenceConfig
 
 _ONE = "one engine is one API server on one machine; for more, raise inference.replicas or start more engines"
 _LORA = "engines are sent merged weights; leave it out"
@@ -74,8 +77,7 @@ def check(options: Mapping[str, Any]) -> None:
         seen[flag] = name
 
 
-def command(config: Any, installation: Installation, port: int) -> list[str]:
-    """`config`: primerl.inference.server's InferenceConfig."""
+def command(config: InferenceConfig, installation: Installation, port: int) -> list[str]:
     own: dict[str, Any] = {
         "model": config.model.path,
         "served-model-name": config.served_name,
@@ -109,7 +111,7 @@ def _is_given(name: str, given: Mapping[str, Any]) -> bool:
     return name in given or f"no-{name}" in given or name.removeprefix("no-") in given
 
 
-def _usual(config: Any, installation: Installation, given: Mapping[str, Any]) -> dict[str, Any]:
+def _usual(config: InferenceConfig, installation: Installation, given: Mapping[str, Any]) -> dict[str, Any]:
     """What may be set otherwise in `[inference.vllm]`."""
     usual: dict[str, Any] = {}
     if config.kv_cache_tokens is not None or installation.device == "cpu":
@@ -129,13 +131,13 @@ def _workers(given: Mapping[str, Any]) -> int:
     return int(sizes[0]) * int(sizes[1])
 
 
-def _longest(config: Any) -> int:
+def _longest(config: InferenceConfig) -> int:
     """Tokens of prompt and completion."""
     limit = model_config(Path(config.model.path)).get("max_position_embeddings")
     return int(config.max_model_len or limit or CPU_LEAST_BATCHED_TOKENS)
 
 
-def _cache_bytes(config: Any, installation: Installation) -> int:
+def _cache_bytes(config: InferenceConfig, installation: Installation) -> int:
     """Of the KV cache: what `kv_cache_tokens` says; else, on a CPU, enough for all requests, within limits."""
     model = model_config(Path(config.model.path))
     layers, size = model.get("num_hidden_layers", 0), head_size(model) or 0
@@ -143,8 +145,8 @@ def _cache_bytes(config: Any, installation: Installation) -> int:
     a_token = 2 * layers * heads * size * BYTES[config.dtype or default_dtype(installation)]
     # vLLM keeps one block back.
     if config.kv_cache_tokens is not None:
-        return a_token * (_blocks(config.kv_cache_tokens) + 1) * CPU_BLOCK_TOKENS
-    wanted = a_token * (config.max_num_seqs * _blocks(_longest(config)) + 1) * CPU_BLOCK_TOKENS
+        return int(a_token * (_blocks(config.kv_cache_tokens) + 1) * CPU_BLOCK_TOKENS)
+    wanted = int(a_token * (config.max_num_seqs * _blocks(_longest(config)) + 1) * CPU_BLOCK_TOKENS)
     least, most = CPU_CACHE_LIMITS
     return min(max(wanted, least), most)
 
@@ -165,7 +167,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def environment(config: Any, installation: Installation) -> dict[str, str]:
+def environment(config: InferenceConfig, installation: Installation) -> dict[str, str]:
     """Of the server; this process's own, but for what would hurt it."""
     variables = dict(os.environ)
     # Without bytecode each start compiles all of vLLM, torch and transformers, in each process.

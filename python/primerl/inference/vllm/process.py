@@ -21,10 +21,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from primerl.inference.vllm import flags
 from primerl.inference.vllm.installation import Installation
+
+if TYPE_CHECKING:
+    from primerl.inference.settings import InferenceConfig
 
 log = logging.getLogger("primerl.inference")
 
@@ -53,7 +56,7 @@ class VllmEndedError(Exception):
 
 
 class VllmServer:
-    def __init__(self, config: Any, installation: Installation) -> None:
+    def __init__(self, config: InferenceConfig, installation: Installation) -> None:
         """Starts the server; it is ready when it answers. Raises ValueError for settings that it cannot have."""
         flags.check(config.vllm)
         self._config = config

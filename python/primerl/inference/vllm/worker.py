@@ -1,10 +1,11 @@
 """What vLLM's worker processes do for a run: load published weights, and say which ones they hold.
 
-    --worker-extension-cls primerl.inference.vllm.worker.WorkerExtension --weight-transfer-config '{"backend":"primerl"}'
+    --worker-extension-cls primerl.inference.vllm.worker.WorkerExtension
+    --weight-transfer-config '{"backend":"primerl"}'
 
 vLLM's routes stay as they are: /start_weight_update, /update_weights {"update_info": {"path": folder}},
-/finish_weight_update; the digest is `/collective_rpc {"method": "primerl_weight_digest"}`. A checkpoint is checked whole
-before the model is touched, so a bad one leaves the weights that are served as they are.
+/finish_weight_update; the digest is `/collective_rpc {"method": "primerl_weight_digest"}`. A checkpoint is checked
+whole before the model is touched, so a bad one leaves the weights that are served as they are.
 """
 
 from __future__ import annotations
