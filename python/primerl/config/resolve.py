@@ -46,9 +46,18 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
     train = [TrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
     keeps = {"keep_spool": True} if config.keep_broadcasts else {}
+    timeouts = source.timeouts
+    if (
+        "no_engine_s" not in timeouts.model_fields_set
+        and config.inference.replicas
+        and engine_backend(config) == "vllm"
+    ):
+        # An engine that was killed takes as long to come back as to start.
+        timeouts = timeouts.model_copy(update={"no_engine_s": max(timeouts.no_engine_s, config.timeouts.start_s)})
     resolved = OrchestratorConfig.model_validate(
         {
             **shared(source, Orchestration),
+            "timeouts": timeouts,
             "retention": source.retention.model_copy(update=keeps),
             "output_dir": absolute(config.output_dir),
             "seed": config.seed,

@@ -177,6 +177,12 @@ def _vllm(config: RLConfig, folder: Path) -> None:
         installation.check_model(folder, installation.find(config.inference.python).device)
     except installation.UnusableError as error:
         raise ConfigError(str(error)) from None
+    temperature = config.orchestrator.sampling.temperature
+    if temperature > installation.HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"orchestrator.sampling.temperature ({temperature:g}) is above {installation.HIGHEST_TEMPERATURE:g}, the "
+            'highest that vLLM samples at; lower it, or set inference.backend = "torch"'
+        )
     lora = config.trainer.model.lora
     if lora is not None and lora.broadcast == "adapter":
         raise ConfigError(

