@@ -40,8 +40,8 @@ ILL_S = 60.0
 """A server that has not been healthy for so long will not be again: its engine process may be gone."""
 PORT_ATTEMPTS = 3
 LOG_LINES = 20
-# The last exception that is not about another one.
-CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .+)$")
+# The last exception, or refusal of an option, that is not about another one.
+CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|error): .+)$")
 NO_CAUSE = ("See root cause above", "EngineDeadError", "Engine core initialization failed")
 PORT_TAKEN = "Address already in use"
 
