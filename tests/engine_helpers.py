@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 GENERATE = "/inference/v1/generate"
-KINDS = ["mock", "torch", pytest.param("vllm", marks=pytest.mark.vllm)]
+KINDS = ["mock", "torch"]
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 # Tokens of a request that is to be caught in flight: some tenths of a second.
 LONG = 300
 EOS = 256

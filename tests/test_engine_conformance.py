@@ -19,6 +19,7 @@ from engine_helpers import (
     KINDS,
     LONG,
     PROMPT,
+    VLLM,
     VOCABULARY,
     Engine,
     any_tensors,
@@ -34,7 +35,7 @@ from engine_helpers import (
 )
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=[*KINDS, VLLM])
 def shared_engine(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
