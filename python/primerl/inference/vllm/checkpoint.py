@@ -35,24 +35,29 @@ class Checkpoint:
     """By name, in the order of the files; on the CPU, views of the mapped files."""
 
 
-def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model folder, as a manifest lists them.
+def tensors_of(folder: Path, *, tied: bool) -> dict[str, Tensor]:
+    """The tensors of a model folder that a manifest lists; views of the mapped files.
 
     `tied`: the output layer is the embedding, which a manifest has once, whether or not the folder has it twice.
     Raises CheckpointError where there are no weights.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    found: dict[str, Tensor] = {}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds no *.safetensors, so new weights cannot be compared with the model")
     for file in files:
         with _opened(file) as tensors:
-            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            found |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
     # Computed, not trained; old checkpoints of Llama have them.
-    computed = [name for name in shapes if name.endswith("rotary_emb.inv_freq")]
+    computed = [name for name in found if name.endswith("rotary_emb.inv_freq")]
     for name in [*computed, *(["lm_head.weight"] if tied else [])]:
-        shapes.pop(name, None)
-    return shapes
+        found.pop(name, None)
+    return found
+
+
+def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Of [`tensors_of`][primerl.inference.vllm.checkpoint.tensors_of]."""
+    return {name: _shape(tensor) for name, tensor in tensors_of(folder, tied=tied).items()}
 
 
 def read(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> Checkpoint:

@@ -14,6 +14,7 @@ Only for one worker: with tensor parallelism each has a part of every weight.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,11 +43,33 @@ def refresh_packed_heads(model: nn.Module) -> int:
     return len(packed)
 
 
-def compare(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
-    """How many of the tensors were found in the model. Raises NotLoadedError where it holds something else.
+@dataclass(frozen=True)
+class Comparison:
+    found: frozenset[str]
+    """Names of the tensors that were found in the model."""
+    wrong: tuple[str, ...]
+    """Weights and biases of the model, by their paths, that are not the tensors'."""
+
+    def check(self, known: Comparison) -> int:
+        """How many tensors are as they have to be. Raises NotLoadedError for weights that are not.
+
+        `known`: the comparison of a model that was just loaded with its own folder. What differs in it is what vLLM
+        rearranges, of which nothing can be said.
+        """
+        wrong = [path for path in self.wrong if path not in known.wrong]
+        if wrong:
+            raise NotLoadedError(
+                f"after the update {len(wrong)} modules do not compute with the weights that were loaded, e.g. "
+                f"{wrong[:3]}"
+            )
+        return len(self.found)
+
+
+def compare(model: nn.Module, tensors: Mapping[str, Tensor]) -> Comparison:
+    """Compares what the model computes with to a checkpoint's tensors.
 
     A tensor is looked for by its name, and in the module that vLLM makes of several layers (`packed_modules_mapping`).
-    Those that vLLM renames or rearranges in another way are not found, and not counted.
+    Those that vLLM renames or quantises are not found.
     """
     fused = getattr(model, "packed_modules_mapping", {})
     found: set[str] = set()
@@ -55,21 +78,21 @@ def compare(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
         for kind in ("weight", "bias"):
             held = getattr(module, kind, None)
             names = _sources(path, kind, fused, tensors)
-            if not isinstance(held, Tensor) or not names:
+            if not isinstance(held, Tensor) or not names or _is_quantised(module):
                 continue
             parts = [tensors[name] for name in names]
             source = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(held.device, held.dtype)
             same = _same(module, kind, held, source)
-            if same is None:
-                continue
-            found.update(names)
-            if not same:
+            if same:
+                found.update(names)
+            elif same is False:
                 wrong.append(f"{path}.{kind}")
-    if wrong:
-        raise NotLoadedError(
-            f"after the update {len(wrong)} modules do not compute with the weights that were loaded, e.g. {wrong[:3]}"
-        )
-    return len(found)
+    return Comparison(frozenset(found), tuple(wrong))
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    method = getattr(module, "quant_method", None)
+    return method is not None and not type(method).__name__.startswith("Unquantized")
 
 
 def _sources(path: str, kind: str, fused: Mapping[str, list[str]], tensors: Mapping[str, Tensor]) -> list[str]:
@@ -83,16 +106,14 @@ def _sources(path: str, kind: str, fused: Mapping[str, list[str]], tensors: Mapp
 
 def _same(module: nn.Module, kind: str, held: Tensor, source: Tensor) -> bool | None:
     """None where it cannot be said."""
-    same = None
-    if held.shape == source.shape:
-        same = torch.equal(held, source)
-    elif held.ndim == 2 and held.shape[1:] == source.shape[1:] and held.shape[0] > source.shape[0]:
-        same = torch.equal(held[: source.shape[0]], source)  # a vocabulary is padded
-    elif held.numel() == 0:
-        same = True  # the packed copy is all there is
-    if same and kind == "weight" and hasattr(module, "cpu_linear"):
-        return _same_answers(module, source)
-    return same if held.numel() else None
+    is_packed = kind == "weight" and hasattr(module, "cpu_linear")
+    if held.numel() == 0:  # the packed copy is all there is
+        return _same_answers(module, source) if is_packed else None
+    if held.shape[1:] != source.shape[1:] or held.shape[0] < source.shape[0]:
+        return None
+    # A vocabulary may be padded.
+    same = torch.equal(held[: source.shape[0]], source)
+    return same and (not is_packed or _same_answers(module, source))
 
 
 def _same_answers(module: Any, source: Tensor) -> bool:

@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from primerl.inference.vllm.checkpoint import Checkpoint, read, shapes_of
+from primerl.inference.vllm.checkpoint import Checkpoint, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
 
 BACKEND = "primerl"
@@ -57,7 +57,9 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         super().__init__(config, vllm_config, device, model)
         # Now: the folder that the server was started from may be gone when the first weights come.
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
-        self.expected = shapes_of(Path(self.model_config.model), tied=tied)
+        began_with = tensors_of(Path(self.model_config.model), tied=tied)
+        self.expected = {name: tuple(tensor.shape) for name, tensor in began_with.items()}
+        self.known = compare(self.model, began_with) if self.parallel_config.world_size == 1 else None
         self.digest = NOTHING_LOADED
         self.compared = 0
 
@@ -73,8 +75,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         checked_s = time.perf_counter() - began
         self.digest = UNKNOWN
         self._load(checkpoint)
-        if self.parallel_config.world_size == 1:
-            self.compared = compare(self.model, dict(checkpoint.tensors))
+        if self.known is not None:
+            self.compared = compare(self.model, dict(checkpoint.tensors)).check(self.known)
         self.digest = checkpoint.digest
         log.info(
             "loaded policy %d in %.2f s (%.2f s of it to check it); %d of %d tensors compared with the model",
