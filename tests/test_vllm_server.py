@@ -81,8 +81,11 @@ def test_sigkill_leaves_nothing(model: Path, tmp_path: Path, mark: str) -> None:
         wait_until(lambda: marked(mark) == [], "the end of vLLM's processes", 10)
 
 
-def test_killed_engine_process_is_named_and_may_be_started_again(model: Path, tmp_path: Path, mark: str) -> None:
+def test_killed_engine_process_is_named_and_may_be_started_again(
+    model: Path, tmp_path: Path, pool: ThreadPoolExecutor, mark: str
+) -> None:
     with running("vllm", vllm_command(model, tmp_path), model, tmp_path / "log") as engine:
+        several_long(engine, pool)
         os.kill(engine_process(mark), signal.SIGKILL)
         # By a signal, which tells the launcher that another start may help.
         assert engine.process.wait(ENDS_WITHIN_S) == -signal.SIGABRT

@@ -110,8 +110,8 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
         log.error("the engine ended by itself")
     except VllmEndedError as error:
         log.error("%s", error)
-        if crash:
-            engine.stop()
+        if crash and isinstance(engine, VllmServer):
+            engine.kill()
             _end_as(error.signal_number or crash)
     except (_engine_error(), _NotReadyError) as error:
         log.error("%s", error)

@@ -34,10 +34,13 @@ log = logging.getLogger("primerl.inference")
 STOP_S = 8.0
 """vLLM has this long to end by itself; the launcher, which kills after ten seconds, should not have to."""
 ABORT_S = 3.0
-HEALTH_EVERY_S = 5.0
+HEALTH_EVERY_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 ILL_S = 60.0
-"""A server that has not been healthy for so long will not be again: its engine process may be gone."""
+"""A server that has not answered for so long will not again."""
+GONE_S = 5.0
+"""One that says that its engine process is gone, or does not listen any more, should have ended by then; it waits for
+calls that nobody will answer."""
 PORT_ATTEMPTS = 3
 LOG_LINES = 20
 # The last exception, or refusal of an option, that is not about another one.
@@ -136,18 +139,23 @@ class VllmServer:
             with urllib.request.urlopen(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S):
                 self._healthy_at = time.monotonic()
         except (OSError, http.client.HTTPException) as error:
-            if now - self._healthy_at > ILL_S:
+            if now - self._healthy_at > (GONE_S if _is_gone(error) else ILL_S):
                 raise VllmEndedError(
-                    f"vLLM's server has not been healthy for {now - self._healthy_at:.0f} s: {error}", signal.SIGABRT
+                    f"vLLM's server has not been healthy for {now - self._healthy_at:.0f} s: {error}{self._said()}",
+                    signal.SIGABRT,
                 ) from None
 
     def _describe_end(self, code: int) -> str:
         how = f"exited with code {code}"
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
+        return f"vLLM's server {how}{self._said()}"
+
+    def _said(self) -> str:
+        """Its last error, and the end of its log."""
         cause = next((found[1] for line in reversed(self.last_lines) if (found := _cause(line))), None)
         lines = "\n".join(f"  {line}" for line in list(self.last_lines)[-LOG_LINES:])
-        return f"vLLM's server {how}{f': {cause}' if cause else ''}; the end of its log:\n{lines}"
+        return f"{f': {cause}' if cause else ''}; the end of its log:\n{lines}"
 
     def stop(self) -> None:
         """Ends it and all that it has started: requests first, since they may keep it from ending."""
@@ -158,6 +166,10 @@ class VllmServer:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 log.warning("vLLM's server did not end within %.0f s of SIGTERM; it is killed", STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it and all that it has started, at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -174,6 +186,12 @@ class VllmServer:
 
 def _cause(line: str) -> re.Match[str] | None:
     return None if any(words in line for words in NO_CAUSE) else CAUSE.search(line)
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether the server has spoken, or its port has."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(error, urllib.error.HTTPError) or isinstance(reason, ConnectionRefusedError)
 
 
 def free_port(host: str) -> int:

@@ -11,6 +11,8 @@ whole before the model is touched, so a bad one leaves the weights that are serv
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,6 @@ from primerl.inference.vllm.computed import compare, refresh_packed_heads
 
 BACKEND = "primerl"
 NOTHING_LOADED = "none: no weights were loaded since the start"
-UNKNOWN = "unknown: the last update failed after the model was touched"
 
 log = logging.getLogger("vllm.primerl")
 
@@ -73,10 +74,15 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         began = time.perf_counter()
         checkpoint = read(Path(update_info.path), self.expected)
         checked_s = time.perf_counter() - began
-        self.digest = UNKNOWN
-        self._load(checkpoint)
-        if self.known is not None:
-            self.compared = compare(self.model, dict(checkpoint.tensors)).check(self.known)
+        try:
+            self._load(checkpoint)
+            if self.known is not None:
+                self.compared = compare(self.model, dict(checkpoint.tensors)).check(self.known)
+        except BaseException:
+            # Requests in flight would go on with weights that nobody knows, under the label of those before them.
+            log.critical("policy %d was loaded in part; this process ends", checkpoint.version, exc_info=True)
+            logging.shutdown()
+            os.kill(os.getpid(), signal.SIGKILL)
         self.digest = checkpoint.digest
         log.info(
             "loaded policy %d in %.2f s (%.2f s of it to check it); %d of %d tensors compared with the model",
