@@ -34,6 +34,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.config import OptimConfig
+from primerl.train.cross_entropy import forward_backward
 from primerl.train.masks import Masker
 from primerl.train.metrics import Clock
 from primerl.train.mixture import Mixture
@@ -41,7 +42,6 @@ from primerl.train.model import load_model
 from primerl.train.optim import Optimizer
 from primerl.train.packing import Ahead, step_batches
 from primerl.train.rows import Limits, Rows, load_rows
-from primerl.train.sft import forward_backward
 from primerl.train.sft_config import LossMaskConfig, RowsConfig
 from primerl.train.sources import sources
 

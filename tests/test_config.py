@@ -212,6 +212,21 @@ def taught(mode: str) -> dict[str, Any]:
             "which is for engines: messages go to this server",
         ),
         ({"inference__backend": "vlm"}, "inference.backend", "'torch'"),
+        (
+            {"ckpt__interval": 2, "trainer__ckpt__interval": 3},
+            "ckpt and trainer.ckpt are the same settings",
+            "leave one of them out",
+        ),
+        (
+            {"ckpt__resume_step": 4, "clean_output_dir": True},
+            "clean_output_dir deletes the checkpoint that ckpt.resume_step names",
+            "leave one of the two out",
+        ),
+        (
+            {"ckpt__weights__save_adapter_separately": True},
+            "ckpt.weights.save_adapter_separately: there is no `model.lora`",
+            "no adapter to save",
+        ),
     ],
 )
 def test_refusal_names_the_field_and_the_mend(tmp_path: Path, changes: dict[str, Any], field: str, mend: str) -> None:
@@ -245,6 +260,31 @@ def test_overrides_win_over_the_file_and_flags_need_no_value(tmp_path: Path) -> 
     assert (config.max_steps, config.orchestrator.batch_size, config.clean_output_dir) == (9, 16, True)
     assert config.orchestrator.algorithm.shuffle_advantages
     assert not config.dry_run
+
+
+@pytest.mark.parametrize("name", ["ckpt", "trainer.ckpt"])
+def test_checkpoints_are_asked_for_by_either_name(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(tree()))
+
+    def given(*flags: str) -> TrainerConfig:
+        config = load(RLConfig, ["@", str(file), *flags], program="primerl rl")
+        trainer = resolve.trainer(config, "http://o:1").config
+        assert isinstance(trainer, TrainerConfig)
+        return trainer
+
+    assert given().ckpt is None
+    # By itself: one, at the end.
+    at_end = given(f"--{name}").ckpt
+    assert at_end is not None
+    assert at_end.interval is None
+    assert not given(f"--{name}").can_go_on
+    often = given(f"--{name}.interval", "5", f"--{name}.keep-last", "2", f"--{name}.resume-step", "-1")
+    assert often.ckpt is not None
+    assert often.can_go_on
+    assert (often.ckpt.interval, often.ckpt.keep_last) == (5, 2)
+    # The launcher goes back, once.
+    assert often.ckpt.resume_step is None
 
 
 SFT = {"max_steps": 1, "output_dir": "o", "model": {"path": "m"}, "data": {"path": "d"}}

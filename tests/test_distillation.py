@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -156,3 +157,37 @@ def test_a_teacher_that_dies_ends_the_run_by_name_and_nothing_is_lost(
     with running("torch", torch_command(expert, tmp_path), expert, tmp_path / "log") as second:
         run(config(imitator, output, "opd", second, eval={"env": []}))
     assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, STEPS + 1))
+
+
+HALVED = """
+def advantages(group):
+    mean = sum(trace.reward for trace in group.traces) / len(group.traces)
+    return [[(group.traces[sample.trace].reward - mean) / 2] * len(sample.token_ids) for sample in group.samples]
+"""
+
+
+def test_an_adapter_learns_from_teacher_and_rewards(
+    imitator: Path, expert: Path, teacher: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both losses at a time, the advantages from a function of one's own."""
+    (tmp_path / "halved_advantages.py").write_text(HALVED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    output = tmp_path / "run"
+    algorithm = {"type": "custom", "path": "halved_advantages:advantages"}
+    file = config(imitator, output, "opd", teacher, algorithm=algorithm)
+    values = tomllib.loads(file.read_text())
+    values["trainer"]["model"] = {"lora": {"rank": 8, "alpha": 32.0}}
+    values["trainer"]["loss"] = {"rl_weight": 1.0}
+    values["trainer"]["optim"]["lr"] = 4e-3
+    file.write_text(tomli_w.dumps(values))
+    run(file)
+    distance = column(output, "loss/ref_kl/mean")
+    assert mean(distance[-3:]) < mean(distance[:3]) / 2
+    assert all(column(output, "loss/rl/mean"))
+    whole = batches(output)
+    is_what_the_teacher_says(expert, whole)
+    for batch in whole:
+        given = torch.cat([micro_batch.advantages[micro_batch.loss_mask == 1] for micro_batch in batch.micro_batches])
+        # A group's rewards are from 0 to 1.
+        assert 0 < given.abs().max() <= 0.5
+    assert "token-exact" in primerl("verify", str(output))

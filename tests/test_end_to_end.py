@@ -40,7 +40,7 @@ def model(imitator: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "trained"
-    primerl("rl", *arguments_of(model, output, "--keep-broadcasts", "--trainer.ckpt.interval", "10"))
+    primerl("rl", *arguments_of(model, output, "--keep-broadcasts", "--ckpt.interval", "10"))
     return output
 
 

@@ -1,4 +1,4 @@
-"""`primerl rl --trainer.ckpt.resume-step N`: the same batches again, or a refusal that changes nothing."""
+"""`primerl rl --ckpt.resume-step N`: the same batches again, or a refusal that changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train_helpers import OrchestratorDouble, gone
 
 SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
 # All stay; the last two with the batches after them.
-KEPT = ("--trainer.ckpt.interval", "2", "--trainer.ckpt.keep-last", "2", "--trainer.ckpt.keep-interval", "2")
+KEPT = ("--ckpt.interval", "2", "--ckpt.keep-last", "2", "--ckpt.keep-interval", "2")
 
 
 def config(output: Path, **ckpt: Any) -> RLConfig:
@@ -51,7 +51,7 @@ def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> No
     there = tmp_path / "checkpoints"
     with pytest.raises(ConfigError) as caught:
         going_back.check(config(tmp_path, resume_step=4), tmp_path)
-    told = "trainer.ckpt.resume_step: there is no checkpoint of step 4 in "
+    told = "ckpt.resume_step: there is no checkpoint of step 4 in "
     assert str(caught.value) == f"{told}{there}; there are: none"
     with_checkpoints(tmp_path, 2, 6)
     with pytest.raises(ConfigError) as caught:
@@ -76,7 +76,7 @@ def test_the_orchestrator_is_asked_before_anything_is_set_aside(tmp_path: Path) 
         double.answer = lambda path, fields: (409, refusal)  # type: ignore[method-assign]
         with pytest.raises(RefusedError) as caught:
             going_back.go_back(config(output, resume_step=2), output, double.url)
-    assert "trainer.ckpt.resume_step is 2, and there are checkpoints of steps 2, 4, 6, but " in str(caught.value)
+    assert "ckpt.resume_step is 2, and there are checkpoints of steps 2, 4, 6, but " in str(caught.value)
     assert "batches before step 5 are gone" in str(caught.value)
     with pytest.raises(RefusedError, match="is over: its batches are not kept"):
         going_back.go_back(config(output, resume_step=2), output, None)
@@ -112,11 +112,11 @@ def test_a_run_goes_back_and_trains_the_same_batches_again(tmp_path: Path) -> No
     assert saved == ["step_2", "step_4", "step_6", "step_8", "step_9"]
     # By step 8 the trainer has told that batches up to 4 are not needed; whether its last words were heard, which say
     # 6, depends on when the orchestrator ended.
-    code, output = ended("--max-steps", "10", "--trainer.ckpt.resume-step", "2")
+    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "2")
     assert code == 2, output
     assert re.search("go on from a checkpoint of step [46] or later", " ".join(output.split())), output
     assert (timeless(run), folders(run)) == (before, saved)
-    code, output = ended("--max-steps", "10", "--trainer.ckpt.resume-step", "6")
+    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "6")
     assert code == 0, output
     after = timeless(run)
     assert sorted(after) == list(range(1, 11))

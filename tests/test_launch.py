@@ -365,11 +365,11 @@ def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
     assert ending.trained_again(tmp_path, Checkpoints()) is None
     write_metrics(tmp_path, 3)
     assert ending.trained_again(tmp_path, Checkpoints()) == (
-        "no checkpoint: the trainer trains steps 1 to 3 again (set trainer.ckpt.interval to go on from where it was)"
+        "no checkpoint: the trainer trains steps 1 to 3 again (set ckpt.interval to go on from where it was)"
     )
-    assert "trainer.ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, Checkpoints(interval=10)))
+    assert "ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, Checkpoints(interval=10)))
     only = Checkpoints(interval=10, weights_only=True)
-    assert "trainer.ckpt.weights_only saves none; leave it out" in str(ending.trained_again(tmp_path, only))
+    assert "ckpt.weights_only saves none; leave it out" in str(ending.trained_again(tmp_path, only))
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
     assert ending.trained_again(tmp_path, Checkpoints(interval=10)) is None
 
@@ -378,7 +378,7 @@ def test_a_killed_trainer_without_checkpoints_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, processes = launcher_of_three(tmp_path, monkeypatch)
-    with pytest.raises(RunFailedError, match=r"(?s)^trainer was killed by SIGKILL; .*with trainer\.ckpt\.interval"):
+    with pytest.raises(RunFailedError, match=r"(?s)^trainer was killed by SIGKILL; .*with ckpt\.interval"):
         end(launcher, processes, "trainer", -9)
 
 

@@ -239,10 +239,10 @@ def test_a_run_whose_trainer_is_killed_is_token_exact(tmp_path: Path, capsys: py
         "trainer.model.lora.adapter-path": tmp_path / "adapter",
         "trainer.loss.entropy-weight": 1.0,
         "trainer.optim.lr": 1e-2,
-        "trainer.ckpt.interval": 1,
+        "ckpt.interval": 1,
     }
     arguments = [str(part) for key, value in changes.items() for part in (f"--{key}", value)]
-    run = launch(model, output, *arguments, "--keep-broadcasts", "--trainer.ckpt.weights.save-adapter-separately")
+    run = launch(model, output, *arguments, "--keep-broadcasts", "--ckpt.weights.save-adapter-separately")
     try:
         run.note_mark()
         until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 180, "two steps")

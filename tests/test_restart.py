@@ -24,7 +24,7 @@ pytestmark = [
 VICTIMS = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
 KILLS_OF_EACH = 10
 SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
-CHECKPOINTS = ("--trainer.ckpt.interval", "2")
+CHECKPOINTS = ("--ckpt.interval", "2")
 
 
 @pytest.fixture(scope="module")

@@ -73,8 +73,7 @@ def conversation_of(family: str, seed: int) -> Conversation:
         messages.append({"role": "system", "content": words(generator)})
     tools = helpers.TOOLS if family in WITH_TOOLS and generator.random() < 0.5 else None
     kwargs = {}
-    # Thinking off and a call without words: the answer cannot be located, and the row is refused (tested below).
-    if family == "qwen3" and tools is None and generator.random() < 0.5:
+    if family == "qwen3" and generator.random() < 0.5:
         kwargs = {"enable_thinking": generator.random() < 0.5}
     thinks = family == "qwen3" and kwargs.get("enable_thinking", True)
     for turn in range(generator.randint(1, 4)):
@@ -218,12 +217,14 @@ def test_what_a_template_rewrites_is_refused_by_its_message(folder: Path, pool: 
     assert "messages[0]: the chat template rewrites what the user says" in str(refused)
 
 
-def test_what_cannot_be_located_is_refused_not_guessed(
-    model_of: Callable[[str], Path], pool: ThreadPoolExecutor
-) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": {}}}
-    messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, user("y"), assistant("z")]
-    row = Conversation(messages, helpers.TOOLS, {"enable_thinking": False})
-    (refused,) = Masker(model_of("qwen3"), LossMaskConfig(), NOW).many([row], pool)
+def test_what_cannot_be_located_is_refused_not_guessed(folder: Path, pool: ThreadPoolExecutor) -> None:
+    shouting = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content | upper if m.role == 'assistant' and not loop.last else m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n> {% endif %}"
+    )
+    path = helpers.write_qwen(folder / "shouting-answers", shouting)
+    row = Conversation([user("x"), assistant("y"), user("y"), assistant("z")])
+    (refused,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
     assert isinstance(refused, RowError)
     assert "messages[1]: the chat template rewrites this assistant message" in str(refused)

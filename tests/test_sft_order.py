@@ -28,7 +28,8 @@ def rows_of(*lengths_by_subset: list[int]) -> Rows:
         firsts.append(firsts[-1] + len(subset))
     titles = [f"s{index}" for index in range(len(lengths_by_subset))]
     ids_column = torch.tensor(ids, dtype=torch.int32)
-    return Rows(titles, ids_column, torch.ones(len(ids), dtype=torch.uint8), ends, firsts)
+    loss_mask = torch.ones(len(ids), dtype=torch.uint8)
+    return Rows(titles, ids_column, loss_mask, ends, firsts, ["row"] * len(titles), array("q", range(firsts[-1])))
 
 
 def drawn(mixture: Mixture, count: int) -> list[int]:

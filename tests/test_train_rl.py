@@ -160,6 +160,16 @@ def test_a_checkpoint_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step_4"]
 
 
+def test_without_an_interval_there_is_one_checkpoint_at_the_end(folder: Path, tmp_path: Path) -> None:
+    """With which the same command and more steps go on."""
+    for max_steps, trained in ((2, [1, 2]), (3, [3])):
+        with OrchestratorDouble(whole_batch) as double:
+            assert rl.main(settings(double.url, folder, tmp_path, max_steps=max_steps, ckpt={})) == 0
+            assert [fields["step"] for fields in double.called("/trainer/batch")] == trained
+            assert double.called("/trainer/checkpoint") == [{"step": max_steps}]
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step_{max_steps}"]
+
+
 def timeless(output: Path) -> list[dict[str, Any]]:
     """Metrics that do not depend on the clock."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.models.tiny import IM_END, write_model
+from primerl.models.tiny import IM_END, TinyConfig, write_model
 from primerl.train import sft
+from primerl.train.cross_entropy import forward_backward
 from primerl.train.mixture import Mixture
 from primerl.train.model import load_model
 from primerl.train.packing import step_batches
 from primerl.train.validation import Validation
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sft_helpers import assistant, load, metrics, settings, user, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -67,7 +70,7 @@ def test_gradient_is_that_of_the_mean_over_answer_tokens(folder: Path, tmp_path:
     batch = next(step_batches(mixture, rows, batch_size=1000, seq_len=40, epochs=1, device=CPU))
     assert len(batch.micro_batches) > 1
     ours = load_model(folder)
-    loss = sft.forward_backward(ours, batch)
+    loss = forward_backward(ours, batch)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     summed, tokens = reference_losses(theirs, rows)
     assert tokens == batch.trained_tokens == sum(len(completion) + 1 for _, completion in texts)
@@ -217,6 +220,27 @@ def test_results_of_an_earlier_run_are_kept(tmp_path: Path, capsys: pytest.Captu
     assert sft.main(settings(tmp_path, max_steps=1)) == 0
     assert sft.main(settings(tmp_path, max_steps=1)) == 2
     assert "weights exists already" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_names_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    write_model(folder, TinyConfig(num_hidden_layers=1, tie_word_embeddings=False), seed=0)
+    weights = load_file(folder / "model.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    weights["model.embed_tokens.weight"][tokenizer.convert_tokens_to_ids("z")] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    texts = ["abc", "abz", "", "aab", "zab", "abc"]
+    write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": text} for text in texts))
+    data = {"batch_size": 256, "shuffle": False, "max_bad_share": 0.5, "loss_mask": {"user": True}}
+    assert sft.main(settings(tmp_path, model={"path": str(folder)}, data=data)) == 1
+    said = capsys.readouterr().out
+    assert "step 1: the loss is nan" in said
+    assert "look at rows, line 2; rows, line 5. The batch is in " in said, said
+    kept = tmp_path / "run" / "diverged" / "step_1_rank_0" / "batch.safetensors"
+    assert str(kept) in said
+    with safe_open(kept, "pt") as batch:
+        assert "abz" in tokenizer.decode(torch.cat([batch.get_tensor(f"{n}.token_ids") for n in range(4)]))
+        assert "rows, line 2" in batch.metadata()["0.rows"]
 
 
 def test_divergence_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

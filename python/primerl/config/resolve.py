@@ -26,6 +26,8 @@ from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
 from primerl.inference.vllm.installation import chosen_backend
 
 Source = TypeVar("Source", bound=Environment)
+EXACT_TOLERANCE = 1e-3
+"""Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
 
 
@@ -59,6 +61,7 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
             **shared(source, Orchestration),
             "timeouts": timeouts,
             "retention": source.retention.model_copy(update=keeps),
+            "probe_tolerance": _probe_tolerance(config),
             "output_dir": absolute(config.output_dir),
             "seed": config.seed,
             "max_steps": config.max_steps,
@@ -131,7 +134,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
     weights = config.trainer.weights.model_copy(update={"keep_all": True} if config.keep_broadcasts else {})
     # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
-    ckpt = config.trainer.ckpt.model_copy(update={"resume_step": None})
+    ckpt = config.trainer.ckpt and config.trainer.ckpt.model_copy(update={"resume_step": None})
     resolved = TrainerConfig.model_validate(
         {
             **settings,
@@ -146,6 +149,14 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
         }
     )
     return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+
+
+def _probe_tolerance(config: RLConfig) -> float:
+    """Of engines that run elsewhere nobody says here what they compute in."""
+    source, exact = config.orchestrator, {"float32"}
+    if "probe_tolerance" in source.model_fields_set or source.engines:
+        return source.probe_tolerance
+    return EXACT_TOLERANCE if {config.trainer.dtype, config.inference.dtype} == exact else source.probe_tolerance
 
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:

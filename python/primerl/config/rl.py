@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.base import Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
-from primerl.config.trainer import TrainerSettings
+from primerl.config.trainer import Checkpoints, TrainerSettings
 
 
 class Model(Section):
@@ -60,10 +60,12 @@ class RLConfig(Section):
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
     restarts: NonNegativeInt = 5
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
-    the trainer only where it saves checkpoints (`trainer.ckpt.interval`)."""
+    the trainer only where it saves checkpoints (`ckpt.interval`)."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     model: Model
+    ckpt: Checkpoints | None = None
+    """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
     trainer: TrainerSettings = TrainerSettings()
     orchestrator: OrchestratorSettings
     inference: RunInference = RunInference()
@@ -99,10 +101,21 @@ class RLConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _one_place_for_checkpoints(self) -> Self:
+        if self.ckpt is None:
+            return self
+        if self.trainer.ckpt not in (None, self.ckpt):
+            raise ValueError("ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out")
+        self.trainer = self.trainer.model_copy(update={"ckpt": self.ckpt})
+        self.trainer.check_adapter()
+        return self
+
+    @model_validator(mode="after")
     def _has_something_to_go_back_to(self) -> Self:
-        if self.clean_output_dir and self.trainer.ckpt.resume_step is not None:
+        ckpt = self.trainer.ckpt
+        if self.clean_output_dir and ckpt is not None and ckpt.resume_step is not None:
             raise ValueError(
-                "clean_output_dir deletes the checkpoint that trainer.ckpt.resume_step names; leave one of the two out"
+                "clean_output_dir deletes the checkpoint that ckpt.resume_step names; leave one of the two out"
             )
         return self
 

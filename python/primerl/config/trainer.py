@@ -118,7 +118,8 @@ class Checkpoints(Section):
     """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
 
     interval: PositiveInt | None = None
-    """Steps between checkpoints; without any, a run that was stopped trains again from step 1, on the same batches."""
+    """Steps between checkpoints, and one at the end; without it, at the end only, so that a run that was stopped trains
+    again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
     """Newest checkpoints that are kept, with the batches after the oldest of them, so that `resume_step` can name each
     of them."""
@@ -133,9 +134,9 @@ class Checkpoints(Section):
     weights: CheckpointWeights = CheckpointWeights()
 
     @property
-    def are_saved(self) -> bool:
-        """Whether there will be something to go on from."""
-        return self.interval is not None and not self.weights_only
+    def goes_back_to(self) -> int | None:
+        """The step that is named; None for the newest."""
+        return None if self.resume_step == -1 else self.resume_step
 
     @model_validator(mode="after")
     def _can_be_resumed(self) -> Self:
@@ -193,14 +194,23 @@ class TrainerSettings(Computation):
     optim: Optimizer = Optimizer()
     loss: Loss = Loss()
     weights: Weights = Weights()
-    ckpt: Checkpoints = Checkpoints()
+    ckpt: Checkpoints | None = None
     log: TrainerLog = TrainerLog()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a trainer that was stopped in the middle will have something to go on from."""
+        return self.ckpt is not None and self.ckpt.interval is not None and not self.ckpt.weights_only
 
     @model_validator(mode="after")
     def _there_is_an_adapter_to_save(self) -> Self:
-        if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
-            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+        self.check_adapter()
         return self
+
+    def check_adapter(self) -> None:
+        """Raises ValueError."""
+        if self.ckpt is not None and self.ckpt.weights.save_adapter_separately and self.model.lora is None:
+            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
 
 
 class TrainedModel(AdaptedModel):

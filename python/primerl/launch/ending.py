@@ -36,17 +36,18 @@ def last_metrics(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def trained_again(folder: Path, ckpt: Checkpoints) -> str | None:
+def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
     """What the trainer does a second time, for want of a checkpoint; to be asked before it starts."""
     steps = trained_steps(folder)
     if steps == 0 or any(folder.glob("checkpoints/step_*")):
         return None
     span = "step 1" if steps == 1 else f"steps 1 to {steps}"
-    mend = (
-        "set trainer.ckpt.interval" if ckpt.interval is None else f"trainer.ckpt.interval is {ckpt.interval}; lower it"
-    )
-    if ckpt.weights_only:
-        mend = "trainer.ckpt.weights_only saves none; leave it out"
+    if ckpt is None or ckpt.interval is None:
+        mend = "set ckpt.interval"
+    else:
+        mend = f"ckpt.interval is {ckpt.interval}; lower it"
+    if ckpt is not None and ckpt.weights_only:
+        mend = "ckpt.weights_only saves none; leave it out"
     return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
 
 

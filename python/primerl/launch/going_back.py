@@ -1,4 +1,4 @@
-"""`trainer.ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed."""
+"""`ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from primerl.launch.starting import RefusedError
 from primerl.train.client import OrchestratorClient, OrchestratorError
 from primerl.train.step_folders import saved_steps, set_aside_later
 
-KEY = "trainer.ckpt.resume_step"
+KEY = "ckpt.resume_step"
 ANSWER_S = 30.0
 
 
 def wanted(config: RLConfig) -> int | None:
     """The step that is named; None for the newest."""
-    step = config.trainer.ckpt.resume_step
-    return None if step == -1 else step
+    ckpt = config.trainer.ckpt
+    return None if ckpt is None else ckpt.goes_back_to
 
 
 def check(config: RLConfig, folder: Path) -> None:

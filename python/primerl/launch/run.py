@@ -250,17 +250,17 @@ class Launcher:
             return None
         if processes.guard_end is None and self._may_restart(process):
             return self._restart(processes, process)
-        if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.ckpt.are_saved:
+        if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.can_go_on:
             raise RunFailedError(
                 f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
-                "trainer.ckpt.interval (without weights_only) it would go on from the last one"
+                "ckpt.interval (without weights_only) it would go on from the last one"
             )
         raise failure_of(process)
 
     def _may_restart(self, process: Process) -> bool:
         if (process.code or 0) >= 0:
             return False  # it gave up, and would again
-        if process.name == "trainer" and not self.config.trainer.ckpt.are_saved:
+        if process.name == "trainer" and not self.config.trainer.can_go_on:
             return False
         return self._has_restarts_left(process)
 

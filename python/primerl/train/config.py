@@ -120,7 +120,7 @@ class CheckpointConfig:
     """From what a trainer that was stopped goes on."""
 
     interval: int | None = None
-    """Steps between checkpoints; none are saved where it is left out."""
+    """Steps between checkpoints; at the end only where it is left out."""
     keep_last: int = 1
     """The batches after the oldest of them are kept too."""
     keep_interval: int | None = None
@@ -130,6 +130,11 @@ class CheckpointConfig:
     resume_step: int | None = None
     """Go on from the checkpoint of this step, and not from the newest (also -1)."""
     weights: CheckpointWeightsConfig = field(default_factory=CheckpointWeightsConfig)
+
+    @property
+    def goes_back_to(self) -> int | None:
+        """The step that is named; None for the newest."""
+        return None if self.resume_step == -1 else self.resume_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +182,7 @@ class TrainerConfig(ComputationConfig):
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
-    ckpt: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ckpt: CheckpointConfig | None = None
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
@@ -188,13 +193,10 @@ class TrainerConfig(ComputationConfig):
         _at_least(config, "max_steps", 1)
         _at_least(config, "threads", 0)
         _at_least(config.weights, "keep_last", 2, "weights.")
-        _at_least(config.ckpt, "keep_last", 1, "ckpt.")
-        for name in ("interval", "keep_interval"):
-            if getattr(config.ckpt, name) is not None:
-                _at_least(config.ckpt, name, 1, "ckpt.")
-        check_resume(config.ckpt.resume_step, weights_only=config.ckpt.weights_only)
+        if config.ckpt is not None:
+            check_checkpoints(config.ckpt)
         _check_loss(config.loss)
-        check_lora(config.model.lora, config.ckpt.weights)
+        check_lora(config.model.lora, CheckpointWeightsConfig() if config.ckpt is None else config.ckpt.weights)
         if config.model.lora is not None and config.model.lora.dropout:
             raise ConfigError(
                 f"model.lora.dropout is {config.model.lora.dropout}; the trainer's probabilities would not be the "
@@ -205,8 +207,16 @@ class TrainerConfig(ComputationConfig):
         return config
 
 
-def check_resume(step: int | None, *, weights_only: bool) -> None:
+def check_checkpoints(ckpt: Any) -> None:
     """Of the trainer and of supervised fine-tuning. Raises ConfigError."""
+    for name in ("interval", "keep_last", "keep_interval"):
+        if getattr(ckpt, name) is not None:
+            _at_least(ckpt, name, 1, "ckpt.")
+    check_resume(ckpt.resume_step, weights_only=ckpt.weights_only)
+
+
+def check_resume(step: int | None, *, weights_only: bool) -> None:
+    """Raises ConfigError."""
     if step is not None and step < 1 and step != -1:
         raise ConfigError(f"ckpt.resume_step is {step}; give a step, or -1 for the newest checkpoint")
     if step is not None and weights_only:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from primerl.train.distributed import ALONE, Ranks
@@ -26,6 +27,8 @@ class MicroBatch:
     token_ids: Tensor  # [T] int64
     targets: Tensor  # [trained] int64
     packed: PackedSequences
+    rows: list[int]
+    """Their indices among all rows, in the order of the sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,17 @@ class StepBatch:
     """Tokens of the longest row."""
     position: dict[str, int]
     epoch: float
+
+    def saved(self, rows: Rows) -> bytes:
+        """This rank's part as a safetensors file: `<n>.token_ids`, `<n>.targets`, `<n>.boundaries` of micro-batch n;
+        the names of its rows are in the metadata."""
+        tensors: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        for n, batch in enumerate(self.micro_batches):
+            columns = {"token_ids": batch.token_ids, "targets": batch.targets, "boundaries": batch.packed.boundaries}
+            tensors |= {f"{n}.{name}": column.cpu() for name, column in columns.items()}
+            names[f"{n}.rows"] = "\n".join(map(rows.name, batch.rows))
+        return save(tensors, names)
 
 
 def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
@@ -69,7 +83,7 @@ def micro_batch(rows: list[Row], device: torch.device) -> MicroBatch:
     starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(0)
     loss_mask[starts] = 0  # the first token of a row has no prediction, whatever its mask says
     targets = loss_mask.nonzero().squeeze(1)
-    return MicroBatch(token_ids.to(device), targets.to(device), packed)
+    return MicroBatch(token_ids.to(device), targets.to(device), packed, [row.index for row in rows])
 
 
 def step_batches(

@@ -27,10 +27,10 @@ from primerl.startup import importing
 from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
 from primerl.train.client import BatchTimeout, Heartbeat, NoMoreBatches, OrchestratorClient, OrchestratorError
-from primerl.train.config import ConfigError, TrainerConfig
+from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, decode_batch
 from primerl.train.distributed import RankError, Ranks
-from primerl.train.files import whole_folder
+from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts, new_publisher
 from primerl.train.loss import Loss, LossError, Targets, TokenValues
@@ -63,10 +63,6 @@ SHOWN = {
     "perf/mfu": "mfu",
 }
 """Metrics of the console line, with their short names."""
-
-
-class TrainingDiverged(Exception):  # noqa: N818 (what happened)
-    """Loss, gradient or weights are not finite. The message names the step and, where they matter, the rollouts."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -129,7 +125,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
-            checkpoints = Checkpoints(output_dir, config.ckpt.keep_last, config.ckpt.keep_interval, ranks)
+            ckpt = config.ckpt or CheckpointConfig()
+            checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks)
             parts = (model, adapter, performance, loss, optimizer, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
@@ -163,6 +160,7 @@ class Trainer:
         checkpoints: Checkpoints,
     ) -> None:
         self.config = config
+        self.ckpt = config.ckpt or CheckpointConfig()
         self.ranks = ranks
         self.client = client
         self.heartbeat = heartbeat
@@ -185,12 +183,12 @@ class Trainer:
             CheckpointError: it is not there, cannot be read, or is of another model.
             OrchestratorError: the batches after it are gone. Nothing has been changed.
         """
-        step = self.config.ckpt.resume_step
-        state = self.checkpoints.newest() if step is None or step == -1 else self.checkpoints.load(step)
+        step = self.ckpt.goes_back_to
+        state = self.checkpoints.newest() if step is None else self.checkpoints.load(step)
         began_after = 0 if state is None else self.take_up(state)
         if self.ranks.leads:
             self.client.resume(began_after)
-            for path in set_aside_later(Path(self.config.output_dir), step):
+            for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
                 log.warning("of later steps than the one this run goes on from: renamed to %s", path)
         return began_after
 
@@ -226,7 +224,10 @@ class Trainer:
             try:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:
-                raise TrainingDiverged(f"{error}; {self.keep(batch)}") from None
+                kept = keep_batch(Path(self.config.output_dir), step, self.ranks.rank, "batch.msgpack", self.body)
+                raise TrainingDiverged(
+                    f"{error}; the batch is in {kept} (primerl.train.data.decode_batch reads it)"
+                ) from None
             self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:
@@ -291,7 +292,9 @@ class Trainer:
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
                 rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
-                raise TrainingDiverged(f"step {batch.step}: the loss is {loss.item()}; {_listed(rollouts)}")
+                raise TrainingDiverged(
+                    f"step {batch.step}: the loss is {loss.item()}; rollouts {listed(sorted(set(rollouts)))}"
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
             statistics.add(values, environments.to(device))
@@ -325,8 +328,8 @@ class Trainer:
         update = self.optimizer.step(batch.step)
         norm, lr = update.grad_norm, update.lr
         if not norm < float("inf"):
-            rollouts = [rollout for micro_batch in batch.micro_batches for rollout in micro_batch.rollouts]
-            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; {_listed(rollouts)}")
+            rollouts = listed(sorted({rollout for part in batch.micro_batches for rollout in part.rollouts}))
+            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; rollouts {rollouts}")
         # A finite gradient makes weights that are not when the step is too long.
         if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(
@@ -335,13 +338,6 @@ class Trainer:
                 "from the last checkpoint"
             )
         return update
-
-    def keep(self, batch: Batch) -> str:
-        """Saves the batch as it came, for whoever looks for the reason; says where."""
-        folder = Path(self.config.output_dir) / "diverged" / f"step_{batch.step}_rank_{batch.rank}"
-        with whole_folder(folder, replace=True) as new:
-            (new / "batch.msgpack").write_bytes(self.body)
-        return f"the batch is in {folder / 'batch.msgpack'} (primerl.train.data.decode_batch reads it)"
 
     def publish(self, version: int, clock: Clock) -> None:
         """Begins to; the one before is out then."""
@@ -357,11 +353,12 @@ class Trainer:
 
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
-        ckpt, is_last = self.config.ckpt, step == self.config.max_steps
-        if ckpt.interval is None or (step % ckpt.interval and not is_last):
+        is_last = step == self.config.max_steps
+        between = not (self.ckpt.interval and step % self.ckpt.interval == 0)
+        if self.config.ckpt is None or (between and not is_last):
             self.tell_of(self.checkpoints.saved())
             return
-        if ckpt.weights_only:
+        if self.ckpt.weights_only:
             if not is_last:  # a run ends with its weights anyhow
                 self.save_weights(step)
                 clock.lap("save_ckpt")
@@ -378,11 +375,11 @@ class Trainer:
     def save_weights(self, step: int) -> None:
         """The model folder `weights/step_<step>`."""
         self.doing(step, "saving the model")
-        ckpt, output_dir = self.config.ckpt, Path(self.config.output_dir)
-        separate = self.adapter if ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, Path(self.config.model.path), output_dir, step, self.ranks, separate)
-        if ckpt.weights_only and self.ranks.leads:
-            keep_newest(saved.parent, ckpt.keep_last, ckpt.keep_interval)
+        separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
+        source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
+        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate)
+        if self.ckpt.weights_only and self.ranks.leads:
+            keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         log.info("saved %s", saved)
 
     def finish(self, step: int, *, over: bool = False) -> None:
@@ -398,7 +395,7 @@ class Trainer:
     def tell_of(self, saved: int | None) -> None:
         """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
         if saved is not None and self.ranks.leads:
-            self.client.checkpoint(self.checkpoints.steps()[-self.config.ckpt.keep_last :][0])
+            self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0])
 
     def doing(self, step: int, what: str) -> None:
         """For the orchestrator, and for the other ranks."""
@@ -433,9 +430,3 @@ class Trainer:
             "progress/num_samples": self.samples_seen,
         }
         return metrics | self.routing.metrics(self.ranks)
-
-
-def _listed(rollouts: list[int]) -> str:
-    rollouts = sorted(set(rollouts))
-    listed = ", ".join(map(str, rollouts[:32]))
-    return f"rollouts {listed}" + (f" and {len(rollouts) - 32} more" if len(rollouts) > 32 else "")

@@ -38,6 +38,8 @@ class Row:
     token_ids: Tensor  # [T] int32
     loss_mask: Tensor  # [T] uint8
     subset: int = 0
+    index: int = 0
+    """Among all rows of the run."""
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
@@ -46,12 +48,24 @@ class Row:
 class Rows:
     """The usable rows of all subsets, one after the other, in two columns: 5 bytes a token.
 
-    `firsts[s]` is the first row of subset s; `firsts[-1]` is how many rows there are.
+    `firsts[s]` is the first row of subset s; `firsts[-1]` is how many rows there are. `found` has the place of each row
+    in its dataset, counted in the dataset's `units`.
     """
 
-    def __init__(self, titles: list[str], token_ids: Tensor, loss_mask: Tensor, ends: array[int], firsts: list[int]):
+    def __init__(
+        self,
+        titles: list[str],
+        token_ids: Tensor,
+        loss_mask: Tensor,
+        ends: array[int],
+        firsts: list[int],
+        units: list[str],
+        found: array[int],
+    ):
         self.titles = titles
         self.firsts = firsts
+        self._units = units
+        self._found = found
         self._token_ids = token_ids
         self._loss_mask = loss_mask
         self._ends = ends
@@ -69,7 +83,12 @@ class Rows:
     def row(self, index: int) -> Row:
         start, end = (self._ends[index - 1] if index else 0), self._ends[index]
         subset = bisect_right(self.firsts, index) - 1
-        return Row(self._token_ids[start:end], self._loss_mask[start:end], subset)
+        return Row(self._token_ids[start:end], self._loss_mask[start:end], subset, index)
+
+    def name(self, index: int) -> str:
+        """For messages: `train.jsonl, line 7`."""
+        subset = bisect_right(self.firsts, index) - 1
+        return f"{self.titles[subset]}, {self._units[subset]} {self._found[index]}"
 
     def digest(self) -> str:
         """Of every token and its mask, and of where rows and subsets begin."""
@@ -99,6 +118,7 @@ class RowsBuilder:
         self._limits = limits
         self._token_ids, self._loss_mask = bytearray(), bytearray()
         self._ends: array[int] = array("q")
+        self._found: array[int] = array("q")
         self._firsts: list[int] = []
         self.bad = BadRows(limits.max_bad_share, limits.key)
 
@@ -115,6 +135,7 @@ class RowsBuilder:
         self._token_ids += kept[0]
         self._loss_mask += kept[1]
         self._ends.append(len(self._loss_mask))
+        self._found.append(index)
 
     def build(self) -> Rows:
         """Raises DataError when too many rows cannot be used."""
@@ -123,7 +144,8 @@ class RowsBuilder:
             raise DataError(f"{self._limits.key}path: no row can be used")
         token_ids = torch.frombuffer(self._token_ids, dtype=torch.int32)
         loss_mask = torch.frombuffer(self._loss_mask, dtype=torch.uint8)
-        return Rows(self.bad.titles, token_ids, loss_mask, self._ends, [*self._firsts, len(self._ends)])
+        firsts, units = [*self._firsts, len(self._ends)], [dataset.unit for dataset in self.bad.datasets]
+        return Rows(self.bad.titles, token_ids, loss_mask, self._ends, firsts, units, self._found)
 
     def _cut(self, token_ids: bytes, loss_mask: bytes) -> Columns | RowError:
         seq_len = self._limits.seq_len

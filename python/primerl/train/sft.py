@@ -15,6 +15,7 @@ for step in 1..max_steps:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -37,7 +38,9 @@ from primerl.train.checkpoint import (
     set_random_state,
 )
 from primerl.train.config import ConfigError
-from primerl.train.distributed import ALONE, RankError, Ranks
+from primerl.train.cross_entropy import forward_backward, row_losses
+from primerl.train.distributed import RankError, Ranks
+from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
@@ -47,7 +50,7 @@ from primerl.train.mixture import Mixture, steps
 from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
-from primerl.train.parallel import nothing, shard, sum_gradients_after
+from primerl.train.parallel import shard
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Limits, Rows, load_rows
@@ -56,7 +59,7 @@ from primerl.train.sources import DataError, sources
 from primerl.train.start_folder import model_folder, start_folder
 from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
-from primerl.train.validation import Validation, summed_loss
+from primerl.train.validation import Validation
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +73,6 @@ SHOWN = {
     "perf/throughput": "tokens/s",
 }
 CONSOLE_INTERVAL_S = 1.0
-
-
-class TrainingDiverged(Exception):  # noqa: N818 (what happened)
-    """The loss or the gradient is not finite."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -226,7 +225,7 @@ class Run:
             loss = forward_backward(self.model, batch, self.ranks, self.routing)
             clock.lap("forward_backward")
             self.ranks.at(f"step {step}: optimizer")
-            update = self._update(step, loss)
+            update = self._update(step, batch, loss)
             clock.lap("optimizer")
             metrics = {
                 "loss/mean": loss,
@@ -263,14 +262,24 @@ class Run:
         lengths_of_all = {"seq_len/all/mean": tokens / samples, "seq_len/all/max": float(batch.longest)}
         return lengths_of_all | self.performance.metrics(tokens, flops, seconds) | self.routing.metrics(self.ranks)
 
-    def _update(self, step: int, loss: float) -> Update:
+    def _update(self, step: int, batch: StepBatch, loss: float) -> Update:
         update = self.optimizer.step(step)
         norm = update.grad_norm
-        if not norm < float("inf") or loss != loss:
-            raise TrainingDiverged(f"step {step}: the loss is {loss}, the norm of the gradient {norm}; lower optim.lr")
-        if not self.optimizer.has_finite_parameters():
-            raise TrainingDiverged(f"step {step}: the weights are not finite after this step; lower optim.lr")
-        return update
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            rows = self._suspects(batch)
+            what = f"the loss is {loss}, the norm of the gradient {norm}; lower optim.lr, or look at {rows}"
+        elif not self.optimizer.has_finite_parameters():
+            what = "the weights are not finite after this step; lower optim.lr"
+        else:
+            return update
+        kept = keep_batch(self.output_dir, step, self.ranks.rank, "batch.safetensors", batch.saved(self.rows))
+        raise TrainingDiverged(f"step {step}: {what}. The batch is in {kept}")
+
+    def _suspects(self, batch: StepBatch) -> str:
+        """Names of the rows whose own loss is not finite, of all ranks. Nothing was updated."""
+        losses = row_losses(self.model, batch, self.ranks)
+        bad = self.ranks.union(self.rows.name(row) for row, loss in losses.items() if not math.isfinite(loss))
+        return listed(bad, "; ") if bad else "any of its rows, each of which has a finite loss by itself"
 
     def _advance(self, step: int, batch: StepBatch) -> dict[str, float]:
         """The step is trained. Returns `progress/*`."""
@@ -316,21 +325,6 @@ class Run:
             data={**self.data, **place},
             adapter=self.adapter.facts() if self.adapter else {},
         )
-
-
-def forward_backward(model: Any, batch: StepBatch, ranks: Ranks = ALONE, routing: RoutingLoad | None = None) -> float:
-    """Accumulate the gradient of the mean loss over the step's trained tokens; returns that loss, in nats."""
-    losses = []
-    for index in range(batch.most_micro_batches):
-        sum_gradients_after(model, last=index == batch.most_micro_batches - 1)
-        if index < len(batch.micro_batches):
-            with nullcontext() if routing is None else routing.recording():
-                loss = summed_loss(model, batch.micro_batches[index]) / batch.trained_tokens
-        else:
-            loss = nothing(model, ranks)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-    return ranks.sum(torch.stack(losses).sum()).item()
 
 
 def _training_s(times: dict[str, float]) -> float:

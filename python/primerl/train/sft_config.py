@@ -18,9 +18,9 @@ from primerl.train.config import (
     _above_zero,
     _at_least,
     _check_optim,
+    check_checkpoints,
     check_lora,
     check_ranks,
-    check_resume,
     read,
 )
 
@@ -174,7 +174,7 @@ class SFTConfig(ComputationConfig):
             if any(subset.ratio is not None for subset in config.val.data.subsets):
                 raise ConfigError("val.data.subsets: a validation reads every row once; leave `ratio` out")
         if config.ckpt is not None:
-            _check_checkpoints(config.ckpt)
+            check_checkpoints(config.ckpt)
         if (config.model.path is None) == (config.model.tiny is None):
             raise ConfigError("model: give either `path` (a model folder) or a table `[model.tiny]`, not both")
         check_lora(config.model.lora, CheckpointWeightsConfig() if config.ckpt is None else config.ckpt.weights)
@@ -215,10 +215,3 @@ def _check_rows(rows: DataConfig | ValidationDataConfig, prefix: str) -> None:
     for title, times in Counter(subset.title for subset in rows.subsets).items():
         if times > 1:
             raise ConfigError(f"{prefix}subsets: {times} of them are called {title!r}; set `label` to tell them apart")
-
-
-def _check_checkpoints(ckpt: SFTCheckpointConfig) -> None:
-    for name in ("interval", "keep_last", "keep_interval"):
-        if getattr(ckpt, name) is not None:
-            _at_least(ckpt, name, 1, "ckpt.")
-    check_resume(ckpt.resume_step, weights_only=ckpt.weights_only)

@@ -40,10 +40,8 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
     return renamed
 
 
-def set_aside_later(output_dir: Path, step: int | None) -> list[Path]:
-    """The same of checkpoints and weights of a run that goes back to `step`; nothing where that is the newest."""
-    if step is None or step == -1:
-        return []
+def set_aside_later(output_dir: Path, step: int) -> list[Path]:
+    """The same of checkpoints and weights of a run that goes back to `step`."""
     return [path for name in ("weights", "checkpoints") for path in set_aside_after(output_dir / name, step)]
 
 

@@ -7,19 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from primerl.train.cross_entropy import summed_loss
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.packing import Ahead, MicroBatch, micro_batch, packed_groups
-from primerl.train.parallel import nothing, packed_logprobs
+from primerl.train.parallel import nothing
 from primerl.train.progress import progress
 from primerl.train.rows import Rows
-
-
-def summed_loss(model: Any, batch: MicroBatch) -> Tensor:
-    """Cross-entropy of the micro-batch's trained tokens, summed, in nats."""
-    logprobs, _ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets)
-    return -logprobs.sum()
 
 
 class Validation:

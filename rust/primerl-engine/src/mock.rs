@@ -69,6 +69,8 @@ pub struct Faults {
     pub refuse_update: bool,
     /// The digest that is reported is not that of the tensors.
     pub wrong_digest: bool,
+    /// New weights are taken and proved, but it computes with those of the version after.
+    pub wrong_weights: bool,
 }
 
 impl Default for MockConfig {
@@ -290,7 +292,7 @@ impl Backend for MockBackend {
                 "the update is refused as ordered".into(),
             ));
         }
-        self.version = checkpoint.policy_version;
+        self.version = checkpoint.policy_version + u64::from(self.config.faults.wrong_weights);
         self.digest = digest(
             checkpoint
                 .tensors

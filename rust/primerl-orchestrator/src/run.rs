@@ -389,6 +389,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
+        probe_tolerance: config.probe_tolerance,
         written_ids: Arc::default(),
         engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
     }

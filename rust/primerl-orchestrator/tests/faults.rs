@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::engine::Engine;
+use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
 use common::{Orchestrator, Place, chat, trainer, user};
 use primerl_engine::mock::{Faults, MockConfig};
@@ -175,6 +175,61 @@ async fn an_engine_that_lies_about_its_weights_gets_no_traffic() {
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
     liar.stop().await;
+}
+
+/// What it answers before it is found out is held back, and another engine answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let faults = Faults {
+        wrong_weights: true,
+        ..Faults::default()
+    };
+    let first = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &first).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator.until("it is proved", all_proved).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let lease = worker.one().await;
+    first.stop().await;
+    // They wait for the next engine that proves its weights.
+    let requests: Vec<_> = (0..8)
+        .map(|session| {
+            let lease = lease.clone();
+            let body = json!({"messages": [user("hi")], "max_tokens": 1, "logprobs": true,
+                              "return_token_ids": true});
+            tokio::spawn(async move { chat(&lease, &format!("s{session}"), &body).await })
+        })
+        .collect();
+    let wrong = Engine::start(MockConfig { faults, ..slow() }).await;
+    join(&orchestrator, &wrong).await;
+    orchestrator
+        .until("it is lost", |status| {
+            let doing = status["engines"][1]["doing"].as_str().unwrap_or("");
+            doing.contains("it does not compute with them")
+        })
+        .await;
+    let sound = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &sound).await;
+    for request in requests {
+        let (status, answer) = request.await.unwrap();
+        assert_eq!(status, 200, "{answer}");
+        let mut ids: Vec<i32> = serde_json::from_value(answer["prompt_token_ids"].clone()).unwrap();
+        let mut versions = vec![-1; ids.len()];
+        ids.push(answer["choices"][0]["token_ids"][0].as_i64().unwrap() as i32);
+        versions.push(0);
+        let entry = &answer["choices"][0]["logprobs"]["content"][0];
+        let expected = expected_logprobs(&ids, &versions);
+        assert_eq!(
+            entry["logprob"].as_f64().unwrap() as f32,
+            expected[ids.len() - 1]
+        );
+    }
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    wrong.stop().await;
+    sound.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -177,16 +177,17 @@ impl Renderer {
         };
         let (start, end) = match (before, through) {
             (Some(before), Some(through)) if through >= before => (before, through),
-            (before, _) => match self.around_sentinel(text, messages, index, options)? {
-                Some((content, end)) => (before.map_or(content, |before| before.min(content)), end),
-                None => {
-                    let end = self.end_by_what_follows(text, messages, index, options);
-                    before
-                        .zip(end)
-                        .filter(|(before, end)| before <= end)
-                        .ok_or_else(failure)?
-                }
-            },
+            (before, _) => {
+                let (content, end) = self.around_sentinel(text, messages, index, options)?;
+                let end = end.or_else(|| self.end_by_what_follows(text, messages, index, options));
+                before
+                    .into_iter()
+                    .chain(content)
+                    .min()
+                    .zip(end)
+                    .filter(|(start, end)| start <= end)
+                    .ok_or_else(failure)?
+            }
         };
         let end = self.end_with_stop_token(text, start..end);
         if start == end {
@@ -223,25 +224,26 @@ impl Renderer {
     }
 
     /// Where the content of messages[index] begins, and where its turn ends, found by putting a sentinel in its place;
-    /// `None` when that changes the text around it.
+    /// each `None` when that changes the text before it, or around it (calls behind no content follow without a line's
+    /// end, say).
     fn around_sentinel(
         &self,
         text: &str,
         messages: &[Message],
         index: usize,
         options: &RenderOptions,
-    ) -> Result<Option<(usize, usize)>, RenderError> {
+    ) -> Result<(Option<usize>, Option<usize>), RenderError> {
         let mut replaced = messages.to_vec();
         replaced[index].content = Content::Text(SENTINEL.to_owned());
         let rendered = self.render_text(&replaced, options)?;
         let mut pieces = rendered.split(SENTINEL);
         let (Some(before), Some(after), None) = (pieces.next(), pieces.next(), pieces.next())
         else {
-            return Ok(None);
+            return Ok((None, None));
         };
-        let around = before.len() + after.len() <= text.len()
-            && text.starts_with(before)
-            && text.ends_with(after);
+        let content = text.starts_with(before).then_some(before.len());
+        let around =
+            before.len() + after.len() <= text.len() && content.is_some() && text.ends_with(after);
         let content_end = text.len() - after.len().min(text.len());
         let close = self
             .stop_token_texts()
@@ -250,7 +252,7 @@ impl Renderer {
         // Between plain content and its stop token nothing may stand; tool calls may.
         let closed =
             close.filter(|(at, _)| around && (*at == 0 || messages[index].has_tool_calls()));
-        Ok(closed.map(|(_, end)| (before.len(), content_end + end)))
+        Ok((content, closed.map(|(_, end)| content_end + end)))
     }
 
     /// `span` up to its last stop token, when only white space follows there; else a stop token right behind the span is

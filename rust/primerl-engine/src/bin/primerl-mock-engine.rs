@@ -79,6 +79,9 @@ struct Arguments {
     /// The reported digest is not that of the tensors.
     #[arg(long)]
     wrong_digest: bool,
+    /// New weights are taken and proved, but not computed with.
+    #[arg(long)]
+    wrong_weights: bool,
     /// Answers to order: a JSON file, [{"after": [ids], "answer": [ids]}, ...]. After a prompt that ends with `after`, the
     /// engine says `answer`; the first that fits counts.
     #[arg(long)]
@@ -132,6 +135,7 @@ impl Arguments {
                 hang_forward_at: self.hang_forward_at,
                 refuse_update: self.refuse_update,
                 wrong_digest: self.wrong_digest,
+                wrong_weights: self.wrong_weights,
             },
         })
     }

@@ -18,6 +18,7 @@ pub(crate) use endpoint::with_messages;
 pub use endpoint::{ChatRequest, Endpoint};
 pub use outage::{Outage, Pending};
 pub use scorer::Scorer;
+pub(crate) use scorer::scored_logprobs;
 pub use server::{EndpointError, parse_base_url};
 
 use crate::config::{Config, ConfigError};

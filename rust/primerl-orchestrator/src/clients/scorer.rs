@@ -65,11 +65,7 @@ impl Scorer {
             "model": self.server.model(), "token_ids": token_ids, "sampling_params": sampling, "stream": false,
         });
         let answer = self.post("inference/v1/generate", &body).await?;
-        let scored: Result<Scored, _> = serde_json::from_slice(&answer);
-        let read = scored.map_err(|error| {
-            format!("{error}; it has to be an engine with vLLM's /inference/v1/generate")
-        });
-        read.and_then(|scored| of_tokens(scored, token_ids))
+        scored_logprobs(&answer, token_ids)
             .map_err(|problem| (self.server.malformed(&problem), None))
     }
 
@@ -105,7 +101,14 @@ impl Scorer {
     }
 }
 
-/// The log-probability of each token itself.
+/// Of an answer to a request with `prompt_logprobs`: the log-probability of each token, nats; 0 for the first. `[N]`
+pub(crate) fn scored_logprobs(answer: &[u8], token_ids: &[u32]) -> Result<Vec<f32>, String> {
+    let scored = serde_json::from_slice(answer).map_err(|error| {
+        format!("{error}; it has to be an engine with vLLM's /inference/v1/generate")
+    })?;
+    of_tokens(scored, token_ids)
+}
+
 fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
     let Some(given) = scored.prompt_logprobs else {
         return Err("it has no prompt_logprobs; use an engine that gives them".to_owned());

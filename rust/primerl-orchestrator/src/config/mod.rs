@@ -106,6 +106,9 @@ pub struct Config {
     /// URLs of engines that do not join by themselves.
     #[serde(default)]
     pub engines: Vec<String>,
+    /// How far an engine's log-probabilities of the probe may be from the trainer's: mean of the differences, nats.
+    #[serde(default = "default_probe_tolerance")]
+    pub probe_tolerance: f64,
     pub model: ModelConfig,
     #[serde(default)]
     pub sampling: SamplingConfig,
@@ -394,6 +397,10 @@ fn default_async_level() -> u64 {
 }
 fn default_off_policy_steps() -> u64 {
     8
+}
+/// Above what half precision makes of unlikely tokens, and below what other weights do.
+fn default_probe_tolerance() -> f64 {
+    0.5
 }
 
 impl TrainEnvironment {

@@ -249,6 +249,13 @@ impl Config {
                 )
             })?;
         }
+        if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {
+            return Err(field(
+                "probe_tolerance",
+                format!("is {}", self.probe_tolerance),
+                "give nats, above 0",
+            ));
+        }
         Ok(())
     }
 }

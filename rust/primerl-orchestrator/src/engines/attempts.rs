@@ -150,7 +150,12 @@ impl Engines {
             }
         };
         let answer = slot.unless_lost(answer).await;
-        Ok(answer.and_then(|generated| slot.check_versions(generated)))
+        Ok(
+            match answer.and_then(|generated| slot.check_versions(generated)) {
+                Ok(generated) => self.unless_probe_fails(slot, generated).await,
+                error => error,
+            },
+        )
     }
 
     /// Of one engine's answer.

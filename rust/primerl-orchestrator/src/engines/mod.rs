@@ -4,7 +4,8 @@
 //! ```text
 //! joins ──> supervisor: health + model card ──> core: EngineJoined ──> UpdateEngine ──> pause, load, prove, resume
 //!             ^                                                                              │ EngineProved: traffic
-//!             └────────────── EngineLost (no traffic): health lost, update failed, unproved weights
+//!             │                                                                            probe: answers are taken
+//!             └────────────── EngineLost (no traffic): health lost, update failed, unproved weights, other log-probabilities
 //! ```
 //! A run that does not sample at temperature 1 from all tokens also has it prove what its log-probabilities are of
 //! ([`meaning`]), once a join.
@@ -21,6 +22,7 @@ mod load;
 mod meaning;
 mod part;
 mod pool;
+mod probe;
 mod request;
 mod routing;
 mod slot;

@@ -100,6 +100,31 @@ impl Slot {
     }
 }
 
+impl Engines {
+    /// Hold back what new weights sampled until their probe is passed: the supervisor's, which bounds it.
+    pub(super) async fn unless_probe_fails(
+        &self,
+        slot: &Slot,
+        generated: Generated,
+    ) -> Result<Generated, EngineError> {
+        let newest = generated.versions.iter().map(|run| run.version).max();
+        let mut changed = self.changed.subscribe();
+        loop {
+            if slot.lost.is_cancelled() {
+                return Err(EngineError::Lost);
+            }
+            if newest <= slot.engine.state.lock().probed {
+                return Ok(generated);
+            }
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = slot.lost.cancelled() => {}
+                () = self.stop.cancelled() => return Err(EngineError::Lost),
+            }
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.engine.state.lock();

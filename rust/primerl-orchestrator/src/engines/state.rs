@@ -38,6 +38,7 @@ impl Engine {
             client,
             state: Mutex::new(EngineState {
                 proved: None,
+                probed: None,
                 told: None,
                 healthy: false,
                 suspected: false,
@@ -78,6 +79,8 @@ impl Engine {
 pub(super) struct EngineState {
     /// Newest version it proved; no traffic without.
     pub proved: Option<PolicyVersion>,
+    /// Newest version whose probe it passed: tokens of later ones are held back.
+    pub probed: Option<PolicyVersion>,
     /// Newest version it was told to load: tokens of a version in between are its own, too.
     pub told: Option<PolicyVersion>,
     pub healthy: bool,

@@ -5,10 +5,11 @@ use super::client::{EngineError, ModelCard};
 use super::load::{LoadWatch, Reading};
 use super::meaning::{MeaningError, prove_processed};
 use super::pool::Engines;
+use super::probe::{self, Probe, ProbeError};
 use super::state::Engine;
 use futures_util::FutureExt;
 use primerl_core::{Event, PolicyVersion};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -41,6 +42,8 @@ enum UpdateError {
     Resume(EngineError),
     #[error(transparent)]
     Meaning(#[from] MeaningError),
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
 }
 
 /// Runs until the pool stops.
@@ -141,8 +144,14 @@ async fn serve(
                 let Some(update) = newest(update, updates) else {
                     return lose(pool, engine, "the run is over".into());
                 };
+                let proved = async {
+                    let probe = read_probe(pool, &update).await?;
+                    run_update(pool, engine, &update).await?;
+                    pool.driver.send(Event::EngineProved { engine: engine.id, version: update.version });
+                    run_probe(pool, engine, update.version, probe).await
+                };
                 let updated = tokio::select! {
-                    updated = run_update(pool, engine, &update) => updated,
+                    updated = proved => updated,
                     // Loading may take minutes, but not an engine's answer that it is well.
                     reason = ill(engine) => {
                         let reason = format!("while it loaded version {}: {reason}", update.version);
@@ -153,7 +162,6 @@ async fn serve(
                     let reason = format!("version {} was not proved: {error}", update.version);
                     return lose(pool, engine, reason);
                 }
-                pool.driver.send(Event::EngineProved { engine: engine.id, version: update.version });
             }
             () = engine.rejoined.notified() => {
                 return lose(pool, engine, "it was restarted, or serves weights it never proved".into());
@@ -252,6 +260,7 @@ fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
     let mut state = engine.state.lock();
     engine.weights_change();
     state.proved = None;
+    state.probed = None;
     state.told = None;
     state.updating = false;
     state.suspected = false;
@@ -310,6 +319,33 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         engine = %engine.client.url(), version = %update.version,
         milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
     );
+    Ok(())
+}
+
+async fn read_probe(pool: &Engines, update: &Update) -> Result<Option<Probe>, ProbeError> {
+    if pool.config.engines_render {
+        // Such an engine need not take token ids.
+        return Ok(None);
+    }
+    let manifest = PathBuf::from(&update.manifest);
+    match tokio::task::spawn_blocking(move || Probe::read(&manifest)).await {
+        Ok(read) => read,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// Requests run meanwhile; those that the new weights had a part in are answered when it is passed.
+async fn run_probe(
+    pool: &Engines,
+    engine: &Engine,
+    version: PolicyVersion,
+    probe: Option<Probe>,
+) -> Result<(), UpdateError> {
+    if let Some(probe) = probe {
+        probe::check(&engine.client, &pool.config, version, &probe).await?;
+    }
+    engine.state.lock().probed = Some(version);
+    pool.changed.send_modify(|count| *count += 1);
     Ok(())
 }
 

@@ -62,6 +62,7 @@ impl Turns {
             stop_token_ids: renderer.stop_token_ids().to_vec(),
             vocabulary_size: renderer.vocabulary_size(),
             needs_processed: false,
+            probe_tolerance: 0.5,
             written_ids: Arc::default(),
             engines_render: false,
         };

@@ -1,5 +1,6 @@
 //! A trainer that trains nothing: it takes batches and publishes weights.
 
+use super::engine::expected_logprobs;
 use super::{PATIENCE, client, persistently};
 use reqwest::Client;
 use serde::Deserialize;
@@ -147,7 +148,10 @@ pub fn write_weights(output: &Path, version: u64) -> String {
     std::fs::write(folder.join("model.safetensors"), &file).unwrap();
     let hash = format!("{:016x}", xxh3_64(&values));
     let digest = format!("{:032x}", xxh3_128(format!("w F32 2 {hash}\n").as_bytes()));
+    let ids: Vec<i32> = (1..13).collect();
+    let logprobs = expected_logprobs(&ids, &[version as i32; 12]);
     let manifest = json!({
+        "probe": {"token_ids": ids, "logprobs": logprobs},
         "format": 1, "policy_version": version, "digest": digest,
         "files": [{"name": "model.safetensors", "bytes": file.len()}],
         "tensors": [{"name": "w", "dtype": "F32", "shape": [2], "file": "model.safetensors", "xxh3": hash}],

@@ -12,6 +12,7 @@ fn config() -> EnginesConfig {
         stop_token_ids: vec![256],
         vocabulary_size: Some(300),
         needs_processed: false,
+        probe_tolerance: 0.5,
         written_ids: Arc::default(),
         engines_render: true,
     }
