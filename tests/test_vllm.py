@@ -259,6 +259,18 @@ def test_run_hands_on_what_vllm_needs(model: Path) -> None:
     assert resolve.orchestrator(run_config(model, backend="torch")).config.timeouts.no_engine_s == 60
 
 
+@pytest.mark.parametrize(
+    ("found", "dtype", "tolerance"),
+    [(CPU, None, 1e-3), (GPU, None, 0.5), (GPU, "float32", 1e-3), (CPU, "bfloat16", 0.5)],
+)
+def test_exactness_is_asked_of_what_the_engine_computes_in(
+    model: Path, monkeypatch: pytest.MonkeyPatch, found: Installation, dtype: str | None, tolerance: float
+) -> None:
+    monkeypatch.setattr(resolve, "find", lambda python: found)
+    run = run_config(model, dtype=dtype)
+    assert resolve.orchestrator(run).config.probe_tolerance == tolerance
+
+
 def test_adapters_are_merged_for_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_config(model)
     for broadcast, expected in ((None, "merged"), ("merged", "merged")):

@@ -226,8 +226,8 @@ class Orchestration(Section):
     """URLs of inference engines that already run, beside those that are started (`inference.replicas`; 0 for none)."""
     probe_tolerance: float = Field(default=0.5, gt=0)
     """How far an engine's log-probabilities may be from the trainer's, right after it has loaded weights, on the tokens
-    that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where trainer
-    and engines compute in fp32."""
+    that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where
+    trainer and engines compute in fp32."""
     sampling: Sampling = Sampling()
     parsers: Parsers = Parsers()
     algorithm: Algorithm = Algorithm()

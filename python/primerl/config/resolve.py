@@ -23,7 +23,8 @@ from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
-from primerl.inference.vllm.installation import chosen_backend
+from primerl.inference.vllm.flags import default_dtype
+from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
 
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
@@ -105,6 +106,18 @@ def engine_backend(config: RLConfig) -> str:
     return chosen_backend(config.inference.backend, config.inference.python)
 
 
+def engine_dtype(config: RLConfig) -> str:
+    """Of the engines that the run starts: what they compute in where it is left out."""
+    if config.inference.dtype is not None:
+        return config.inference.dtype
+    if engine_backend(config) == "torch":
+        return "float32"
+    try:
+        return default_dtype(find(config.inference.python))
+    except UnusableError:  # the checks before a start say so
+        return "float32"
+
+
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     processes = []
     roles: list[tuple[Literal["train", "eval"], list[Any]]] = [
@@ -156,7 +169,7 @@ def _probe_tolerance(config: RLConfig) -> float:
     source, exact = config.orchestrator, {"float32"}
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance
-    return EXACT_TOLERANCE if {config.trainer.dtype, config.inference.dtype} == exact else source.probe_tolerance
+    return EXACT_TOLERANCE if {config.trainer.dtype, engine_dtype(config)} == exact else source.probe_tolerance
 
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:
