@@ -60,6 +60,16 @@ def test_engine_says_what_it_loaded_and_leaves_nothing(trained: Path) -> None:
     assert str(trained) not in processes
 
 
+def test_vllm_that_renders_is_trained_exactly(imitator: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rendered"
+    overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
+    short = ["--max-steps", "6", "--orchestrator.eval.env", "[]", "--orchestrator.sampling.temperature", "0.7"]
+    renders = ["--orchestrator.client-type", "openai_chat_completions_token"]
+    primerl("rl", "@", str(EXAMPLE / "rl-vllm.toml"), *overrides, *short, *renders)
+    assert len(column(output, "reward/all/mean")) == 6
+    assert "token-exact" in primerl("verify", str(output))
+
+
 def test_run_goes_on_when_the_engine_process_is_killed(imitator: Path, tmp_path: Path) -> None:
     vllm = ["--inference.backend", "vllm", "--inference.python", str(VLLM_PYTHON)]
     short = ["--max-steps", "12", "--keep-broadcasts", "--orchestrator.eval.env", "[]"]
