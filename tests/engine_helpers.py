@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from primerl.models.tiny import write_model
 from primerl.train.weights import manifest
@@ -25,12 +26,15 @@ from torch import Tensor
 
 GENERATE = "/inference/v1/generate"
 KINDS = ["mock", "torch"]
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 # Tokens of a request that is to be caught in flight: some tenths of a second.
 LONG = 300
 EOS = 256
 VOCABULARY = 264
 PROMPT = [258, 260, 198, 49, 68, 85, 68, 256, 198, 258, 261, 198]
 START_DEADLINE_S = 90.0
+REPOSITORY = Path(__file__).resolve().parent.parent
+VLLM_PYTHON = REPOSITORY / ".venv-vllm" / "bin" / "python"
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
@@ -51,7 +55,9 @@ class Engine:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+        # After a failed call vLLM closes the connection without saying so: each call has one of its own.
+        limits = httpx.Limits(max_keepalive_connections=0 if self.kind == "vllm" else None)
+        self.client = httpx.Client(base_url=self.url, timeout=60.0, limits=limits)
 
     def post(self, path: str, body: Any = None, **query: Any) -> httpx.Response:
         return self.client.post(path, json={} if body is None else body, params=query)
@@ -143,6 +149,16 @@ def torch_command(model: Path, folder: Path, settings: str = "") -> list[str]:
     file = folder / "inference.toml"
     file.write_text(f'max_model_len = 1024\nmax_num_seqs = 32\n{settings}\n[model]\npath = "{model}"\nname = "m"\n')
     return [sys.executable, "-m", "primerl", "inference", "@", str(file)]
+
+
+def vllm_command(model: Path, folder: Path, settings: str = "") -> list[str]:
+    return torch_command(model, folder, f'backend = "vllm"\npython = "{VLLM_PYTHON}"\n{settings}')
+
+
+def need_vllm() -> None:
+    """Skips where there is no environment with vLLM (`make vllm`)."""
+    if not VLLM_PYTHON.exists():
+        pytest.skip(f"there is no {VLLM_PYTHON.relative_to(REPOSITORY)}; `make vllm` makes it")
 
 
 def build_mock(repository: Path) -> Path:

@@ -415,7 +415,7 @@ def model_defaults(cls: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 READERS = {
     "trainer": (TrainerConfig, "primerl.train.config:TrainerConfig", set()),
     "sft": (SFTConfig, "primerl.train.sft_config:SFTConfig", {"clean_output_dir", "dry_run"}),
-    "inference": (InferenceConfig, "primerl.inference.server:InferenceConfig", set()),
+    "inference": (InferenceConfig, "primerl.inference.settings:InferenceConfig", set()),
     "env-worker": (EnvWorkerConfig, "primerl.envs.worker:WorkerConfig", set()),
 }
 

@@ -1,4 +1,5 @@
-"""One suite for every engine with vLLM's surface: the seeded mock and the embedded torch engine, as real processes."""
+"""One suite for every engine with vLLM's surface: the seeded mock, the embedded torch engine and vLLM itself, as real
+processes. vLLM where there is an environment with it (`make vllm`)."""
 
 from __future__ import annotations
 
@@ -18,27 +19,36 @@ from engine_helpers import (
     KINDS,
     LONG,
     PROMPT,
+    VLLM,
     VOCABULARY,
     Engine,
     any_tensors,
     mock_command,
+    need_vllm,
     request,
     running,
     start_many,
     torch_command,
+    vllm_command,
     wait_until,
     write_checkpoint,
 )
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=[*KINDS, VLLM])
 def shared_engine(
-    request: pytest.FixtureRequest, mock_binary: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("engine")
+    if request.param == "vllm":
+        need_vllm()
+    commands = {
+        "mock": lambda: mock_command(request.getfixturevalue("mock_binary")),
+        "torch": lambda: torch_command(model, folder),
+        "vllm": lambda: vllm_command(model, folder),
+    }
     is_mock = request.param == "mock"
-    command = mock_command(mock_binary) if is_mock else torch_command(model, folder)
-    with running(request.param, command, None if is_mock else model, folder / "log") as engine:
+    with running(request.param, commands[request.param](), None if is_mock else model, folder / "log") as engine:
         yield engine
 
 
@@ -109,8 +119,8 @@ def test_max_tokens_fills_and_clamps(engine: Engine) -> None:
 
 
 def test_end_of_sequence_is_included_and_ends(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    # At this temperature every token is about equally likely, so that some of many sequences end.
-    sampling = {"temperature": 100.0, "max_tokens": 300}
+    # At the highest temperature that vLLM takes all tokens are about equally likely, so that some sequences end.
+    sampling = {"temperature": 2.0, "max_tokens": 300}
     answers = [pool.submit(engine.generate, seed=seed, **sampling) for seed in range(24)]
     choices = [answer.result()["choices"][0] for answer in answers]
     ended = [choice for choice in choices if choice["finish_reason"] == "stop"]
@@ -171,39 +181,85 @@ def test_prompt_is_scored(engine: Engine) -> None:
     assert [list(entry) for entry in deterministic[1:]] == [[str(token)] for token in PROMPT[1:]]
 
 
+# Where vLLM answers otherwise: another envelope, or (None) it serves what the embedded engine cannot.
+VLLM_ANSWERS: dict[str, tuple[str, str | None, str] | None] = {
+    "negative": ("Bad Request", "body.token_ids", "negative"),
+    "hot": ("Bad Request", "body.sampling_params", ""),
+    "salt": ("BadRequestError", "cache_salt", "non-empty"),
+    "n": ("BadRequestError", None, "max_num_seqs"),
+    "stop": None,
+    "penalty": None,
+}
+# What vLLM's engine process finds, after its server has begun the stream: the error is the stream's only event.
+VLLM_REFUSES_IN_THE_STREAM = {"vocabulary", "too long", "full", "stop ids", "logprobs"}
+
+
 @pytest.mark.parametrize(
-    ("body", "status", "kind", "param", "words"),
+    ("case", "body", "status", "kind", "param", "words"),
     [
-        (request([]), 400, "Bad Request", "body.token_ids", "too_short"),
-        (request([-1]), 400, "Bad Request", "body.token_ids", "greater_than"),
-        ({"token_ids": "x", "sampling_params": {}}, 400, "Bad Request", "body.token_ids", ""),
-        ({"token_ids": [1]}, 400, "Bad Request", "body.sampling_params", "missing"),
-        (request(temperature="hot"), 400, "Bad Request", "body.sampling_params.temperature", ""),
-        ([1], 400, "Bad Request", "body", ""),
-        ({**request(), "cache_salt": ""}, 400, "Bad Request", "body.cache_salt", ""),
-        (request([VOCABULARY]), 400, "BadRequestError", None, f"Token id {VOCABULARY} is out of vocabulary"),
-        (request([1] * 1200, max_tokens=5), 400, "BadRequestError", None, "longer than the maximum model length"),
-        (request([1] * 1200), 400, "BadRequestError", None, "exceeds model's maximum context length (1024)"),
-        (request([1] * 1024), 400, "BadRequestError", None, "at least 1"),
-        (request(max_tokens=0), 400, "BadRequestError", "max_tokens", "max_tokens must be at least 1, got 0."),
-        (request(temperature=-1), 400, "BadRequestError", "temperature", "temperature"),
-        (request(top_p=0), 400, "BadRequestError", "top_p", "top_p"),
-        (request(stop_token_ids=[9999]), 400, "BadRequestError", "stop_token_ids", "9999"),
-        (request(logprobs=50), 400, "BadRequestError", "logprobs", "greater than max allowed: 20"),
-        (request(n=1000), 400, "BadRequestError", "n", "max_num_seqs"),
-        (request(stop=["x"]), 400, "BadRequestError", "stop", "not supported"),
-        (request(repetition_penalty=1.2), 400, "BadRequestError", "repetition_penalty", "not supported"),
-        ({**request(), "model": "nope"}, 404, "NotFoundError", "model", "The model `nope` does not exist."),
+        ("empty", request([]), 400, "Bad Request", "body.token_ids", "too_short"),
+        ("negative", request([-1]), 400, "Bad Request", "body.token_ids", "greater_than"),
+        ("text", {"token_ids": "x", "sampling_params": {}}, 400, "Bad Request", "body.token_ids", ""),
+        ("no sampling", {"token_ids": [1]}, 400, "Bad Request", "body.sampling_params", "missing"),
+        ("hot", request(temperature="hot"), 400, "Bad Request", "body.sampling_params.temperature", ""),
+        ("list", [1], 400, "Bad Request", "body", ""),
+        ("salt", {**request(), "cache_salt": ""}, 400, "Bad Request", "body.cache_salt", ""),
+        (
+            "vocabulary",
+            request([VOCABULARY]),
+            400,
+            "BadRequestError",
+            None,
+            f"Token id {VOCABULARY} is out of vocabulary",
+        ),
+        (
+            "too long",
+            request([1] * 1200, max_tokens=5),
+            400,
+            "BadRequestError",
+            None,
+            "longer than the maximum model length",
+        ),
+        ("longer", request([1] * 1200), 400, "BadRequestError", None, "exceeds model's maximum context length (1024)"),
+        ("full", request([1] * 1024), 400, "BadRequestError", None, "at least 1"),
+        (
+            "no tokens",
+            request(max_tokens=0),
+            400,
+            "BadRequestError",
+            "max_tokens",
+            "max_tokens must be at least 1, got 0.",
+        ),
+        ("cold", request(temperature=-1), 400, "BadRequestError", "temperature", "temperature"),
+        ("top_p", request(top_p=0), 400, "BadRequestError", "top_p", "top_p"),
+        ("stop ids", request(stop_token_ids=[9999]), 400, "BadRequestError", "stop_token_ids", "9999"),
+        ("logprobs", request(logprobs=50), 400, "BadRequestError", "logprobs", "greater than max allowed: 20"),
+        ("n", request(n=1000), 400, "BadRequestError", "n", "max_num_seqs"),
+        ("stop", request(stop=["x"]), 400, "BadRequestError", "stop", "not supported"),
+        ("penalty", request(repetition_penalty=1.2), 400, "BadRequestError", "repetition_penalty", "not supported"),
+        ("model", {**request(), "model": "nope"}, 404, "NotFoundError", "model", "The model `nope` does not exist."),
     ],
 )
-def test_bad_requests(engine: Engine, body: Any, status: int, kind: str, param: str | None, words: str) -> None:
+def test_bad_requests(
+    engine: Engine, case: str, body: Any, status: int, kind: str, param: str | None, words: str
+) -> None:
+    if engine.kind == "vllm":
+        answers = VLLM_ANSWERS.get(case, (kind, param, words))
+        if answers is None:
+            assert engine.post(GENERATE, body).status_code == 200
+            return
+        kind, param, words = answers
     answer = engine.post(GENERATE, body)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert (error["type"], error["param"], error["code"]) == (kind, param, status)
     assert words in error["message"]
-    stream = body if isinstance(body, list) else {**body, "stream": True}
-    assert engine.post(GENERATE, stream).status_code == status, "a stream fails before it begins"
+    stream = engine.post(GENERATE, body if isinstance(body, list) else {**body, "stream": True})
+    if engine.kind == "vllm" and case in VLLM_REFUSES_IN_THE_STREAM:
+        event, done = events(stream)
+        assert (stream.status_code, event["error"], done) == (200, error, "[DONE]")
+    else:
+        assert stream.status_code == status, "a stream fails before it begins"
 
 
 def test_unknown_keys_are_ignored_and_broken_bodies_are_not(engine: Engine) -> None:
@@ -266,11 +322,15 @@ def test_abort_while_paused(engine: Engine, pool: ThreadPoolExecutor) -> None:
     (frozen,) = start_many(engine, pool, 1)
     engine.post("/pause", mode="keep", clear_cache=False)
     queued = pool.submit(engine.generate, id_="queued", max_tokens=5)
-    wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 1, "the queued request")
-    assert engine.post("/abort_requests", {"request_ids": ["generate-tokens-queued", "generate-tokens-r0"]}).json() == {
-        "status": "aborted",
-        "aborted": 2,
-    }
+    # Its server has it; vLLM's engine process says what waits only when it steps, and a pause keeps it from that.
+    wait_until(lambda: engine.client.get("/load").json()["server_load"] == 2, "the queued request")
+    both = {"request_ids": ["generate-tokens-queued", "generate-tokens-r0"]}
+
+    def aborted() -> bool:
+        assert engine.post("/abort_requests", both).json()["status"] == "aborted"
+        return queued.done() and frozen.done()
+
+    wait_until(aborted, "the end of both")
     assert len(frozen.result()["choices"][0]["token_ids"]) > 0
     choice = queued.result()["choices"][0]
     assert (choice["finish_reason"], choice["token_ids"], choice["weight_versions"]) == ("abort", [], [])
@@ -336,6 +396,10 @@ def test_pause_wait_that_is_resumed_is_no_pause(engine: Engine, pool: ThreadPool
     wait_until(lambda: engine.client.get("/is_paused").json()["is_paused"], "the pause")
     engine.post("/resume")
     answer = pausing.result()
+    if engine.kind == "vllm":
+        assert (answer.status_code, answer.json()) == (200, {"status": "paused"})
+        assert not engine.client.get("/is_paused").json()["is_paused"], "though it said so"
+        return
     assert answer.status_code == 500
     assert answer.json()["error"].startswith("Failed to pause generation: ")
 
@@ -424,11 +488,12 @@ def test_models_version_metrics(engine: Engine) -> None:
     assert engine.client.get("/load").json() == {"server_load": 0}
     names = ["prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_count"]
     before = [engine.metric(f"vllm:{name}") for name in names]
-    busy = engine.metric("primerl:engine_busy_seconds_total")
+    busy_names = [] if engine.kind == "vllm" else ["primerl:engine_busy_seconds_total"]
+    busy = [engine.metric(name) for name in busy_names]
     engine.generate(max_tokens=10, ignore_eos=True)
     after = [engine.metric(f"vllm:{name}") for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [len(PROMPT), 10, 1]
-    assert engine.metric("primerl:engine_busy_seconds_total") > busy
+    assert all(engine.metric(name) > value for name, value in zip(busy_names, busy, strict=True))
     for name in ["kv_cache_usage_perc", "num_requests_waiting", "num_preemptions_total", "cache_config_info"]:
         engine.metric(f"vllm:{name}")
 

@@ -53,7 +53,8 @@ def inference(arguments: list[str]) -> int:
     try:
         settings = settings_from(arguments, "primerl.config.inference:InferenceConfig", "inference")
         with importing():
-            from primerl.inference.server import InferenceConfig, serve
+            from primerl.inference.server import serve
+            from primerl.inference.settings import InferenceConfig
 
         config = InferenceConfig.from_toml(settings)
     except (BadInputError, ValueError) as error:

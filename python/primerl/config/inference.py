@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from primerl.config.base import Port, Section, Seed, Threads
+from primerl.config.base import Port, Seconds, Section, Seed, Threads
 from primerl.config.lora import EngineLora
+from primerl.inference.vllm import flags
 
 
 class InferenceSettings(Section):
     """The inference engine."""
 
-    backend: Literal["torch"] = "torch"
-    """`torch`: the embedded engine, for laptops and tests."""
+    backend: Literal["auto", "torch", "vllm"] = "auto"
+    """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA
+    GPU and vLLM is installed, else the embedded engine."""
+    python: str | None = None
+    """Interpreter of the environment that vLLM is installed in, where it is not the one that runs primerl."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 0
@@ -24,14 +28,21 @@ class InferenceSettings(Section):
     max_num_seqs: PositiveInt = 128
     """Requests that are decoded at the same time."""
     kv_cache_tokens: PositiveInt | None = None
-    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights and activations."""
+    """Tokens the KV cache holds; where it is left out enough for max_num_seqs, of vLLM on a GPU what vLLM takes."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of weights and activations; float32, of vLLM on a GPU bfloat16, where it is left out."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
     """Log-probabilities before or after temperature and the other sampling settings; what the run needs where it is
     left out: after them if it samples at a temperature other than 1 or may truncate, else before."""
     threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
+    vllm: dict[str, Any] = {}
+    """vLLM's own options, by their long names without dashes (docs/vllm.md); those that are primerl's are refused."""
+
+    @model_validator(mode="after")
+    def _options_are_vllms(self) -> Self:
+        flags.check(self.vllm)
+        return self
 
 
 class EngineModel(Section):
@@ -52,5 +63,7 @@ class InferenceConfig(InferenceSettings):
     seed: Seed = 0
     """Seed of sampling."""
     lora: EngineLora | None = None
+    start_s: Seconds = 300.0
+    """Time until the engine has generated a token, in seconds; in `primerl rl` the run's timeouts.start_s."""
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""

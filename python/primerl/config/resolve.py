@@ -24,6 +24,8 @@ from primerl.config.orchestrator import Orchestration, OrchestratorConfig, Serve
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
+from primerl.inference.vllm.flags import default_dtype
+from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
 
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
@@ -48,9 +50,18 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
     train = [TrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
     keeps = {"keep_spool": True} if config.keep_broadcasts else {}
+    timeouts = source.timeouts
+    if (
+        "no_engine_s" not in timeouts.model_fields_set
+        and config.inference.replicas
+        and engine_backend(config) == "vllm"
+    ):
+        # An engine that was killed takes as long to come back as to start.
+        timeouts = timeouts.model_copy(update={"no_engine_s": max(timeouts.no_engine_s, config.timeouts.start_s)})
     resolved = OrchestratorConfig.model_validate(
         {
             **shared(source, Orchestration),
+            "timeouts": timeouts,
             "retention": source.retention.model_copy(update=keeps),
             "probe_tolerance": _probe_tolerance(config),
             "output_dir": absolute(config.output_dir),
@@ -75,6 +86,8 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
+                "backend": engine_backend(config),
+                "start_s": config.timeouts.start_s,
                 "max_model_len": source.max_model_len or config.seq_len,
                 "logprobs_mode": source.logprobs_mode or needed,
                 "model": EngineModel(path=absolute(config.model.path), name=model_name(config)),
@@ -87,6 +100,23 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
         name = "inference" if source.replicas == 1 else f"inference_{index}"
         processes.append(_process(config, "inference", name, resolved, threads=source.threads))
     return processes
+
+
+def engine_backend(config: RLConfig) -> str:
+    """`torch` or `vllm`: where it is left to be found out, what this machine has."""
+    return chosen_backend(config.inference.backend, config.inference.python)
+
+
+def engine_dtype(config: RLConfig) -> str:
+    """Of the engines that the run starts: what they compute in where it is left out."""
+    if config.inference.dtype is not None:
+        return config.inference.dtype
+    if engine_backend(config) == "torch":
+        return "float32"
+    try:
+        return default_dtype(find(config.inference.python))
+    except UnusableError:  # the checks before a start say so
+        return "float32"
 
 
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
@@ -140,7 +170,7 @@ def _probe_tolerance(config: RLConfig) -> float:
     source, exact = config.orchestrator, {"float32"}
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance
-    return EXACT_TOLERANCE if {config.trainer.dtype, config.inference.dtype} == exact else source.probe_tolerance
+    return EXACT_TOLERANCE if {config.trainer.dtype, engine_dtype(config)} == exact else source.probe_tolerance
 
 
 def sft(config: SFTConfig) -> SFTConfig:
@@ -161,8 +191,9 @@ def trained_lora(config: RLConfig) -> TrainerLora | None:
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    merged = config.orchestrator.engines or config.trainer.weights.dtype is not None
-    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merged else "adapter")}
+    merges = bool(config.orchestrator.engines) or engine_backend(config) == "vllm"
+    merges = merges or config.trainer.weights.dtype is not None
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merges else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)
     resolved: TrainerLora = lora.model_copy(update=changes)

@@ -1,116 +1,32 @@
-"""`primerl inference`: the embedded engine as a process that joins an orchestrator."""
+"""`primerl inference`: an engine, the embedded one or vLLM's server, as a process that joins an orchestrator."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
+import os
+import resource
 import signal
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
+from primerl.inference.settings import InferenceConfig
+from primerl.inference.vllm import installation
+from primerl.inference.vllm.process import VllmEndedError, VllmServer
 from primerl.run_key import run_key_header
 
 log = logging.getLogger("primerl.inference")
 
 FINISHED, FAILED, BAD_INPUT = 0, 1, 2
-READY_DEADLINE_S = 60.0
 JOIN_DEADLINE_S = 60.0
 REQUEST_TIMEOUT_S = 30.0
 STOP_INTERVAL_S = 0.5
-CHOICES = {
-    "backend": ("torch",),
-    "dtype": ("float32", "bfloat16"),
-    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
-}
-MINIMA = {"max_model_len": 2, "max_num_seqs": 1, "kv_cache_tokens": 2, "threads": 1, "port": 0, "seed": 0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    path: str
-    """Model folder."""
-    name: str | None = None
-    """Name under which it is served; the folder's name where it is left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """The adapters that the engine is sent in place of whole weights."""
-
-    rank: int
-    target_modules: list[str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class InferenceConfig:
-    model: ModelConfig
-    backend: str = "torch"
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes a free one."""
-    join: str | None = None
-    """URL of an orchestrator to join once the engine is ready."""
-    max_model_len: int | None = None
-    """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
-    max_num_seqs: int = 128
-    """Requests that are decoded at the same time."""
-    kv_cache_tokens: int | None = None
-    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
-    seed: int = 0
-    dtype: str = "float32"
-    logprobs_mode: str = "raw_logprobs"
-    threads: int = 1
-    """CPU threads of the model."""
-    lora: LoraConfig | None = None
-
-    @classmethod
-    def from_toml(cls, settings: Mapping[str, Any]) -> InferenceConfig:
-        """Checks the contents of a resolved file; a ValueError names the field."""
-        values = _known("", settings, cls)
-        model = values.get("model")
-        if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
-            raise ValueError("model.path: give the folder of a model")
-        values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
-        if values.get("lora") is not None:
-            values["lora"] = _lora(values["lora"])
-        config = cls(**values)
-        for name, choices in CHOICES.items():
-            if getattr(config, name) not in choices:
-                raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(config, name)!r}")
-        for name, least in MINIMA.items():
-            value = getattr(config, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ValueError(f"{name}: must be a whole number from {least}, not {value!r}")
-        return config
-
-    @property
-    def served_name(self) -> str:
-        return self.model.name or Path(self.model.path).name
-
-
-def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(section)}
-    if unknown := sorted(settings.keys() - names):
-        raise ValueError(f"{prefix}{unknown[0]}: no such setting; there are {', '.join(sorted(names))}")
-    return dict(settings)
-
-
-def _lora(settings: object) -> LoraConfig:
-    found = _known("lora.", settings, LoraConfig) if isinstance(settings, Mapping) else {}
-    rank, targets = found.get("rank"), found.get("target_modules")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ValueError(f"lora.rank: must be a whole number from 1, not {rank!r}")
-    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
-        raise ValueError(f"lora.target_modules: must be a list of names, not {targets!r}")
-    return LoraConfig(rank=rank, target_modules=targets)
 
 
 class _StopRequestedError(Exception):
@@ -139,11 +55,24 @@ class _NotReadyError(Exception):
     """The engine, or the orchestrator it was to join, did not answer in time."""
 
 
+class _Engine(Protocol):
+    """What is served: the embedded engine in this process, or vLLM's server as its child."""
+
+    @property
+    def url(self) -> str: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it was stopped; an error where it has ended by itself."""
+
+    def stop(self) -> None: ...
+
+
 def serve(config: InferenceConfig) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code of the process.
 
     0: stopped on request. 1: the engine failed, or the orchestrator could not be joined. 2: a setting or the model
-    cannot be served; nothing was started.
+    cannot be served; nothing was started. A vLLM that ended after it had served ends this process by a signal: who
+    watches it may start it again.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = _Stop()
@@ -159,6 +88,66 @@ def serve(config: InferenceConfig) -> int:
 
 
 def _serve(config: InferenceConfig, stop: _Stop) -> int:
+    try:
+        backend = installation.chosen_backend(config.backend, config.python)
+        start = _start_vllm if backend == "vllm" else _start_embedded
+        engine = start(config)
+    except (ValueError, OSError) as error:
+        print(f"primerl inference: {error}", file=sys.stderr)
+        return BAD_INPUT
+    crash = 0
+    try:
+        _wait_until_ready(engine, stop, config)
+        if isinstance(engine, VllmServer):
+            engine.watch()
+        print(f"serving {config.served_name} at {engine.url}", flush=True)
+        crash = signal.SIGABRT
+        if config.join is not None:
+            _join(engine, stop, config.join)
+        while not engine.wait(STOP_INTERVAL_S):
+            stop.check()
+        # Nobody asks this engine to end but a signal, which does not come by here.
+        log.error("the engine ended by itself")
+    except VllmEndedError as error:
+        log.error("%s", error)
+        if crash and isinstance(engine, VllmServer):
+            engine.kill()
+            _end_as(error.signal_number or crash)
+    except (_engine_error(), _NotReadyError) as error:
+        log.error("%s", error)
+    finally:
+        engine.stop()
+    return FAILED
+
+
+def _engine_error() -> type[Exception]:
+    from primerl import _core
+
+    return _core.EngineError
+
+
+def _end_as(number: int) -> NoReturn:
+    """Ends this process by that signal, as its server was."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    sys.stdout.flush()
+    os.kill(os.getpid(), number)
+    raise AssertionError("the signal was not delivered")
+
+
+def _start_vllm(config: InferenceConfig) -> VllmServer:
+    """Raises ValueError: vLLM is not installed, or cannot serve this model or these settings."""
+    found = installation.find(config.python)
+    if config.lora is not None:
+        raise ValueError("lora: vLLM is sent merged weights; leave it out")
+    installation.check_model(Path(config.model.path), found.device)
+    return VllmServer(config, found)
+
+
+def _start_embedded(config: InferenceConfig) -> _Engine:
+    for name, value in (("python", config.python), ("vllm", config.vllm)):
+        if value and config.backend != "auto":
+            raise ValueError(f'{name}: is for backend "vllm"; the embedded engine has no use for it')
     # torch takes seconds to import: not before the settings are known to be good.
     import torch
 
@@ -166,35 +155,17 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
     from primerl.inference.torch_backend import TorchBackend
 
     torch.set_num_threads(config.threads)
-    try:
-        backend = TorchBackend(
-            Path(config.model.path),
-            dtype=config.dtype,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            logprobs_mode=config.logprobs_mode,
-            lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
-        )
-        engine = _core.InferenceEngine(
-            engine_settings(config, backend.decoder.max_len), backend, host=config.host, port=config.port
-        )
-    except (ValueError, OSError) as error:
-        print(f"primerl inference: {error}", file=sys.stderr)
-        return BAD_INPUT
-    try:
-        _wait_until_ready(engine, stop, config.served_name)
-        print(f"serving {config.served_name} at {engine.url}", flush=True)
-        if config.join is not None:
-            _join(engine, stop, config.join)
-        while not engine.wait(STOP_INTERVAL_S):
-            stop.check()
-        # Nobody asks this engine to end but a signal, which does not come by here.
-        log.error("the engine ended by itself")
-    except (_core.EngineError, _NotReadyError) as error:
-        log.error("%s", error)
-    finally:
-        engine.stop()
-    return FAILED
+    backend = TorchBackend(
+        Path(config.model.path),
+        dtype=config.dtype or "float32",
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        logprobs_mode=config.logprobs_mode,
+        lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
+    )
+    settings = engine_settings(config, backend.decoder.max_len)
+    engine: _Engine = _core.InferenceEngine(settings, backend, host=config.host, port=config.port)
+    return engine
 
 
 def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, Any]:
@@ -211,15 +182,18 @@ def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, An
     }
 
 
-def _wait_until_ready(engine: Any, stop: _Stop, name: str) -> None:
+def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> None:
     """An engine is ready when it has generated: a model that loads may still fail in its first step."""
-    body = {"model": name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
-    _until(
-        engine, stop, READY_DEADLINE_S, "generate a token", lambda: _post(f"{engine.url}/inference/v1/generate", body)
-    )
+    body = {"model": config.served_name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
+
+    def attempt() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{engine.url}/health", timeout=REQUEST_TIMEOUT_S):
+            return _post(f"{engine.url}/inference/v1/generate", body)
+
+    _until(engine, stop, config.start_s, "generate a token", attempt)
 
 
-def _join(engine: Any, stop: _Stop, orchestrator: str) -> None:
+def _join(engine: _Engine, stop: _Stop, orchestrator: str) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
     body = {"url": engine.url}
     answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, body, run_key_header()))
@@ -227,7 +201,7 @@ def _join(engine: Any, stop: _Stop, orchestrator: str) -> None:
 
 
 def _until(
-    engine: Any, stop: _Stop, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]
+    engine: _Engine, stop: _Stop, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Tries until it works, the engine ends or the deadline passes; waits 0.1 s, then twice as long up to 2 s."""
     deadline, pause_s = time.monotonic() + deadline_s, 0.1

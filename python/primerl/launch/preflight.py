@@ -21,6 +21,7 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.vllm import installation
 from primerl.launch import going_back, preflight_model
 from primerl.train.adapter_files import check_lora_files
 from primerl.train.config import ConfigError as SettingError
@@ -145,7 +146,9 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
 def _model(config: RLConfig) -> None:
     folder = Path(resolve.absolute(config.model.path))
     preflight_model.check_model(folder)
-    if config.inference.replicas:
+    if config.inference.replicas and resolve.engine_backend(config) == "vllm":
+        _vllm(config, folder)
+    elif config.inference.replicas:
         try:
             Shape.read(folder)
         except (ValueError, TypeError) as error:
@@ -164,6 +167,25 @@ def _model(config: RLConfig) -> None:
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+
+
+def _vllm(config: RLConfig, folder: Path) -> None:
+    try:
+        installation.check_model(folder, installation.find(config.inference.python).device)
+    except installation.UnusableError as error:
+        raise ConfigError(str(error)) from None
+    temperature = config.orchestrator.sampling.temperature
+    if temperature > installation.HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"orchestrator.sampling.temperature ({temperature:g}) is above {installation.HIGHEST_TEMPERATURE:g}, the "
+            'highest that vLLM samples at; lower it, or set inference.backend = "torch"'
+        )
+    lora = config.trainer.model.lora
+    if lora is not None and lora.broadcast == "adapter":
+        raise ConfigError(
+            "trainer.model.lora.broadcast is adapter, but vLLM is sent merged weights; leave it out, or set "
+            'inference.backend = "torch"'
+        )
 
 
 def _ports(config: RLConfig) -> None:

@@ -1,0 +1,112 @@
+"""What `primerl inference` is told: the contents of a resolved file, read without the config library."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from primerl.inference.vllm import flags
+
+CHOICES = {
+    "backend": ("auto", "torch", "vllm"),
+    "dtype": (None, "float32", "bfloat16"),
+    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
+}
+MINIMA = {"max_model_len": 2, "max_num_seqs": 1, "kv_cache_tokens": 2, "threads": 1, "port": 0, "seed": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    path: str
+    """Model folder."""
+    name: str | None = None
+    """Name under which it is served; the folder's name where it is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The adapters that the engine is sent in place of whole weights."""
+
+    rank: int
+    target_modules: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceConfig:
+    model: ModelConfig
+    backend: str = "auto"
+    """`vllm`, `torch` (the embedded engine), or `auto`: vLLM where there is a CUDA GPU and vLLM is installed."""
+    python: str | None = None
+    """Interpreter of the environment that vLLM is installed in; this one where it is left out."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """vLLM's own options."""
+    start_s: float = 300.0
+    """Seconds until the engine has generated a token."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    join: str | None = None
+    """URL of an orchestrator to join once the engine is ready."""
+    max_model_len: int | None = None
+    """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
+    max_num_seqs: int = 128
+    """Requests that are decoded at the same time."""
+    kv_cache_tokens: int | None = None
+    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
+    seed: int = 0
+    dtype: str | None = None
+    """float32, of vLLM on a GPU bfloat16, where it is left out."""
+    logprobs_mode: str = "raw_logprobs"
+    threads: int = 1
+    """CPU threads of the model."""
+    lora: LoraConfig | None = None
+
+    @classmethod
+    def from_toml(cls, settings: Mapping[str, Any]) -> InferenceConfig:
+        """Checks the contents of a resolved file; a ValueError names the field."""
+        values = _known("", settings, cls)
+        model = values.get("model")
+        if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
+            raise ValueError("model.path: give the folder of a model")
+        values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
+        if values.get("lora") is not None:
+            values["lora"] = _lora(values["lora"])
+        config = cls(**values)
+        for name, choices in CHOICES.items():
+            if getattr(config, name) not in choices:
+                known = ", ".join(choice for choice in choices if choice is not None)
+                raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
+        for name, least in MINIMA.items():
+            value = getattr(config, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"{name}: must be a whole number from {least}, not {value!r}")
+        if not isinstance(config.start_s, int | float) or isinstance(config.start_s, bool) or not config.start_s > 0:
+            raise ValueError(f"start_s: must be a number above 0, not {config.start_s!r}")
+        if not isinstance(config.vllm, Mapping):
+            raise ValueError("vllm: must be a table of vLLM's options")
+        flags.check(config.vllm)
+        return config
+
+    @property
+    def served_name(self) -> str:
+        return self.model.name or Path(self.model.path).name
+
+
+def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(section)}
+    if unknown := sorted(settings.keys() - names):
+        raise ValueError(f"{prefix}{unknown[0]}: no such setting; there are {', '.join(sorted(names))}")
+    return dict(settings)
+
+
+def _lora(settings: object) -> LoraConfig:
+    found = _known("lora.", settings, LoraConfig) if isinstance(settings, Mapping) else {}
+    rank, targets = found.get("rank"), found.get("target_modules")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise ValueError(f"lora.rank: must be a whole number from 1, not {rank!r}")
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
+        raise ValueError(f"lora.target_modules: must be a list of names, not {targets!r}")
+    return LoraConfig(rank=rank, target_modules=targets)

@@ -1,0 +1,174 @@
+"""A published checkpoint, checked as a whole before any model sees it (docs/architecture.md, "Weights").
+
+    folder ── manifest.json ──> files and sizes ──> names, dtypes, shapes ──> the model's ──> every hash ──> digest
+
+Nothing is copied: the tensors are views of the mapped files, and those that were hashed are those that are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""What a model can load, by safetensors' names."""
+
+
+class CheckpointError(ValueError):
+    """The message names the file or the tensors, and what is wrong with them."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    version: int
+    digest: str
+    """XXH3-128, 32 hex digits, of names, dtypes, shapes and hashes: of these tensors, and as the manifest has it."""
+    tensors: list[tuple[str, Tensor]]
+    """By name, in the order of the files; on the CPU, views of the mapped files."""
+
+
+def tensors_of(folder: Path, *, tied: bool) -> dict[str, Tensor]:
+    """The tensors of a model folder that a manifest lists; views of the mapped files.
+
+    `tied`: the output layer is the embedding, which a manifest has once, whether or not the folder has it twice.
+    Raises CheckpointError where there are no weights.
+    """
+    found: dict[str, Tensor] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} holds no *.safetensors, so new weights cannot be compared with the model")
+    for file in files:
+        with _opened(file) as tensors:
+            found |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+    # Computed, not trained; old checkpoints of Llama have them.
+    computed = [name for name in found if name.endswith("rotary_emb.inv_freq")]
+    for name in [*computed, *(["lm_head.weight"] if tied else [])]:
+        found.pop(name, None)
+    return found
+
+
+def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Of [`tensors_of`][primerl.inference.vllm.checkpoint.tensors_of]."""
+    return {name: _shape(tensor) for name, tensor in tensors_of(folder, tied=tied).items()}
+
+
+def read(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> Checkpoint:
+    """Reads and checks names, shapes, dtypes, sizes and every hash. Raises CheckpointError."""
+    manifest = _manifest(folder)
+    found: dict[str, tuple[str, Tensor]] = {}
+    for entry in manifest["files"]:
+        file = folder / _plain(folder, entry["name"])
+        size = _size(file)
+        if size != entry["bytes"]:
+            raise CheckpointError(
+                f"{file} is not a whole safetensors file: it has {size} bytes, the manifest says {entry['bytes']}"
+            )
+        with _opened(file) as tensors:
+            found |= {name: (entry["name"], tensors.get_tensor(name)) for name in tensors.keys()}  # noqa: SIM118
+    tensors = _as_listed(manifest["tensors"], found)
+    _refuse(
+        (
+            name
+            for name in tensors.keys() | expected.keys()
+            if name not in tensors or _shape(tensors[name]) != expected.get(name)
+        ),
+        "names and shapes must equal those of the model that is served",
+    )
+    hashes = {name: _hash(tensor) for name, tensor in tensors.items()}
+    listed = {entry["name"]: entry for entry in manifest["tensors"]}
+    _refuse(
+        (name for name in hashes if hashes[name] != listed[name]["xxh3"]), "their bytes are not those of the manifest"
+    )
+    lines = [
+        f"{name} {listed[name]['dtype']} {'x'.join(map(str, _shape(tensors[name])))} {hashes[name]}\n"
+        for name in sorted(tensors)
+    ]
+    digest = xxhash.xxh3_128_hexdigest("".join(lines).encode())
+    if digest != manifest["digest"]:
+        raise CheckpointError(f"digest of the tensors is {digest}, the manifest says {manifest['digest']}")
+    return Checkpoint(int(manifest["policy_version"]), digest, list(tensors.items()))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    file = folder / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        if manifest["format"] != 1:
+            raise CheckpointError(f"{file} is not a manifest of format 1: format is {manifest['format']}")
+        whole = all(manifest[name] is not None for name in ("policy_version", "digest"))
+        whole = whole and all(entry.keys() >= {"name", "bytes"} for entry in manifest["files"])
+        keys = {"name", "dtype", "shape", "file", "xxh3"}
+        if not whole or not all(entry.keys() >= keys for entry in manifest["tensors"]):
+            raise KeyError("a field")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a manifest of format 1: {error} is missing or malformed") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from None
+    return dict(manifest)
+
+
+def _plain(folder: Path, name: str) -> str:
+    """Names are joined to the folder: one with a separator could read any file of this machine."""
+    if not isinstance(name, str) or "/" in name or "\\" in name or name.startswith("."):
+        raise CheckpointError(f"{folder / 'manifest.json'}: file name {name!r} is not a plain name")
+    return name
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from None
+
+
+def _as_listed(listed: list[dict[str, Any]], found: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of the files, which have to be exactly those of the manifest, of dtypes that a model can load."""
+    entries = {entry["name"]: entry for entry in listed}
+    if len(entries) != len(listed):
+        raise CheckpointError("manifest.json lists a tensor twice")
+
+    def differs(name: str) -> bool:
+        if name not in entries or name not in found:
+            return True
+        (file, tensor), entry = found[name], entries[name]
+        known = DTYPES.get(entry["dtype"])
+        return file != entry["file"] or list(tensor.shape) != entry["shape"] or known not in (None, tensor.dtype)
+
+    _refuse(filter(differs, entries.keys() | found.keys()), "the files hold other tensors than the manifest lists")
+    _refuse((name for name in entries if entries[name]["dtype"] not in DTYPES), "the model cannot load their dtype")
+    return {name: tensor for name, (_, tensor) in found.items()}
+
+
+def _refuse(names: Iterable[str], reason: str) -> None:
+    wrong = sorted(names)
+    if wrong:
+        raise CheckpointError(f"checkpoint mismatch in {len(wrong)} tensors, e.g. {wrong[:3]}: {reason}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _hash(tensor: Tensor) -> str:
+    """XXH3-64 of the raw bytes, 16 hex digits."""
+    # Viewed as bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
+    return xxhash.xxh3_64_hexdigest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,191 @@
+"""vLLM's command line and environment for one engine of a run: what primerl decides, what it suggests, and what it
+hands on from `[inference.vllm]` as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primerl.inference.vllm import serve
+from primerl.inference.vllm.installation import Installation, head_size, model_config
+
+if TYPE_CHECKING:
+    from primerl.inference.settings import InferenceConfig
+
+_ONE = "one engine is one API server on one machine; for more, raise inference.replicas or start more engines"
+_LORA = "engines are sent merged weights; leave it out"
+_TLS = "the orchestrator reaches engines without TLS; leave it out"
+_WEIGHTS = "new weights are loaded and proved through it"
+_SURFACE = "the run needs it as primerl sets it"
+OWNED = {
+    "model": "set model.path",
+    "served-model-name": "set model.name",
+    "host": "set inference.host",
+    "port": "set inference.port",
+    "dtype": "set inference.dtype",
+    "max-model-len": "set inference.max_model_len",
+    "max-num-seqs": "set inference.max_num_seqs",
+    "logprobs-mode": "set inference.logprobs_mode",
+    "seed": "set seed",
+    "worker-extension-cls": _WEIGHTS,
+    "weight-transfer-config": _WEIGHTS,
+    "worker-cls": _WEIGHTS,
+    "enable-scale-out": _SURFACE,
+    "enable-prompt-tokens-details": _SURFACE,
+    "enable-server-load-tracking": _SURFACE,
+    "disable-log-stats": "the orchestrator reads the engine's load from its metrics; leave it out",
+    "api-key": "the orchestrator sends engines no key; keep inference.host on an address that only the run reaches",
+    "root-path": "the orchestrator asks for vLLM's own paths; leave it out",
+    "uds": "the orchestrator reaches engines by TCP; leave it out",
+    "grpc": "the orchestrator reaches engines by HTTP; leave it out",
+    "tokens-only": _SURFACE,
+    "config": "a file of flags may hold some that are primerl's; write them into [inference.vllm]",
+    "api-server-count": _ONE,
+    "headless": _ONE,
+    "nnodes": _ONE,
+    "node-rank": _ONE,
+}
+OWNED_PREFIXES = {"data-parallel": _ONE, "ssl-": _TLS, "enable-lora": _LORA, "max-lora": _LORA, "lora-": _LORA}
+CPU_BLOCK_TOKENS = 128
+CPU_LEAST_BATCHED_TOKENS = 2048
+BYTES = {"float32": 4, "bfloat16": 2}
+CPU_CACHE_LIMITS = (64 << 20, 4 << 30)
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Raises ValueError for an option of `[inference.vllm]` that is primerl's own, or no option."""
+    seen: dict[str, str] = {}
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        plain = flag.removeprefix("no-")
+        reason = OWNED.get(plain) or next(
+            (why for start, why in OWNED_PREFIXES.items() if plain.startswith(start)), None
+        )
+        if reason is not None:
+            raise ValueError(f"inference.vllm.{name}: {reason}")
+        if flag.startswith("-") or not flag.replace("-", "").isalnum() or len(flag) < 2:
+            raise ValueError(
+                f"inference.vllm.{name}: write vLLM's long option without its dashes, such as {'max-logprobs'!r}"
+            )
+        if value is None or (isinstance(value, float) and value != value):
+            raise ValueError(f"inference.vllm.{name}: give it a value")
+        if flag in seen:
+            raise ValueError(f"inference.vllm.{name}: is set twice, as {seen[flag]} too")
+        seen[flag] = name
+
+
+def command(config: InferenceConfig, installation: Installation, port: int) -> list[str]:
+    own: dict[str, Any] = {
+        "model": config.model.path,
+        "served-model-name": config.served_name,
+        "host": config.host,
+        "port": port,
+        "dtype": config.dtype or default_dtype(installation),
+        "max-num-seqs": config.max_num_seqs,
+        "seed": config.seed,
+        "logprobs-mode": config.logprobs_mode,
+        "worker-extension-cls": "primerl.inference.vllm.worker.WorkerExtension",
+        "weight-transfer-config": {"backend": "primerl"},
+        "enable-scale-out": True,
+        "enable-prompt-tokens-details": True,
+        "enable-server-load-tracking": True,
+        "disable-uvicorn-access-log": True,
+    }
+    if config.max_model_len is not None:
+        own["max-model-len"] = config.max_model_len
+    given = {name.replace("_", "-"): value for name, value in config.vllm.items()}
+    usual = {name: value for name, value in _usual(config, installation, given).items() if not _is_given(name, given)}
+    # -P: the folder of the script holds modules that would hide others.
+    start = [installation.python, "-P", os.fspath(Path(serve.__file__))]
+    return [*start, *_arguments(own | usual | given)]
+
+
+def default_dtype(installation: Installation) -> str:
+    return "float32" if installation.device == "cpu" else "bfloat16"
+
+
+def _is_given(name: str, given: Mapping[str, Any]) -> bool:
+    return name in given or f"no-{name}" in given or name.removeprefix("no-") in given
+
+
+def _usual(config: InferenceConfig, installation: Installation, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be set otherwise in `[inference.vllm]`."""
+    usual: dict[str, Any] = {}
+    if config.kv_cache_tokens is not None or installation.device == "cpu":
+        usual["kv-cache-memory-bytes"] = _cache_bytes(config, installation)
+    if installation.device == "cpu":
+        usual["enforce-eager"] = True
+        # Requests with a seed end the engine where prompts are cut ("CPU Generator does not use offset").
+        usual["enable-chunked-prefill"] = False
+        usual["max-num-batched-tokens"] = max(_longest(config), CPU_LEAST_BATCHED_TOKENS, config.max_num_seqs)
+        if _workers(given) == 1:
+            usual["distributed-executor-backend"] = "uni"
+    return usual
+
+
+def _workers(given: Mapping[str, Any]) -> int:
+    sizes = [given.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline")]
+    return int(sizes[0]) * int(sizes[1])
+
+
+def _longest(config: InferenceConfig) -> int:
+    """Tokens of prompt and completion."""
+    limit = model_config(Path(config.model.path)).get("max_position_embeddings")
+    return int(config.max_model_len or limit or CPU_LEAST_BATCHED_TOKENS)
+
+
+def _cache_bytes(config: InferenceConfig, installation: Installation) -> int:
+    """Of the KV cache: what `kv_cache_tokens` says; else, on a CPU, enough for all requests, within limits."""
+    model = model_config(Path(config.model.path))
+    layers, size = model.get("num_hidden_layers", 0), head_size(model) or 0
+    heads = model.get("num_key_value_heads") or model.get("num_attention_heads") or 0
+    a_token = 2 * layers * heads * size * BYTES[config.dtype or default_dtype(installation)]
+    # vLLM keeps one block back.
+    if config.kv_cache_tokens is not None:
+        return int(a_token * (_blocks(config.kv_cache_tokens) + 1) * CPU_BLOCK_TOKENS)
+    wanted = int(a_token * (config.max_num_seqs * _blocks(_longest(config)) + 1) * CPU_BLOCK_TOKENS)
+    least, most = CPU_CACHE_LIMITS
+    return min(max(wanted, least), most)
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // CPU_BLOCK_TOKENS)
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    arguments: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            arguments += [f"--{name}", *map(str, value)]
+        else:
+            arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return arguments
+
+
+def environment(config: InferenceConfig, installation: Installation) -> dict[str, str]:
+    """Of the server; this process's own, but for what would hurt it."""
+    variables = dict(os.environ)
+    # Without bytecode each start compiles all of vLLM, torch and transformers, in each process.
+    for name in ("PYTHONDONTWRITEBYTECODE", "PRIMERL_API_KEY"):
+        variables.pop(name, None)
+    variables |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONUNBUFFERED": "1", serve.PARENT: str(os.getpid())}
+    for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}.items():
+        variables.setdefault(name, value)
+    # Longer than the orchestrator and its probes leave a connection idle.
+    variables.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
+    if installation.device == "cpu":
+        variables |= {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(config.threads)}
+        # Whole GiB, and stronger than --kv-cache-memory-bytes.
+        variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
+        given = {name.replace("_", "-"): value for name, value in config.vllm.items()}
+        if _workers(given) == 1 and "distributed-executor-backend" not in given:
+            variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else `uni` is not
+        if given.get("enforce-eager", True):
+            # The first request with log-probabilities would compile, for half a minute.
+            variables["TORCH_COMPILE_DISABLE"] = "1"
+    return variables

@@ -1,0 +1,122 @@
+"""What vLLM's worker processes do for a run: load published weights, and say which ones they hold.
+
+    --worker-extension-cls primerl.inference.vllm.worker.WorkerExtension
+    --weight-transfer-config '{"backend":"primerl"}'
+
+vLLM's routes stay as they are: /start_weight_update, /update_weights {"update_info": {"path": folder}},
+/finish_weight_update; the digest is `/collective_rpc {"method": "primerl_weight_digest"}`. A checkpoint is checked
+whole before the model is touched, so a bad one leaves the weights that are served as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from primerl.inference.vllm.checkpoint import Checkpoint, read, tensors_of
+from primerl.inference.vllm.computed import compare, refresh_packed_heads
+
+BACKEND = "primerl"
+NOTHING_LOADED = "none: no weights were loaded since the start"
+
+log = logging.getLogger("vllm.primerl")
+
+
+@dataclass
+class FolderInit(WeightTransferInitInfo):
+    """Nothing has to be set up."""
+
+
+@dataclass
+class FolderUpdate(WeightTransferUpdateInfo):
+    path: str
+    """Folder with `manifest.json`, on a file system that this process sees."""
+
+
+class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
+    """Loads checkpoints from folders."""
+
+    init_info_cls = FolderInit
+    update_info_cls = FolderUpdate
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        # Now: the folder that the server was started from may be gone when the first weights come.
+        tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
+        began_with = tensors_of(Path(self.model_config.model), tied=tied)
+        self.expected = {name: tuple(tensor.shape) for name, tensor in began_with.items()}
+        self.known = compare(self.model, began_with) if self.parallel_config.world_size == 1 else None
+        self.digest = NOTHING_LOADED
+        self.compared = 0
+
+    def init_transfer_engine(self, init_info: FolderInit) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        pass  # The model is touched by what was checked only.
+
+    def receive_weights(self, update_info: FolderUpdate) -> None:
+        began = time.perf_counter()
+        checkpoint = read(Path(update_info.path), self.expected)
+        checked_s = time.perf_counter() - began
+        try:
+            self._load(checkpoint)
+            if self.known is not None:
+                self.compared = compare(self.model, dict(checkpoint.tensors)).check(self.known)
+        except BaseException:
+            # Requests in flight would go on with weights that nobody knows, under the label of those before them.
+            log.critical("policy %d was loaded in part; this process ends", checkpoint.version, exc_info=True)
+            logging.shutdown()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.digest = checkpoint.digest
+        log.info(
+            "loaded policy %d in %.2f s (%.2f s of it to check it); %d of %d tensors compared with the model",
+            checkpoint.version,
+            time.perf_counter() - began,
+            checked_s,
+            self.compared,
+            len(checkpoint.tensors),
+        )
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        with torch.device(self.device):
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(checkpoint.tensors)
+            finalize_layerwise_reload(self.model, self.model_config)
+            refresh_packed_heads(self.model)
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+class WorkerExtension:
+    """Becomes a base class of vLLM's worker; its methods are called by `/collective_rpc`."""
+
+    weight_transfer_engine: Any
+
+    def primerl_weight_digest(self) -> dict[str, Any]:
+        """Digest of the tensors that the model was loaded from; `compared`: how many of them were found in it."""
+        engine = self.weight_transfer_engine
+        return {"digest": engine.digest, "tensors": len(engine.expected), "compared": engine.compared}
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FolderTransfer)

@@ -1,0 +1,90 @@
+"""Whole runs with vLLM as the engine: what is learnt, that it is token-exact, and that a killed engine comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from end_to_end import EXAMPLE, column, launch, mean, primerl, read_lines, until
+from engine_helpers import VLLM_PYTHON, need_vllm
+from primerl.launch.guard import marked
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.end_to_end,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> None:
+    need_vllm()
+
+
+@pytest.fixture(scope="module")
+def trained(imitator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("runs") / "vllm"
+    overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
+    primerl("rl", "@", str(EXAMPLE / "rl-vllm.toml"), *overrides)
+    return output
+
+
+def test_reward_rises(trained: Path) -> None:
+    reward = column(trained, "reward/all/mean")
+    assert len(reward) == 25
+    assert mean(reward[-5:]) >= 0.75
+    assert mean(reward[-5:]) - mean(reward[:2]) >= 0.15
+    before, after = read_lines(trained / "evals.jsonl")
+    assert after["metrics"]["exact"] > before["metrics"]["exact"]
+    assert before["failed"] == after["failed"] == 0
+
+
+def test_every_trained_token_is_exact_also_over_updates(trained: Path) -> None:
+    said = primerl("verify", str(trained))
+    assert "token-exact" in said
+    assert " 0 turns that crossed" not in said
+
+
+def test_engine_says_what_it_loaded_and_leaves_nothing(trained: Path) -> None:
+    log = (trained / "logs" / "inference.log").read_text()
+    loaded = [line for line in log.splitlines() if "loaded policy" in line]
+    assert len(loaded) >= 10
+    # Nothing of the model is taken on trust.
+    assert all("24 of 24 tensors compared with the model" in line for line in loaded)
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(trained) not in processes
+
+
+def test_vllm_that_renders_is_trained_exactly(imitator: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rendered"
+    overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
+    short = ["--max-steps", "6", "--orchestrator.eval.env", "[]", "--orchestrator.sampling.temperature", "0.7"]
+    renders = ["--orchestrator.client-type", "openai_chat_completions_token"]
+    primerl("rl", "@", str(EXAMPLE / "rl-vllm.toml"), *overrides, *short, *renders)
+    assert len(column(output, "reward/all/mean")) == 6
+    assert "token-exact" in primerl("verify", str(output))
+
+
+def test_run_goes_on_when_the_engine_process_is_killed(imitator: Path, tmp_path: Path) -> None:
+    vllm = ["--inference.backend", "vllm", "--inference.python", str(VLLM_PYTHON)]
+    short = ["--max-steps", "12", "--keep-broadcasts", "--orchestrator.eval.env", "[]"]
+    run = launch(imitator, tmp_path / "run", *vllm, *short)
+    try:
+        run.note_mark()
+        until(lambda: run.steps() >= 3 or run.launcher.poll() is not None, 300, "three steps")
+        assert run.launcher.poll() is None, run.ended(5)
+        (computes,) = [pid for pid in marked(run.mark) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(computes, signal.SIGKILL)
+        code, output = run.ended(500)
+        assert code == 0, output
+        assert "inference was killed by SIGABRT; it is started again" in output
+        assert run.left() == []
+        assert run.steps() == 12
+        assert "token-exact" in primerl("verify", str(run.output))
+    finally:
+        run.kill()
