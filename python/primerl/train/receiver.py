@@ -222,6 +222,8 @@ def close_links(but: Collection[str] = ()) -> None:
 
 
 def _as_gone(error: BaseException, address: str) -> BaseException:
+    if isinstance(error, PeerGoneError):
+        return PeerGoneError(f"{address}: {error}")
     if isinstance(error, TransferError) or not isinstance(error, OSError | RuntimeError | ValueError):
         return error
     return PeerGoneError(f"{address}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
