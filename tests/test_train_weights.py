@@ -13,6 +13,7 @@ import xxhash
 from primerl.models.tiny import write_model
 from primerl.train import weights
 from primerl.train.checkpoint import save_checkpoint
+from primerl.train.model import load_model
 from primerl.train.shards import FILE
 from primerl.train.weights import WeightsPublisher
 from safetensors.torch import load_file
@@ -149,3 +150,23 @@ def test_checkpoint_loads_with_equal_logits_and_text_files(folder: Path, tmp_pat
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         assert (target / name).read_bytes() == (folder / name).read_bytes()
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["step_5"]
+
+
+def test_a_manifest_says_what_the_model_computes_of_a_few_tokens(folder: Path, tmp_path: Path) -> None:
+    """As transformers does, one token after the other; and the same weights stay where only that is new."""
+    model = load_model(folder)
+    publisher = WeightsPublisher(tmp_path, 4, False, probes=True)
+    path = publisher.publish(model, 1)
+    probe = json.loads(path.read_text())["probe"]
+    ids, logprobs = torch.tensor([probe["token_ids"]]), torch.tensor(probe["logprobs"])
+    assert len(logprobs) == ids.shape[1] == 16
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = plain(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+    torch.testing.assert_close(logprobs[1:], expected, atol=1e-5, rtol=1e-5)
+    assert logprobs[0] == 0.0
+    weights = path.parent / "model.safetensors"
+    before = weights.stat().st_ino
+    without = WeightsPublisher(tmp_path, 4, False).publish(model, 1)
+    assert "probe" not in json.loads(without.read_text())
+    assert weights.stat().st_ino == before

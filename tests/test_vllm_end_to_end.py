@@ -60,6 +60,17 @@ def test_engine_says_what_it_loaded_and_leaves_nothing(trained: Path) -> None:
     assert str(trained) not in processes
 
 
+def test_weights_go_from_memory_to_memory(imitator: Path, tmp_path: Path) -> None:
+    output = tmp_path / "collective"
+    overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
+    short = ["--max-steps", "6", "--orchestrator.eval.env", "[]", "--trainer.weights.transport", "collective"]
+    primerl("rl", "@", str(EXAMPLE / "rl-vllm.toml"), *overrides, *short)
+    loaded = [line for line in (output / "logs" / "inference.log").read_text().splitlines() if "loaded policy" in line]
+    assert len(loaded) >= 3
+    assert all(", 24 tensors received from the trainer" in line for line in loaded), loaded
+    assert "token-exact" in primerl("verify", str(output))
+
+
 def test_vllm_that_renders_is_trained_exactly(imitator: Path, tmp_path: Path) -> None:
     output = tmp_path / "rendered"
     overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]

@@ -146,7 +146,10 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
 
 def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
-    weights = config.trainer.weights.model_copy(update={"keep_all": True} if config.keep_broadcasts else {})
+    changes = {"keep_all": True} if config.keep_broadcasts else {}
+    if "probe" not in config.trainer.weights.model_fields_set and not config.orchestrator.engines:
+        changes["probe"] = engine_backend(config) != "torch"
+    weights = config.trainer.weights.model_copy(update=changes)
     # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
     ckpt = config.trainer.ckpt and config.trainer.ckpt.model_copy(update={"resume_step": None})
     resolved = TrainerConfig.model_validate(

@@ -119,6 +119,10 @@ class Weights(Section):
     transport: Literal["files", "collective"] = "files"
     """`collective`: the trainer's ranks also send what is in the files to engines that ask for it, over a process group
     of torch (NCCL on GPUs, gloo on CPUs)."""
+    probe: bool = True
+    """Publish the trainer's log-probabilities of a few tokens with the weights; an engine that has loaded them has to
+    agree (`orchestrator.probe_tolerance`). `primerl rl` leaves it out where all engines are the embedded one, which
+    proves by hash the very memory that it computes with."""
 
 
 class Checkpoints(Section):

@@ -15,6 +15,7 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
 | `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
 | `weights`, `broadcast` | weights published to the engines; by a thread, beside training |
+| `probe` | what the model computes of a few tokens, published with its weights |
 | `shards`, `meeting` | weights divided among ranks; where the ranks' threads hear of each other |
 | `transfer`, `receiver`, `wire` | published weights sent from memory, beside the files |
 | `checkpoint`, `step_folders` | what training goes on from; the model folder a run ends with; which are kept |

@@ -111,6 +111,8 @@ class WeightsConfig:
     """Size of a file of weights above which another one is begun."""
     transport: Literal["files", "collective"] = "files"
     """`collective`: ranks also send what they have published to engines that ask for it; see `transfer`."""
+    probe: bool = True
+    """Publish what the trainer computes of a few tokens, for engines to be held to; see `probe`."""
 
 
 @dataclass(frozen=True, kw_only=True)

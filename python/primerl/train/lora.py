@@ -238,8 +238,10 @@ class AdapterPublisher(WeightsPublisher):
         keep_all: bool,
         ranks: Ranks = ALONE,
         sender: Sender | None = None,
+        *,
+        probes: bool = False,
     ) -> None:
-        super().__init__(output_dir, keep_last, keep_all, ranks, sender=sender)
+        super().__init__(output_dir, keep_last, keep_all, ranks, sender=sender, probes=probes)
         self._adapter = adapter
 
     def _shares(self, model: Any) -> Shares:
@@ -264,7 +266,7 @@ def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) 
     if given.transport == "collective":
         sender = Sender(output_dir / "broadcasts", address_towards(config.orchestrator_url), ranks.device)
     if adapter is not None and lora is not None and lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, given.keep_last, given.keep_all, ranks, sender)
+        return AdapterPublisher(adapter, output_dir, given.keep_last, given.keep_all, ranks, sender, probes=given.probe)
     return WeightsPublisher(
         output_dir,
         given.keep_last,
@@ -273,4 +275,5 @@ def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) 
         dtype=None if given.dtype is None else DTYPES[given.dtype],
         max_shard_bytes=given.max_shard_bytes,
         sender=sender,
+        probes=given.probe,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import settle, sync, write_text
 from primerl.train.meeting import Meeting
+from primerl.train.probe import Probe, probe_of
 from primerl.train.shards import MAX_SHARD_BYTES, plan, shares
 from primerl.train.step_folders import saved_steps
 from primerl.train.transfer import Sender
@@ -93,9 +94,10 @@ class WeightsPublisher:
         dtype: torch.dtype | None = None,
         max_shard_bytes: int = MAX_SHARD_BYTES,
         sender: Sender | None = None,
+        probes: bool = False,
     ) -> None:
         """`dtype`: of what is published, what the model computes in where it is left out. `sender`: sends what was
-        published to those that ask."""
+        published to those that ask. `probes`: manifests hold what the model computes of a few tokens."""
         self.folder = output_dir / "broadcasts"
         self._keep_last = keep_last
         self._keep_all = keep_all
@@ -103,6 +105,8 @@ class WeightsPublisher:
         self._dtype = dtype
         self._max_shard_bytes = max_shard_bytes
         self._sender = sender
+        self._probes = probes
+        self._probe: Probe | None = None
         self.meeting = Meeting(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
@@ -120,6 +124,8 @@ class WeightsPublisher:
         before is not sent to anybody any more."""
         if self._sender is not None:
             self._sender.withdraw()
+        if self._probes:
+            self._probe = probe_of(model, self._ranks)
         return self._shares(model)
 
     def _shares(self, model: Any) -> Shares:
@@ -171,9 +177,11 @@ class WeightsPublisher:
         if twice:
             raise ValueError(f"{twice[0]} is in the shares of several groups of layers")
         contents = manifest_of(version, files, tensors)
+        if self._probe is not None:
+            contents["probe"] = self._probe
         target = self.folder / f"step_{version}"
         held = self._held(target)
-        if held is not None and _without_senders(held) == _without_senders(contents):
+        if held is not None and _weights_of(held) == _weights_of(contents):
             if held != contents:
                 write_text(target / "manifest.json", json.dumps(contents) + "\n")
             return
@@ -198,7 +206,8 @@ class WeightsPublisher:
                 shutil.rmtree(self.folder / f"step_{version}")
 
 
-def _without_senders(contents: dict[str, Any]) -> dict[str, Any]:
-    """Which are others after a restart, whatever they send."""
+def _weights_of(contents: dict[str, Any]) -> dict[str, Any]:
+    """A manifest without senders, which are others after a restart whatever they send, and without the probe, which
+    another number of ranks adds up in another order."""
     files = [{key: entry[key] for key in entry if key != "sender"} for entry in contents["files"]]
-    return {**contents, "files": files}
+    return {key: contents[key] for key in contents if key != "probe"} | {"files": files}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from primerl.inference.vllm.checkpoint import Checkpoint, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
+from primerl.train.receiver import TransferError, receive
 
 BACKEND = "primerl"
 NOTHING_LOADED = "none: no weights were loaded since the start"
@@ -63,6 +65,9 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         self.known = compare(self.model, began_with) if self.parallel_config.world_size == 1 else None
         self.digest = NOTHING_LOADED
         self.compared = 0
+        self.received = 0
+        # The same in all workers of the server.
+        self.engine_name = f"{socket.gethostname()}-{vllm_config.instance_id}"
 
     def init_transfer_engine(self, init_info: FolderInit) -> None:
         pass
@@ -72,7 +77,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
 
     def receive_weights(self, update_info: FolderUpdate) -> None:
         began = time.perf_counter()
-        checkpoint = read(Path(update_info.path), self.expected)
+        self.received = 0
+        checkpoint = read(Path(update_info.path), self.expected, self._receive)
         checked_s = time.perf_counter() - began
         try:
             self._load(checkpoint)
@@ -85,13 +91,33 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
             os.kill(os.getpid(), signal.SIGKILL)
         self.digest = checkpoint.digest
         log.info(
-            "loaded policy %d in %.2f s (%.2f s of it to check it); %d of %d tensors compared with the model",
+            "loaded policy %d in %.2f s (%.2f s of it to check it, %d tensors received from the trainer); "
+            "%d of %d tensors compared with the model",
             checkpoint.version,
             time.perf_counter() - began,
             checked_s,
+            self.received,
             self.compared,
             len(checkpoint.tensors),
         )
+
+    def _receive(self, manifest: Path, file: str) -> dict[str, torch.Tensor] | None:
+        """From the trainer's memory, where it offers that; the file holds the same."""
+        parallel = self.parallel_config
+        try:
+            tensors = receive(
+                manifest,
+                file,
+                world=parallel.world_size,
+                rank=parallel.rank,
+                engine=self.engine_name,
+                device=self.device,
+            )
+        except (TransferError, OSError) as error:
+            log.warning("%s of %s is read from its file: %s", file, manifest.parent.name, error)
+            return None
+        self.received += len(tensors)
+        return tensors
 
     def _load(self, checkpoint: Checkpoint) -> None:
         with torch.device(self.device):
