@@ -54,8 +54,9 @@ impl Renderer {
         Ok(MaskedIds { ids, mask })
     }
 
-    /// [`Renderer::render_with_mask`] for many conversations, on all cores. The error names the conversation.
-    pub fn render_many_with_mask(
+    /// [`Renderer::trainable`] and [`Renderer::render_with_mask`] for many conversations, on all cores. The error names
+    /// the conversation.
+    pub fn render_many_trainable(
         &self,
         conversations: &[Vec<Message>],
         options: &RenderOptions,
@@ -65,11 +66,12 @@ impl Renderer {
         std::thread::scope(|scope| {
             let work = |(chunk, share_of): (usize, &[Vec<Message>])| {
                 let one = |(at, messages): (usize, &Vec<Message>)| {
-                    self.render_with_mask(messages, options).map_err(|source| {
-                        RenderError::Conversation {
-                            conversation: chunk * share + at,
-                            source: Box::new(source),
-                        }
+                    let rendered = self.trainable(messages.clone(), options);
+                    let rendered =
+                        rendered.and_then(|messages| self.render_with_mask(&messages, options));
+                    rendered.map_err(|source| RenderError::Conversation {
+                        conversation: chunk * share + at,
+                        source: Box::new(source),
                     })
                 };
                 share_of
