@@ -4,7 +4,9 @@
 //! `{% generation %}` blocks say it themselves. For the others each answer is located by rendering: the text before it
 //! must be a prefix of the whole, and so must the text through it; where a template changes an earlier answer by what
 //! follows (Qwen3), the text around a sentinel in its place must be the text around the answer. What cannot be located
-//! in this way is an error that names the message.
+//! in this way is an error that names the message. Of an answer whose prompt the whole does not begin with, only the
+//! content and what follows it are proven: the empty thinking that Qwen3 writes before the second of two answers in a row
+//! might as well be the prompt's (without thinking it is), and is not in the mask.
 
 use crate::error::{MaskFailure, RenderError};
 use crate::message::{Content, Message};
