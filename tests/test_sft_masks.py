@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import render_helpers as helpers
 from primerl.train.conversations import Conversation, RowError
-from primerl.train.masks import Masker
+from primerl.train.masks import Columns, Masker
 from primerl.train.sft_config import LossMaskConfig
 from sft_helpers import NOW, assistant, user
 from transformers import AutoTokenizer
@@ -159,6 +159,18 @@ def test_masks_are_those_read_off_the_text(
     assert trained > 1000
 
 
+def trained_runs(path: Path, columns: Columns | RowError) -> list[str]:
+    """Stretches of tokens that are trained."""
+    assert not isinstance(columns, RowError), columns
+    ids = memoryview(columns[0]).cast("i").tolist()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return [
+        tokenizer.decode([token for token, _ in run])
+        for trained, run in itertools.groupby(zip(ids, columns[1], strict=True), key=lambda pair: pair[1])
+        if trained
+    ]
+
+
 def test_past_thinking_that_the_template_strips_is_not_trained(
     model_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:
@@ -166,14 +178,97 @@ def test_past_thinking_that_the_template_strips_is_not_trained(
     thought = assistant("<think>\nhm\n</think>\n\nSo.")
     row = Conversation([user("Why?"), thought, user("And?"), thought])
     (columns,) = Masker(path, LossMaskConfig(user=True), NOW).many([row], pool)
-    assert not isinstance(columns, RowError)
-    ids = memoryview(columns[0]).cast("i").tolist()
-    runs = [
-        AutoTokenizer.from_pretrained(path).decode([token for token, _ in run])
-        for trained, run in itertools.groupby(zip(ids, columns[1], strict=True), key=lambda pair: pair[1])
-        if trained
+    assert trained_runs(path, columns) == [
+        "Why?<|im_end|>",
+        "So.<|im_end|>",
+        "And?<|im_end|>",
+        "<think>\nhm\n</think>\n\nSo.<|im_end|>",
     ]
-    assert runs == ["Why?<|im_end|>", "So.<|im_end|>", "And?<|im_end|>", "<think>\nhm\n</think>\n\nSo.<|im_end|>"]
+
+
+def test_empty_thinking_between_two_answers_is_not_trained(
+    model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    """The prompt of the second is not how the row begins: there the first is last, with empty thinking of its own. So
+    nothing proves who wrote the thinking before the second's content."""
+    path = model_of("qwen3")
+    row = Conversation([user("q"), assistant("a"), assistant("b")])
+    (columns,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+    assert trained_runs(path, columns) == ["a<|im_end|>", "b<|im_end|>"]
+    (columns,) = Masker(path, LossMaskConfig(), NOW).many([Conversation(row.messages[:2])], pool)
+    assert trained_runs(path, columns) == ["<think>\n\n</think>\n\na<|im_end|>"]
+
+
+CALL = {"type": "function", "function": {"name": "clock", "arguments": {"n": 1}}}
+THOUGHT = {**assistant("a"), "reasoning_content": "hm"}
+LEFT_OUT: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("qwen3", [{"role": "human", "content": "X"}, user("q"), assistant("a")], 'messages[0].role is "human"'),
+    ("qwen3", [user("q"), {"role": "function", "content": "X"}, assistant("a")], 'messages[1].role is "function"'),
+    ("llama3", [{"role": "User", "content": "X"}, assistant("a")], 'messages[0].role is "User"'),
+    ("llama3", [user("q"), {**assistant(""), "tool_calls": [CALL]}], "messages[1].tool_calls are not written"),
+    ("gemma3", [user("q"), {**assistant("a"), "tool_calls": [CALL]}], "messages[1].tool_calls are not written"),
+    ("qwen2_5", [user("q"), THOUGHT, user("r"), assistant("b")], "messages[1].reasoning_content is not written"),
+]
+
+
+@pytest.mark.parametrize(
+    "mask", [LossMaskConfig(), LossMaskConfig(user=True), LossMaskConfig(user=True, assistant=False)]
+)
+@pytest.mark.parametrize(("family", "messages", "reason"), LEFT_OUT)
+def test_a_row_of_which_the_template_leaves_something_out_is_refused(
+    family: str,
+    messages: list[dict[str, Any]],
+    reason: str,
+    mask: LossMaskConfig,
+    model_of: Callable[[str], Path],
+    pool: ThreadPoolExecutor,
+) -> None:
+    good = Conversation([user("q"), assistant("a")])
+    (refused, kept) = Masker(model_of(family), mask, NOW).many([Conversation(messages), good], pool)
+    assert isinstance(refused, RowError)
+    assert reason in str(refused)
+    assert not isinstance(kept, RowError)
+
+
+@pytest.mark.parametrize("mask", ALL_MASKS)
+def test_what_some_answers_are_written_with_is_not_refused(
+    mask: LossMaskConfig, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    """Qwen3 strips past reasoning on purpose; empty fields are none."""
+    empty = {**assistant("a"), "reasoning_content": "", "tool_calls": []}
+    past = Conversation([user("q"), THOUGHT, user("r"), assistant("b")])
+    calls = Conversation([user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "r"}])
+    for family, row in (("qwen3", past), ("qwen3", calls), ("llama3", Conversation([user("q"), empty]))):
+        (columns,) = Masker(model_of(family), mask, NOW).many([row], pool)
+        assert not isinstance(columns, RowError), columns
+
+
+@pytest.mark.parametrize("mask", ALL_MASKS)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_developer_is_the_system_where_the_template_knows_only_that(
+    family: str, mask: LossMaskConfig, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    rows = [
+        Conversation([{"role": role, "content": "Be brief."}, user("q"), assistant("a")])
+        for role in ("developer", "system")
+    ]
+    if family == "gemma3":  # It writes the system's words into the user's message.
+        mask = LossMaskConfig(assistant=mask.assistant)
+    developer, system = Masker(model_of(family), mask, NOW).many(rows, pool)
+    assert not isinstance(developer, RowError), developer
+    assert developer == system
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma3"])
+def test_parts_of_a_content_are_lines(family: str, model_of: Callable[[str], Path], pool: ThreadPoolExecutor) -> None:
+    """As the gateway gives them to templates, whether or not these know parts."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    rows = [Conversation([user(""), assistant("a")]) for _ in range(2)]
+    rows[0].messages[0]["content"] = parts
+    rows[1].messages[0]["content"] = "one\ntwo"
+    of_parts, of_text = Masker(model_of(family), LossMaskConfig(user=True), NOW).many(rows, pool)
+    assert of_parts == of_text
+    assert trained_runs(model_of(family), of_parts)[0].startswith("one\ntwo<")
 
 
 def test_rows_alike_and_unlike_are_rendered_in_their_order(

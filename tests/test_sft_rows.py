@@ -98,6 +98,10 @@ GOOD = json.dumps({"prompt": "a", "completion": "b"})
         (GOOD + '\n{"messages": [{"role": "user", "content": "a"}]}', "line 2: no token of it is trained"),
         (GOOD + '\n{"prompt": "a", "completion": "' + "b" * 300 + '"}', r"line 2: 31\d tokens, data.seq_len is 200"),
         (GOOD + '\n{"messages": [{"role": "user", "content": 5}]}', "line 2: .*content must be a string"),
+        (
+            GOOD + '\n{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+            r"line 2: messages\[0\]\.role is \"human\"",
+        ),
     ],
 )
 def test_bad_rows_are_named_in_a_table(folder: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -132,13 +136,15 @@ def test_reasons_are_counted_and_a_small_share_of_them_is_left_out(folder: Path,
     assert "5.00%" in table[0]
 
 
-def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path) -> None:
+def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = {"prompt": "a", "completion": "b" * 300}
     hopeless = {"prompt": "a" * 300, "completion": "b"}
     path = write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"}, long, hopeless)
     bad = tmp_path / "bad.jsonl"
     assert len(load(folder, path, bad, max_bad_share=1.0)) == 1
-    cut = load(folder, path, bad, max_bad_share=1.0, long_rows="truncate")
+    with caplog.at_level("WARNING"):
+        cut = load(folder, path, bad, max_bad_share=1.0, long_rows="truncate")
+    assert "1 of 3 rows are cut to seq_len" in caplog.text, "the one that is left out is not counted among them"
     assert [len(cut.row(index)) for index in range(len(cut))] == [12, 200]
     (left_out,) = bad.read_text().splitlines()
     assert "no token of it is trained in its first 200 tokens" in left_out
@@ -243,10 +249,118 @@ def test_unreadable_files_are_named(folder: Path, tmp_path: Path) -> None:
     (source,) = sources(RowsConfig(path=str(tmp_path / "rows.txt")), "data.")
     with pytest.raises(ConfigError, match="of no kind that can be read"):
         source.check()
-    for name, content, message in [("a.jsonl", b"\xff\n", "cannot be read"), ("b.jsonl", b"\n", "has no rows")]:
+    for name, content, message in [
+        ("a.json", b"[\xff]", "cannot be read"),
+        ("b.jsonl", b"\n", "has no rows"),
+        ("c.jsonl", GOOD.encode() + b"\n\xff\n", "line 2: not UTF-8"),
+    ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=message):
             load(folder, tmp_path / name, tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize("beginning", [b"", b" \r\n\t", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n "])
+def test_text_files_may_begin_with_white_space_or_a_mark(folder: Path, tmp_path: Path, beginning: bytes) -> None:
+    for name, text in (("a.json", f"[{GOOD},\n{GOOD}]"), ("b.jsonl", f"{GOOD}\n{GOOD}"), ("c.json", f"{GOOD}\n{GOOD}")):
+        (tmp_path / name).write_bytes(beginning + text.encode())
+        assert len(load(folder, tmp_path / name, tmp_path / "bad.jsonl")) == 2, name
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("damage", ["empty", "junk", "flipped"])
+def test_a_damaged_table_is_named_with_its_cause(folder: Path, tmp_path: Path, damage: str) -> None:
+    import datasets
+
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list([{"prompt": "a" * 90, "completion": "b"}] * 40).to_parquet(path)
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(byte ^ 0xFF for byte in content[4:60])
+    path.write_bytes({"empty": b"", "junk": b"junk" * 100, "flipped": bytes(content)}[damage])
+    with pytest.raises(DataError, match=r"data\.path: (.*)rows\.parquet cannot be loaded: ") as caught:
+        load(folder, path, tmp_path / "bad.jsonl")
+    said = str(caught.value).removesuffix("An error occurred while generating the dataset")
+    assert said == str(caught.value), "the library's own words are no reason"
+
+
+def prompts(folder: Path, tmp_path: Path, path: Path, split: str) -> list[str]:
+    """What was asked in the rows of a split."""
+    rows = load(folder, [SubsetConfig(path=str(path), split=split)], tmp_path / "bad.jsonl")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [tokenizer.decode(rows.row(index).token_ids) for index in range(len(rows))]
+    return [text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0] for text in texts]
+
+
+def asked(*names: str) -> list[dict[str, str]]:
+    return [{"prompt": name, "completion": "x"} for name in names]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_saved_tables_are_cut_as_all_others(folder: Path, tmp_path: Path) -> None:
+    import datasets
+
+    train = datasets.Dataset.from_list(asked(*"abcdefghij"))
+    test = datasets.Dataset.from_list(asked("y", "z"))
+    train.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "two")
+    for path, split, expected in [
+        ("one", "train", "abcdefghij"),
+        ("one", "train[:90%]", "abcdefghi"),
+        ("one", "train[90%:]", "j"),
+        ("two", "train[2:4]", "cd"),
+        ("two", "test", "yz"),
+        ("two", "train[-1:]+test[:1]", "jy"),
+    ]:
+        assert prompts(folder, tmp_path, tmp_path / path, split) == list(expected), (path, split)
+    for path, known in (("one", r"\['train'\]"), ("two", r"\['train', 'test'\]")):
+        with pytest.raises(DataError, match=rf'Unknown split "nosuch". Should be one of {known}'):
+            prompts(folder, tmp_path, tmp_path / path, "nosuch")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_gives_all_its_files(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = tmp_path / "data"
+    for name, rows in {
+        "train.jsonl": "a",
+        "more.jsonl": "b",
+        "deep/er.json": "c",
+        "test.jsonl": "y",
+        "held-out/eval_1.jsonl": "z",
+        ".hidden.jsonl": "n",
+    }.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        write_rows(data / name, *asked(*rows))
+    (data / "notes.txt").write_text("not read")
+    with caplog.at_level("INFO"):
+        assert sorted(prompts(folder, tmp_path, data, "train")) == ["a", "b", "c"]
+    assert sorted(prompts(folder, tmp_path, data, "test")) == ["y", "z"]
+    assert len(prompts(folder, tmp_path, data, "train[:2]+test")) == 4
+    said = caplog.text
+    assert f"split 'train' of {data} is deep/er.json, more.jsonl, train.jsonl" in said
+    assert "not read, of no kind that is known: notes.txt" in said
+    with pytest.raises(DataError, match="Unknown split"):
+        prompts(folder, tmp_path, data, "validation")
+    (data / "table.csv").write_text("prompt,completion\na,b\n")
+    with pytest.raises(DataError, match=r"files of several kinds \((?=.*table\.csv)(?=.*\.jsonl)"):
+        prompts(folder, tmp_path, data, "train")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_without_data_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(b"\0")
+    with pytest.raises(DataError, match="there is no data file in it"):
+        load(folder, tmp_path / "data", tmp_path / "bad.jsonl")
+
+
+def test_columns_beside_messages_are_named_once(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"messages": CHAT}, *[{"messages": CHAT, "prompt": "p", "completion": "c"}] * 3]
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
+    with caplog.at_level("WARNING"):
+        assert len(load(folder, path, tmp_path / "bad.jsonl")) == 4
+    said = [record.getMessage() for record in caplog.records if "beside `messages`" in record.getMessage()]
+    assert len(said) == 1
+    assert "line 2 of" in said[0]
+    assert "`prompt` and `completion`" in said[0]
 
 
 def test_plain_files_need_no_table_library(folder: Path, tmp_path: Path) -> None:

@@ -304,6 +304,19 @@ class Renderer:
         now: float | None = None,
     ) -> list[int]:
         """Token ids of that text: `encode(render_text(...))`, with its errors."""
+    def trainable(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The messages as the masked methods render them: `developer` is `system` where the template knows only that,
+        null content of an answer is empty text where the template cannot write null.
+
+        Raises:
+            RenderError: The template leaves out tools, a message of a role, or the tool calls or reasoning of answers.
+                Reasoning that it writes of the last answer only is none of these.
+        """
     def render_with_mask(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -322,7 +335,7 @@ class Renderer:
             assert len(ids) == 4 * len(mask)
 
         Raises:
-            RenderError: As `render`; or it cannot be told exactly which tokens are the assistant's.
+            RenderError: As `render` and `trainable`; or it cannot be told exactly which tokens are the assistant's.
         """
     def render_many_with_mask(
         self,

@@ -26,6 +26,8 @@ class Conversation:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    """Columns that are not read because `messages` is there."""
 
 
 SCHEMA = "not a conversation"
@@ -57,7 +59,8 @@ def conversation(row: object) -> Conversation:
     kwargs = _parsed(fields.get("chat_template_kwargs", {}), "chat_template_kwargs")
     if not isinstance(kwargs, Mapping):
         raise RowError(SCHEMA, "chat_template_kwargs must be an object, or the text of one")
-    return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs))
+    ignored = tuple(name for name in ("prompt", "completion") if name in fields and "messages" in fields)
+    return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs), ignored)
 
 
 def without_none(value: Any, keep: tuple[str, ...] = ()) -> Any:

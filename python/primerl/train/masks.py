@@ -78,13 +78,16 @@ class Masker:
     def _one(self, conversation: Conversation) -> Columns | RowError:
         options = self._options(conversation)
         try:
+            messages = self._renderer.trainable(
+                conversation.messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
+            )
             if self._assistant:
-                ids, mask = self._renderer.render_with_mask(conversation.messages, **options)
+                ids, mask = self._renderer.render_with_mask(messages, **options)
             else:
-                rendered = self._renderer.render(conversation.messages, add_generation_prompt=False, **options)
+                rendered = self._renderer.render(messages, add_generation_prompt=False, **options)
                 ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
             if self._roles:
-                mask = self._with_roles(conversation, ids, mask, options)
+                mask = self._with_roles(messages, ids, mask, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         return ids, mask
@@ -96,8 +99,7 @@ class Masker:
             "now": self._now,
         }
 
-    def _with_roles(self, conversation: Conversation, ids: bytes, mask: bytes, options: dict[str, Any]) -> bytes:
-        messages = conversation.messages
+    def _with_roles(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, options: dict[str, Any]) -> bytes:
         said = [index for index, message in enumerate(messages) if message["role"] in self._roles]
         if not said:
             return mask
@@ -134,7 +136,8 @@ class Masker:
 def _content(message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+        # As `primerl.render` gives them to templates, and the gateway does.
+        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
     return content or ""
 
 

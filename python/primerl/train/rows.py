@@ -153,12 +153,13 @@ class RowsBuilder:
         if length > seq_len:
             if self._limits.long_rows != "truncate":
                 return RowError(TOO_LONG, f"{length} tokens, {self._limits.key}seq_len is {seq_len}")
-            self.bad.truncated()
             token_ids, loss_mask = token_ids[: 4 * seq_len], loss_mask[:seq_len]
         # The first token of a row has no prediction, whatever its mask says.
         if loss_mask.find(1, 1) < 0:
             cut = f" in its first {seq_len} tokens" if length > seq_len else ""
             return RowError(NOTHING, f"no token of it is trained{cut}; see {self._limits.key}loss_mask")
+        if length > seq_len:
+            self.bad.truncated()
         return token_ids, loss_mask
 
 

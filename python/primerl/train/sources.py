@@ -1,12 +1,14 @@
 """Where rows come from: files and folders of this machine, or datasets of the Hugging Face hub.
 
 JSON lines and JSON files are read here. Everything else (parquet, arrow, compressed files, folders, splits of a file,
-hub names) goes through the `datasets` library, imported only then.
+hub names) goes through the `datasets` library (`primerl.train.tables`), imported only then.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,9 @@ from typing import Any
 from primerl.train.config import ConfigError
 from primerl.train.conversations import COLUMNS, SCHEMA, Conversation, RowError, conversation, without_none
 from primerl.train.sft_config import RowsConfig, SubsetConfig
+from primerl.train.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason
 
-PLAIN = {".jsonl", ".ndjson", ".json"}
-BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", **dict.fromkeys(PLAIN, "json")}
-COMPRESSED = {".gz", ".zst", ".bz2", ".xz"}
+log = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
@@ -63,7 +64,7 @@ class Source:
     def check(self) -> None:
         """What can be known without reading. Raises ConfigError."""
         if self._path.exists():
-            if self._path.is_file() and self._builder() is None:
+            if self._path.is_file() and builder(self._path) is None:
                 known = ", ".join(sorted(BUILDERS))
                 raise ConfigError(f"{self.key}: {self._path} is of no kind that can be read; known are {known}")
             return
@@ -76,21 +77,25 @@ class Source:
     def rows(self) -> Iterator[Found]:
         """Raises DataError when the dataset cannot be read at all, or has no rows."""
         found = _plain_rows(self._path) if self.is_plain else _table_rows(self._table())
-        is_empty = True
+        is_empty, is_told = True, False
         try:
             for row in found:
                 is_empty = False
+                if not is_told and isinstance(row.content, Conversation) and row.content.ignored:
+                    is_told = True
+                    log.warning(
+                        "%s: %s %d of %s has %s beside `messages`, which are taken; the same for others like it",
+                        self.key,
+                        self.unit,
+                        row.index,
+                        self.config.path,
+                        " and ".join(f"`{name}`" for name in row.content.ignored),
+                    )
                 yield row
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.key}: {self.config.path} cannot be read: {error}") from error
         if is_empty:
             raise DataError(f"{self.key}: {self.config.path} has no rows")
-
-    def _builder(self) -> str | None:
-        suffixes = self._path.suffixes
-        if suffixes and suffixes[-1] in COMPRESSED:
-            suffixes = suffixes[:-1]
-        return BUILDERS.get(suffixes[-1]) if suffixes else None
 
     def _table(self) -> Any:
         """A `datasets.Dataset`."""
@@ -102,24 +107,12 @@ class Source:
                 "`pip install 'primerl[data]'`, or give a .jsonl file"
             ) from error
         try:
-            table = self._load(datasets)
+            table = load(datasets, self.config.path, self.config.name, self.config.split, self.key)
         except Exception as error:  # of any library below it: files, formats, network
-            raise DataError(f"{self.key}: {self.config.path} cannot be loaded: {error}") from error
+            raise DataError(f"{self.key}: {self.config.path} cannot be loaded: {reason(error)}") from error
         if not isinstance(table, datasets.Dataset):
             raise DataError(f"{self.key}: split {self.config.split!r} of {self.config.path} is not one table of rows")
         return table.select_columns([name for name in table.column_names if name in COLUMNS] or table.column_names)
-
-    def _load(self, datasets: Any) -> Any:
-        path, name, split = str(self._path), self.config.name, self.config.split
-        if self._path.is_file():
-            return datasets.load_dataset(self._builder(), data_files={"train": path}, split=split)
-        if not self._path.is_dir():
-            return datasets.load_dataset(self.config.path, name, split=split)
-        if (self._path / "dataset_dict.json").is_file() or (self._path / "state.json").is_file():
-            saved = datasets.load_from_disk(path)
-            # One table without splits is all of `train`.
-            return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        return datasets.load_dataset(path, name, split=split)
 
 
 def _found(index: int, row: object, share: float) -> Found:
@@ -130,29 +123,38 @@ def _found(index: int, row: object, share: float) -> Found:
 
 
 def _plain_rows(path: Path) -> Iterator[Found]:
-    if path.suffix == ".json":
-        with path.open(encoding="utf-8") as file:
-            if file.read(1) == "[":
-                file.seek(0)
-                rows = _parse(file.read())
-                if isinstance(rows, RowError):
-                    raise DataError(f"{path}: {rows}")
-                yield from (_found(index, row, (index + 1) / len(rows)) for index, row in enumerate(rows))
-                return
+    if path.suffix == ".json" and _begins_a_list(path):
+        rows = _parse(path.read_text(encoding="utf-8-sig"))
+        if isinstance(rows, RowError):
+            raise DataError(f"{path}: {rows}")
+        yield from (_found(index, row, (index + 1) / len(rows)) for index, row in enumerate(rows))
+        return
     size, read = path.stat().st_size or 1, 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             read += len(line)
-            if not line.strip():
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not text.strip():
                 continue
-            row = _parse(line.decode("utf-8"))
+            row = _parse(text)
             share = min(read / size, 1.0)
             yield Found(number, row, share) if isinstance(row, RowError) else _found(number, row, share)
 
 
-def _parse(text: str) -> Any:
+def _begins_a_list(path: Path) -> bool:
+    """Whether a list is the first thing in the file; else it is read as lines."""
+    with path.open("rb") as file:
+        beginning = file.readline().removeprefix(codecs.BOM_UTF8).strip()
+        while not beginning and (line := file.readline()):
+            beginning = line.strip()
+    return beginning.startswith(b"[")
+
+
+def _parse(text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        return RowError(SCHEMA, f"not UTF-8: {error}")
     except (ValueError, RecursionError) as error:
         return RowError(SCHEMA, f"not JSON: {error}")
 

@@ -271,6 +271,26 @@ impl Renderer {
         })
     }
 
+    #[pyo3(signature = (messages, tools=None, template_kwargs=None))]
+    fn trainable<'py>(
+        &self,
+        py: Python<'py>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let messages: Vec<Message> = owned("messages", messages)?;
+        let given = GivenOptions {
+            tools,
+            template_kwargs,
+            documents: None,
+            now: None,
+        };
+        let options = given.read(py, false)?;
+        let messages = self.work(py, |renderer| renderer.trainable(messages, &options))?;
+        Ok(pythonize::pythonize(py, &messages)?)
+    }
+
     #[pyo3(signature = (messages, tools=None, template_kwargs=None, documents=None, now=None))]
     fn render_with_mask<'py>(
         &self,
@@ -290,7 +310,7 @@ impl Renderer {
         };
         let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
-            renderer.check_tools(&options)?;
+            let messages = renderer.trainable(messages, &options)?;
             renderer.render_with_mask(&messages, &options)
         })?;
         Ok(columns(py, &rendered))
@@ -315,8 +335,7 @@ impl Renderer {
         };
         let options = given.read(py, false)?;
         let rendered = self.work(py, |renderer| {
-            renderer.check_tools(&options)?;
-            renderer.render_many_with_mask(&conversations, &options)
+            renderer.render_many_trainable(&conversations, &options)
         })?;
         Ok(rendered
             .iter()

@@ -1,6 +1,6 @@
-//! What a template leaves out without a word: tools, where it does not look at them, and messages of roles that it does
-//! not ask for. A model that never sees what its client sent is worse than a request that is refused, so it is tried out,
-//! once for each template and role.
+//! What a template leaves out without a word: tools, where it does not look at them, messages of roles that it does not
+//! ask for, and calls and reasoning of answers. A model that never sees what its client sent is worse than a request that is refused, so it is tried out,
+//! once for each template and role. What a model would be taught wrongly by is refused likewise.
 
 use crate::error::RenderError;
 use crate::extend::{scenario_answer, scenario_tool};
@@ -16,6 +16,8 @@ const MARK: &str = "zPrimerlMarkz";
 /// Roles remembered; clients know a handful.
 const MOST_ROLES: usize = 64;
 const LONGEST_ROLE: usize = 64;
+/// Combinations of template variables remembered; a dataset has a handful.
+const MOST_VARIABLES: usize = 256;
 
 /// What a template does with messages of a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,16 @@ pub(crate) struct Abilities {
     tools: OnceLock<bool>,
     /// By role, and whether the message is the first. Held only to look up or insert.
     roles: Mutex<HashMap<(String, bool), RoleSupport>>,
+    /// By the part of an answer, whether there are tools, and the template's variables: some write reasoning only where
+    /// one says so. Held only to look up or insert.
+    answers: Mutex<HashMap<(AnswerPart, bool, String), bool>>,
+}
+
+/// What an answer has beside its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum AnswerPart {
+    ToolCalls,
+    Reasoning,
 }
 
 impl Renderer {
@@ -106,6 +118,74 @@ impl Renderer {
         }
     }
 
+    /// Messages to train on as they are rendered.
+    ///
+    /// # Errors
+    /// Those of [`Renderer::renderable`] and [`Renderer::check_tools`]; an answer has tool calls or reasoning, and the
+    /// template writes such a thing nowhere. Reasoning that it leaves out of past answers only (Qwen3) is no error: the
+    /// model is not shown it either.
+    pub fn trainable(
+        &self,
+        messages: Vec<Message>,
+        options: &RenderOptions,
+    ) -> Result<Vec<Message>, RenderError> {
+        self.check_tools(options)?;
+        let prepare = |(index, message): (usize, Message)| {
+            let message = self.renderable(message, index)?;
+            self.check_answer(&message, index, options)?;
+            Ok(message)
+        };
+        messages.into_iter().enumerate().map(prepare).collect()
+    }
+
+    fn check_answer(
+        &self,
+        message: &Message,
+        index: usize,
+        options: &RenderOptions,
+    ) -> Result<(), RenderError> {
+        if !message.is_assistant() {
+            return Ok(());
+        }
+        if message.has_tool_calls() && !self.writes(AnswerPart::ToolCalls, options) {
+            return Err(RenderError::ToolCallsLeftOut { message: index });
+        }
+        let reasoning = message.reasoning_content.as_deref().unwrap_or_default();
+        if !reasoning.trim().is_empty() && !self.writes(AnswerPart::Reasoning, options) {
+            return Err(RenderError::ReasoningLeftOut { message: index });
+        }
+        Ok(())
+    }
+
+    /// Whether this part of an answer, the last one if no other, is in what is rendered with these options.
+    fn writes(&self, part: AnswerPart, options: &RenderOptions) -> bool {
+        let has_tools = options
+            .tools
+            .as_ref()
+            .is_some_and(|tools| !tools.is_empty());
+        let variables = serde_json::to_string(&options.template_kwargs).unwrap_or_default();
+        let key = (part, has_tools, variables);
+        let answers = || {
+            let answers = self.abilities.answers.lock();
+            answers.unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(known) = answers().get(&key) {
+            return *known;
+        }
+        let options = RenderOptions {
+            tools: has_tools.then(|| vec![scenario_tool()]),
+            add_generation_prompt: false,
+            ..options.clone()
+        };
+        // Where the template fails on all of them, its own words say more.
+        let writes = self.shown(&answers_with(part), &options) != Some(false);
+        let mut answers = answers();
+        if answers.len() < MOST_VARIABLES {
+            answers.insert(key, writes);
+        }
+        writes
+    }
+
     fn try_role(&self, role: &str, first: bool) -> RoleSupport {
         let shows = |role: &str| self.shows(&around(role, first), tool_of(role));
         let supported = match role {
@@ -130,9 +210,13 @@ impl Renderer {
             add_generation_prompt: true,
             ..RenderOptions::default()
         };
+        self.shown(conversations, &options)
+    }
+
+    fn shown(&self, conversations: &[Vec<Message>], options: &RenderOptions) -> Option<bool> {
         let shown = conversations
             .iter()
-            .filter_map(|messages| self.render_text(messages, &options).ok())
+            .filter_map(|messages| self.render_text(messages, options).ok())
             .map(|text| text.contains(MARK));
         shown.reduce(|any, shown| any | shown)
     }
@@ -165,6 +249,30 @@ fn around(role: &str, first: bool) -> Vec<Vec<Message>> {
             vec![Message::text("system", "s"), marked, user()],
         ],
     }
+}
+
+/// Conversations with answers that have this part, marked: the last answer, one that is followed, with and without
+/// content.
+fn answers_with(part: AnswerPart) -> Vec<Vec<Message>> {
+    let user = || Message::user("x");
+    let mut conversations = Vec::new();
+    for (content, calls) in [("", 1), ("y", 1), ("y", 0)] {
+        let mut answer = scenario_answer(content, calls);
+        match part {
+            AnswerPart::ToolCalls if calls == 0 => continue,
+            AnswerPart::ToolCalls => {
+                for call in answer.tool_calls.iter_mut().flatten() {
+                    call.function.name = MARK.to_owned();
+                    // Templates that are given an object write it out; some fail on a text.
+                    call.function.arguments = json!({"a": "b"});
+                }
+            }
+            AnswerPart::Reasoning => answer.reasoning_content = Some(MARK.to_owned()),
+        }
+        conversations.push(vec![user(), answer.clone()]);
+        conversations.push(vec![user(), answer, user()]);
+    }
+    conversations
 }
 
 fn tool_of(role: &str) -> Option<Value> {
@@ -228,6 +336,52 @@ mod tests {
             error.contains("messages[2].role") && error.contains("asistant"),
             "{error}"
         );
+    }
+
+    fn trained(template: &str, answer: Message) -> Result<(), String> {
+        let trained = renderer(template)
+            .trainable(vec![Message::user("x"), answer], &RenderOptions::default());
+        trained.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn parts_of_answers_that_a_template_never_writes_are_refused() {
+        let thinking = || Message {
+            reasoning_content: Some("Hm".into()),
+            ..Message::assistant("y")
+        };
+        let error = trained(WRITES_ALL, scenario_answer("", 1)).expect_err("are left out");
+        assert!(error.contains("messages[1].tool_calls"), "{error}");
+        let error = trained(WRITES_ALL, thinking()).expect_err("is left out");
+        assert!(error.contains("messages[1].reasoning_content"), "{error}");
+        let empty = Message {
+            reasoning_content: Some(" ".into()),
+            tool_calls: Some(vec![]),
+            ..Message::assistant("y")
+        };
+        assert_eq!(trained(WRITES_ALL, empty), Ok(()));
+
+        let writes = "{% for m in messages %}{{ m.role }}: {% if loop.last and m.reasoning_content %}\
+            {{ m.reasoning_content }}{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}\
+            {% endfor %}<|im_end|>{% endfor %}";
+        assert_eq!(trained(writes, scenario_answer("", 1)), Ok(()));
+        assert_eq!(trained(writes, thinking()), Ok(()), "of the last answer");
+    }
+
+    #[test]
+    fn a_template_that_writes_reasoning_by_a_variable_is_tried_with_it() {
+        let asks = renderer(
+            "{% for m in messages %}{% if thinks %}{{ m.reasoning_content }}{% endif %}{{ m.content }}<|im_end|>{% endfor %}",
+        );
+        let answer = Message {
+            reasoning_content: Some("Hm".into()),
+            ..Message::assistant("y")
+        };
+        let messages = vec![Message::user("x"), answer];
+        let mut options = RenderOptions::default();
+        assert!(asks.trainable(messages.clone(), &options).is_err());
+        options.template_kwargs.insert("thinks".into(), true.into());
+        assert!(asks.trainable(messages, &options).is_ok());
     }
 
     #[test]

@@ -68,6 +68,17 @@ pub enum RenderError {
          them; leave tools out, or use a model folder whose template renders tools"
     )]
     ToolsLeftOut,
+    #[error(
+        "messages[{message}].tool_calls are not written by the model's chat template: the model would be taught the answer \
+         without them; leave the row out, or use a model folder whose template writes tool calls"
+    )]
+    ToolCallsLeftOut { message: usize },
+    #[error(
+        "messages[{message}].reasoning_content is not written by the model's chat template, not even of the last answer: \
+         the model would be taught the answer without it; take it out, write it into the content as the model thinks, or \
+         use a model folder whose template writes reasoning"
+    )]
+    ReasoningLeftOut { message: usize },
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
     #[error("messages[{message}]: {reason}")]

@@ -4,7 +4,9 @@
 //! `{% generation %}` blocks say it themselves. For the others each answer is located by rendering: the text before it
 //! must be a prefix of the whole, and so must the text through it; where a template changes an earlier answer by what
 //! follows (Qwen3), the text around a sentinel in its place must be the text around the answer. What cannot be located
-//! in this way is an error that names the message.
+//! in this way is an error that names the message. Of an answer whose prompt the whole does not begin with, only the
+//! content and what follows it are proven: the empty thinking that Qwen3 writes before the second of two answers in a row
+//! might as well be the prompt's (without thinking it is), and is not in the mask.
 
 use crate::error::{MaskFailure, RenderError};
 use crate::message::{Content, Message};
@@ -54,8 +56,9 @@ impl Renderer {
         Ok(MaskedIds { ids, mask })
     }
 
-    /// [`Renderer::render_with_mask`] for many conversations, on all cores. The error names the conversation.
-    pub fn render_many_with_mask(
+    /// [`Renderer::trainable`] and [`Renderer::render_with_mask`] for many conversations, on all cores. The error names
+    /// the conversation.
+    pub fn render_many_trainable(
         &self,
         conversations: &[Vec<Message>],
         options: &RenderOptions,
@@ -65,11 +68,12 @@ impl Renderer {
         std::thread::scope(|scope| {
             let work = |(chunk, share_of): (usize, &[Vec<Message>])| {
                 let one = |(at, messages): (usize, &Vec<Message>)| {
-                    self.render_with_mask(messages, options).map_err(|source| {
-                        RenderError::Conversation {
-                            conversation: chunk * share + at,
-                            source: Box::new(source),
-                        }
+                    let rendered = self.trainable(messages.clone(), options);
+                    let rendered =
+                        rendered.and_then(|messages| self.render_with_mask(&messages, options));
+                    rendered.map_err(|source| RenderError::Conversation {
+                        conversation: chunk * share + at,
+                        source: Box::new(source),
                     })
                 };
                 share_of
