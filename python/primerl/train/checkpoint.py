@@ -89,7 +89,7 @@ class Checkpoints:
         self._ranks = ranks
         self._beside = beside
         # The thread's messages to other ranks must not mix with those of training.
-        self._group = torch.distributed.new_group(backend="gloo") if ranks.size > 1 else None
+        self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[int] | None = None
 
