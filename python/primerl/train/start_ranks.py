@@ -79,7 +79,7 @@ def end_within(seconds: int) -> None:
     def close_soon(context: PContext, death_sig: signal.Signals | None = None, timeout: int = seconds) -> None:
         close(context, death_sig, min(timeout, seconds))
 
-    PContext.close = close_soon  # type: ignore[method-assign]
+    PContext.close = close_soon  # type: ignore[assignment, method-assign]
 
 
 def ended(rank: int, code: int) -> int:
