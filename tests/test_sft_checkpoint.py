@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +287,50 @@ def test_another_model_or_optimizer_is_refused(tmp_path: Path, capsys: pytest.Ca
     write_model(other, TinyConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1), seed=0)
     assert sft.main({**given, "model": {"path": str(other)}}) == 2
     assert re.search(r"step 2 is of another model: model\.\S+ is \S*48, and there \S*32", capsys.readouterr().out)
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("what", ["weights", "checkpoints", "metrics.jsonl"])
+def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data(tmp_path)
+    given = values(tmp_path, "run", interval=1)
+    assert sft.main({**given, "max_steps": 2}) == 0
+    weights = (tmp_path / "run" / "weights" / "step_2" / "model.safetensors").stat().st_size
+    checkpoint = (tmp_path / "run" / "checkpoints" / "step_2" / "trainer" / "__0_0.distcp").stat().st_size
+    lines = (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    assert lines + 100 < weights < checkpoint
+    again = values(tmp_path, "run", interval=1, resume_step=-1)
+    with no_file_above({"weights": weights - 1, "checkpoints": checkpoint - 1, "metrics.jsonl": lines + 100}[what]):
+        assert sft.main(again) == 1
+    said = capsys.readouterr().out
+    assert re.search(rf"{tmp_path}/run/{what}\b.*Make room there; with --ckpt.resume-step -1 the command goes on", said)
+    assert "Traceback" not in said
+    assert sft.main({**again, "max_steps": 5}) == 0
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(6))
+
+
+def test_what_is_no_text_in_the_metrics_is_left_out(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    before = curve(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\x00{"step\xc3')
+    (tmp_path / "run" / ".metrics.jsonl.4711.tmp").write_text("of a process that was killed")
+    assert sft.main({**values(tmp_path, "run", resume_step=-1), "max_steps": 3}) == 0
+    assert curve(tmp_path / "run")[:-1] == before
+    assert not list((tmp_path / "run").glob(".metrics.jsonl.*"))
 
 
 def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:

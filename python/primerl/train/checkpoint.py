@@ -16,7 +16,7 @@ from primerl.train.files import settle, whole_folder
 from primerl.train.merging import adapter_state, merged_state
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import whole_state
-from primerl.train.step_folders import keep_newest, remove_unfinished, saved_steps
+from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saved_steps
 
 if TYPE_CHECKING:
     from primerl.train.lora import Adapter
@@ -179,14 +179,14 @@ class Checkpoints:
         return step
 
     def finish(self) -> int | None:
-        """Wait for what is being saved; returns the step of what was. Raises CheckpointError."""
+        """Wait for what is being saved; returns the step of what was. Raises SavingError."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         saving, self._saving = self._saving, None
         try:
             return None if saving is None else saving.result()
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
+            raise SavingError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
 
     def saved(self) -> int | None:
         """The same, of a save that has come to its end."""

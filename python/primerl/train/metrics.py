@@ -15,7 +15,8 @@ from types import TracebackType
 
 import torch
 
-from primerl.train.files import write_text
+from primerl.train.files import remove_temporary, write_text
+from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +27,19 @@ class MetricsWriter:
     def __init__(self, output_dir: Path, *, after: int = 0) -> None:
         """`after`: the step training goes on from; what the file says of later ones will be written again."""
         output_dir.mkdir(parents=True, exist_ok=True)
-        path = output_dir / "metrics.jsonl"
-        _keep_steps(path, after)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = output_dir / "metrics.jsonl"
+        with saving(self._path):
+            remove_temporary(self._path)
+            _keep_steps(self._path, after)
+            self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises SavingError."""
         # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
         values = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-        self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
-        self._file.flush()
+        with saving(self._path):
+            self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -42,7 +47,9 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        # What could not be written is tried again, and has been told.
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            self._file.close()
 
 
 def _keep_steps(path: Path, last: int) -> None:
@@ -50,7 +57,8 @@ def _keep_steps(path: Path, last: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # A disk that failed may have left anything, and JSON of a cut character is none.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last:
                 kept.append(line + "\n")

@@ -57,7 +57,7 @@ from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
 from primerl.train.start_folder import model_folder, start_folder
-from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
+from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation
 
@@ -77,7 +77,8 @@ CONSOLE_INTERVAL_S = 1.0
 
 def main(values: dict[str, Any]) -> int:
     """Train by the settings in `values` (see `sft_config.SFTConfig`). Returns the exit code:
-    0 trained, 1 diverged, 2 bad settings, model folder, rows or checkpoint, 128 + n stopped by signal n."""
+    0 trained, 1 failed (diverged, another rank is gone, nothing can be saved), 2 bad settings, model folder, rows or
+    checkpoint, 128 + n stopped by signal n."""
     try:
         config = SFTConfig.from_dict(values)
         _check_output(config)
@@ -94,6 +95,9 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError, DataError, CheckpointError) as error:
         log.error("%s", error)
         return 2
+    except SavingError as error:
+        log.error("%s. Make room there; with --ckpt.resume-step -1 the command goes on from the last checkpoint", error)
+        return 1
     except (TrainingDiverged, RankError) as error:
         log.error("%s", error)
         return 1
@@ -307,9 +311,11 @@ class Run:
         began = time.monotonic()
         ckpt = self.config.ckpt
         separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
+        with saving(self.output_dir / "weights"):
+            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
         if ckpt is not None and not ckpt.weights_only:
-            self.checkpoints.save(self._state(), self.model, self.optimizer)
+            with saving(self.output_dir / "checkpoints"):
+                self.checkpoints.save(self._state(), self.model, self.optimizer)
         elif ckpt is not None and self.ranks.leads:
             keep_newest(self.output_dir / "weights", ckpt.keep_last, ckpt.keep_interval)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)

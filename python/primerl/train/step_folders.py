@@ -5,7 +5,29 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+
+class SavingError(Exception):
+    """Something cannot be written to the disk. The message names it, and what the system says."""
+
+
+@contextmanager
+def saving(what: Path) -> Iterator[None]:
+    """Errors of writing become a SavingError that names `what`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise SavingError(f"{what} cannot be written: {error}") from error
+    except RuntimeError as error:
+        # torch.save says so of a full disk.
+        if not any(word in str(error) for word in ("inline_container", "PytorchStreamWriter")):
+            raise
+        raise SavingError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def saved_steps(folder: Path) -> list[int]:
