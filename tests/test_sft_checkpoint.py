@@ -23,7 +23,7 @@ from primerl.train import sft
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
-from primerl.train.step_folders import keep_newest
+from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
 from sft_helpers import metrics, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -338,6 +338,25 @@ def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:
         (tmp_path / f"step_{step}").mkdir()
     keep_newest(tmp_path, 1, 4)
     assert sorted(os.listdir(tmp_path)) == ["step_0", "step_4", "step_8", "step_9"]
+
+
+def test_what_was_set_aside_is_removed_as_the_rest(tmp_path: Path) -> None:
+    """A run that is killed again and again between weights and checkpoint leaves weights to set aside each time."""
+    for step in (3, 4, 5, 9):
+        (tmp_path / f"step_{step}").mkdir()
+        set_aside_after(tmp_path, 2)
+    keep_newest(tmp_path, None, None)
+    assert len(os.listdir(tmp_path)) == 4
+    keep_newest(tmp_path, 2, 4)
+    assert sorted(os.listdir(tmp_path)) == ["replaced_step_4", "replaced_step_5", "replaced_step_9"]
+
+
+def test_a_file_among_unfinished_folders_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step_x").write_text("no folder")
+    (tmp_path / ".step_4.writing" / "trainer").mkdir(parents=True)
+    (tmp_path / "step_3").mkdir()
+    remove_unfinished(tmp_path)
+    assert os.listdir(tmp_path) == ["step_3"]
 
 
 def test_the_command_refuses_what_contradicts_itself(tmp_path: Path) -> None:

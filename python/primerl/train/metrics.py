@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 import torch
 
@@ -103,12 +104,36 @@ def log_to_stdout(level: str) -> None:
     say what goes wrong."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Output(sys.stdout)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger = logging.getLogger("primerl")
     logger.handlers = [handler]
     logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
+
+
+class _Output(logging.StreamHandler[TextIO]):
+    """Training goes on where nobody reads what it says, or its disk is full: that is said once, on standard error,
+    where warnings and errors go from then on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        if self.stream is sys.stderr:
+            return
+        output = self.stream
+        # Without setStream, which would write what is left to where it cannot be written.
+        self.stream = sys.stderr
+        self.setLevel(logging.WARNING)
+        # What is buffered would be tried again, also when Python ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        said = f"standard output cannot be written ({error}); training goes on, with metrics.jsonl and without this log"
+        self.handle(logging.LogRecord(record.name, logging.WARNING, "", 0, said, None, None))
+        if record.levelno >= logging.WARNING:
+            self.handle(record)
 
 
 def console_line(step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str]) -> str:

@@ -73,6 +73,8 @@ SHOWN = {
     "perf/throughput": "tokens/s",
 }
 CONSOLE_INTERVAL_S = 1.0
+MOST_EPOCHS_A_STEP = 100
+"""A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -131,6 +133,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         loading = beside.submit(_load_model, folder, config.dtype, ranks)
         rows, validation = _load_data(config, folder, rendered_at, ranks)
         model = loading.result()
+    _check_batch_size(config, rows)
     mixture = _mixture(config, rows)
     last = _last_step(config, rows)
     prove(model)
@@ -372,6 +375,17 @@ def _mixture(config: SFTConfig, rows: Rows) -> Mixture:
         if ratios is not None and first == end:
             raise DataError(f"data.subsets: no row of {title} can be used, and it has a ratio")
     return Mixture(rows, ratios, shuffle=config.data.shuffle, seed=config.data_seed)
+
+
+def _check_batch_size(config: SFTConfig, rows: Rows) -> None:
+    """Raises ConfigError."""
+    data = config.data
+    times = data.batch_size / rows.tokens
+    if times > MOST_EPOCHS_A_STEP and (data.epochs is None or data.epochs > MOST_EPOCHS_A_STEP):
+        raise ConfigError(
+            f"data.batch_size is {data.batch_size:,}, and all rows together have {rows.tokens:,} tokens: a step would "
+            f"hold each of them {times:,.0f} times, which is limited to {MOST_EPOCHS_A_STEP}; lower data.batch_size"
+        )
 
 
 def _last_step(config: SFTConfig, rows: Rows) -> int:
