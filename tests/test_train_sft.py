@@ -220,6 +220,12 @@ def test_a_step_of_the_same_rows_over_and_over_is_refused(
     assert (refused is not None) == (code == 2)
 
 
+@pytest.mark.timeout(60)
+def test_epochs_beyond_the_steps_are_not_counted(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    assert sft.main(settings(tmp_path, data={"epochs": 10**9}, max_steps=1)) == 0
+
+
 def test_schedules_longer_than_the_run_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(2, 2)
     Optimizer(model.named_parameters(), OptimConfig(schedule="wsd", warmup_steps=5, decay_steps=5), 5)

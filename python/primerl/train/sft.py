@@ -22,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -393,8 +393,8 @@ def _last_step(config: SFTConfig, rows: Rows) -> int:
     if data.epochs is None:
         assert config.max_steps is not None
         return config.max_steps
-    counted = sum(1 for _ in steps(_mixture(config, rows), rows, data.batch_size, data.epochs))
-    return counted if config.max_steps is None else min(counted, config.max_steps)
+    of_epochs = steps(_mixture(config, rows), rows, data.batch_size, data.epochs)
+    return sum(1 for _ in islice(of_epochs, config.max_steps))
 
 
 def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:
