@@ -136,7 +136,7 @@ class Ours:
 
     def train(self, after_step: Callable[[int], None]) -> None:
         model = load_model(self.model)
-        optimizer = Optimizer(model.parameters(), OptimConfig(lr=LR), 10**6)
+        optimizer = Optimizer(model.named_parameters(), OptimConfig(lr=LR), 10**6)
         mixture = Mixture(self.rows, None, shuffle=True, seed=0)
         ahead = Ahead(step_batches(mixture, self.rows, self.batch_tokens, SEQ_LEN, None, torch.device("cpu")))
         step = 0

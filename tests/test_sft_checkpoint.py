@@ -6,10 +6,13 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from primerl.train import sft
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
-from primerl.train.step_folders import keep_newest
+from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
 from sft_helpers import metrics, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -321,11 +324,74 @@ def test_another_model_or_optimizer_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert re.search(r"step 2 is of another model: hidden_size is 48, and there 32", capsys.readouterr().out)
 
 
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("what", ["weights", "checkpoints", "metrics.jsonl"])
+def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_data(tmp_path)
+    given = values(tmp_path, "run", interval=1)
+    assert sft.main({**given, "max_steps": 2}) == 0
+    weights = (tmp_path / "run" / "weights" / "step_2" / "model.safetensors").stat().st_size
+    checkpoint = (tmp_path / "run" / "checkpoints" / "step_2" / "trainer" / "__0_0.distcp").stat().st_size
+    lines = (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    assert lines + 100 < weights < checkpoint
+    again = values(tmp_path, "run", interval=1, resume_step=-1)
+    with no_file_above({"weights": weights - 1, "checkpoints": checkpoint - 1, "metrics.jsonl": lines + 100}[what]):
+        assert sft.main(again) == 1
+    said = capsys.readouterr().out
+    assert re.search(rf"{tmp_path}/run/{what}\b.*Make room there; with --ckpt.resume-step -1 the command goes on", said)
+    assert "Traceback" not in said
+    assert sft.main({**again, "max_steps": 5}) == 0
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(6))
+
+
+def test_what_is_no_text_in_the_metrics_is_left_out(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    before = curve(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\x00{"step\xc3')
+    (tmp_path / "run" / ".metrics.jsonl.4711.tmp").write_text("of a process that was killed")
+    assert sft.main({**values(tmp_path, "run", resume_step=-1), "max_steps": 3}) == 0
+    assert curve(tmp_path / "run")[:-1] == before
+    assert not list((tmp_path / "run").glob(".metrics.jsonl.*"))
+
+
 def test_removal_keeps_the_start_and_the_interval(tmp_path: Path) -> None:
     for step in (0, 2, 4, 5, 8, 9):
         (tmp_path / f"step_{step}").mkdir()
     keep_newest(tmp_path, 1, 4)
     assert sorted(os.listdir(tmp_path)) == ["step_0", "step_4", "step_8", "step_9"]
+
+
+def test_what_was_set_aside_is_removed_as_the_rest(tmp_path: Path) -> None:
+    """A run that is killed again and again between weights and checkpoint leaves weights to set aside each time."""
+    for step in (3, 4, 5, 9):
+        (tmp_path / f"step_{step}").mkdir()
+        set_aside_after(tmp_path, 2)
+    keep_newest(tmp_path, None, None)
+    assert len(os.listdir(tmp_path)) == 4
+    keep_newest(tmp_path, 2, 4)
+    assert sorted(os.listdir(tmp_path)) == ["replaced_step_4", "replaced_step_5", "replaced_step_9"]
+
+
+def test_a_file_among_unfinished_folders_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step_x").write_text("no folder")
+    (tmp_path / ".step_4.writing" / "trainer").mkdir(parents=True)
+    (tmp_path / "step_3").mkdir()
+    remove_unfinished(tmp_path)
+    assert os.listdir(tmp_path) == ["step_3"]
 
 
 def test_the_command_refuses_what_contradicts_itself(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
+from random import Random
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +109,56 @@ def test_groups_hold_every_row_and_keep_the_limit() -> None:
     assert sorted(len(row) for group in groups for row in group) == [1, 2, 3, 5, 7, 9, 9]
     assert all(sum(map(len, group)) <= 10 for group in groups)
     assert len(groups) == 4
+
+
+@dataclass(eq=False)
+class Long:
+    """All of a row that packing looks at."""
+
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def first_fit(rows: list[Any], seq_len: int) -> list[list[Any]]:
+    """By the definition: every row into the first group that has room for it."""
+    groups: list[list[Any]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        group = next((group for group in groups if sum(map(len, group)) + len(row) <= seq_len), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(row)
+    return groups
+
+
+def test_groups_are_those_of_first_fit() -> None:
+    random = Random(1)
+    for _ in range(500):
+        seq_len = random.randint(1, 50)
+        rows: list[Any] = [Long(random.randint(1, seq_len)) for _ in range(random.randint(0, 60))]
+        assert packed_groups(rows, seq_len) == first_fit(rows, seq_len)
+
+
+def test_a_hundred_thousand_rows_take_few_operations() -> None:
+    """Lines that are run, of the packing and of all it calls."""
+    random = Random(2)
+    rows: list[Any] = [Long(random.randint(100, 1500)) for _ in range(100_000)]
+    count = 0
+
+    def traced(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        assert count < 150 * len(rows), "more than n log n"
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        groups = packed_groups(rows, 2048)
+    finally:
+        sys.settrace(before)
+    assert sum(map(len, groups)) == len(rows)
 
 
 def test_batches_are_their_rows_without_padding() -> None:

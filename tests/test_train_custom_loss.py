@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from end_to_end import launch
 from primerl.models.tiny import TinyConfig, write_model
 from test_train_rl import sequences, settings, whole_batch
 from train_helpers import OrchestratorDouble
@@ -52,6 +54,25 @@ def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
     stale = sum(count for count, is_stale in tokens if is_stale) / sum(count for count, _ in tokens)
     assert lines[1]["stale_share/all/mean"] == pytest.approx(stale, rel=1e-6)
     assert lines[1]["loss/mean"] != 0.0
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_loss_never_returns_ends_by_name(tmp_path: Path) -> None:
+    """The trainer's heartbeat goes on; what does not is the run, and the launcher says what it waits for."""
+    write_model(tmp_path / "tiny", TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2), seed=3)
+    (tmp_path / "hanging_loss.py").write_text("import threading\n\n\ndef f(tokens):\n    threading.Event().wait()\n")
+    small = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
+    given = ("--trainer.loss.custom", "hanging_loss:f", "--timeouts.no-progress-s", "10")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    started = launch(tmp_path / "tiny", tmp_path / "run", *small, *given, variables={"PYTHONPATH": path})
+    try:
+        code, output = started.ended(200)
+    finally:
+        started.kill()
+    assert code == 1, output
+    said = " ".join(output.split())
+    assert "nothing has moved for timeouts.no_progress_s = 10 s" in said, output
+    assert "waits for the trainer to publish the weights of version 1" in said, output
 
 
 def test_a_function_that_is_not_there_ends_before_anything_is_loaded(tmp_path: Path) -> None:

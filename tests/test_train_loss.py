@@ -408,6 +408,39 @@ def nothing(_tokens: Tokens) -> None:
     return None
 
 
+def from_nowhere(tokens: Tokens) -> Tensor:
+    return torch.zeros_like(tokens.logprobs, requires_grad=True)
+
+
+def complex_numbers(tokens: Tokens) -> Tensor:
+    return tokens.logprobs.to(torch.complex64)
+
+
+def measures(name: Any) -> Callable[[Tokens], PolicyLoss]:
+    return lambda tokens: PolicyLoss(-tokens.logprobs, metrics={name: tokens.advantages})
+
+
+measures_entropy, measures_loss, measures_reward, measures_5 = map(measures, ("entropy", "loss", "reward", 5))
+
+
+def fails(_tokens: Tokens) -> Tensor:
+    raise KeyError("column of its own")
+
+
+def leaves(_tokens: Tokens) -> Tensor:
+    raise SystemExit(0)
+
+
+def in_fp64(tokens: Tokens) -> Tensor:
+    return plain_tensor(tokens).double()
+
+
+def turns_gradients_off(tokens: Tokens) -> Tensor:
+    loss = plain_tensor(tokens)
+    torch.set_grad_enabled(False)
+    return loss
+
+
 def test_custom_losses() -> None:
     p, a = torch.tensor([-1.2, -0.3, -1.9, -0.1]), torch.tensor([1.0, -2.0, 0.5, 0.5])
     config = LossConfig(custom=f"{__name__}:own_loss", args={"scale": 2.0})
@@ -425,12 +458,37 @@ def test_custom_losses() -> None:
         ("one_number", r"one_number\): loss is \[\]; it must be a tensor of \[4\], one value a token"),
         ("without_gradient", "the loss has no gradient; compute it from tokens.logprobs"),
         ("nothing", "the answer is None"),
+        ("from_nowhere", "the gradient of the loss does not reach tokens.logprobs"),
+        ("complex_numbers", "loss is torch.complex64; it must be of real numbers"),
+        ("measures_entropy", "the name of a metric is 'entropy'; it must be a str, and none of"),
+        ("measures_loss", "the name of a metric is 'loss'"),
+        ("measures_reward", "the name of a metric is 'reward'"),
+        ("measures_5", "the name of a metric is 5"),
+        ("fails", r"loss.custom \(test_train_loss:fails\) raised KeyError: 'column of its own'"),
+        ("leaves", r"loss.custom \(test_train_loss:leaves\) raised SystemExit: 0"),
     ],
 )
 def test_custom_losses_that_do_not_answer_as_they_should(function: str, message: str) -> None:
     loss = Loss(LossConfig(custom=f"{__name__}:{function}"))
     with pytest.raises(LossError, match=message):
         run(loss, micro(**COLUMNS), torch.full((4,), -1.0))
+
+
+@pytest.mark.parametrize("function", ["in_fp64", "turns_gradients_off"])
+def test_custom_losses_in_another_precision_or_grad_mode(function: str) -> None:
+    """A second micro-batch is trained as the first."""
+    loss = Loss(LossConfig(custom=f"{__name__}:{function}"))
+    a = torch.tensor([1.0, -2.0, 0.5, 0.5])
+    for _ in range(2):
+        _, _, gradient = run(loss, micro(**COLUMNS), torch.tensor([-1.2, -0.3, -1.9, -0.1]))
+        assert gradient.tolist() == pytest.approx((-a / 4).tolist())
+
+
+def test_what_a_custom_loss_raises_is_traced_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    loss = Loss(LossConfig(custom=f"{__name__}:fails"))
+    with pytest.raises(LossError):
+        run(loss, micro(**COLUMNS), torch.full((4,), -1.0))
+    assert 'in fails\n    raise KeyError("column of its own")' in caplog.text
 
 
 @pytest.mark.parametrize(

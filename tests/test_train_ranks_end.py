@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 from end_to_end import until
 from primerl.launch.guard import MARK, marked
+from primerl.train.start_ranks import STOP_S
 from rank_helpers import Case, start_ranks
 from sft_helpers import settings, write_rows
 
@@ -21,10 +22,15 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fi
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def changes() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def started(tmp_path: Path, changes: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """`primerl sft` with two ranks and more steps than it can come to."""
     write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "x" * size} for size in range(1, 12)))
-    values = {"max_steps": 1_000_000, "ranks": 2}
+    values = {"max_steps": 1_000_000, "ranks": 2, **changes}
     (tmp_path / "sft.toml").write_text(tomli_w.dumps(settings(tmp_path, **values)))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -88,3 +94,14 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
         for process in (first, second):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize("changes", [{"dist_timeout_s": 15.0, "ckpt": {"interval": 1, "keep_last": 1}}])
+def test_a_rank_that_hangs_while_checkpoints_are_saved_is_named_and_ended(
+    started: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """The thread that saves waits for the other ranks as well. The one that hangs does not hear that it is to end."""
+    os.kill(rank_once_it_trains(started, tmp_path, 1), signal.SIGSTOP)
+    until(lambda: "rank 1 is gone or hangs, for " in (tmp_path / "log").read_text(), 60, "the rank is named")
+    assert started.wait(15 + STOP_S) == 1  # what it takes torch by itself is 30 s
+    until(lambda: not marked(str(tmp_path)), 10, "no process left")

@@ -437,7 +437,7 @@ def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.P
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     asked, over = threading.Event(), threading.Event()
 

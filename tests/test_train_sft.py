@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from primerl.models.tiny import IM_END, TinyConfig, write_model
 from primerl.train import sft
+from primerl.train.config import OptimConfig
 from primerl.train.cross_entropy import forward_backward
 from primerl.train.mixture import Mixture
 from primerl.train.model import load_model
+from primerl.train.optim import Optimizer
 from primerl.train.packing import step_batches
 from primerl.train.validation import Validation
 from safetensors import safe_open
@@ -175,6 +182,7 @@ def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
         ({"data": {"subsets": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}]}}, "2 of them are called 'x'"),
         ({"data": {"subsets": [{"path": "a", "ratio": 1}, {"path": "b"}]}}, "give `ratio` for all of them"),
         ({"data": {"subsets": [{"path": "a", "ratio": 0}]}}, "data.subsets[0].ratio is 0.0"),
+        ({"data": {"subsets": [{"path": "a", "ratio": 1e308}]}}, "data.subsets[0].ratio is 1e+308; it must be at most"),
         ({"data": {"name": "x", "subsets": [{"path": "a"}]}}, "`name` and `split` belong into each subset"),
         ({"val": {"data": {"subsets": [{"path": "a", "ratio": 1}]}}}, "leave `ratio` out"),
         ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval is 0"),
@@ -192,6 +200,60 @@ def test_bad_settings_exit_2(
     assert message in captured.out + captured.err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     assert not (tmp_path / "run" / "weights").exists(), "the same command can be given again"
+
+
+@pytest.mark.parametrize(("epochs", "code"), [(None, 2), (101, 2), (3, 0)])
+def test_a_step_of_the_same_rows_over_and_over_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int | None, code: int
+) -> None:
+    """It would be filled for hours; an end of the epochs ends it as well."""
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    data: dict[str, Any] = {"batch_size": 10**9, "seq_len": 10**9}
+    if epochs is not None:
+        data["epochs"] = epochs
+    assert sft.main(settings(tmp_path, data=data, max_steps=1)) == code
+    refused = re.search(
+        r"data.batch_size is 1,000,000,000, and all rows together have [0-9]+ tokens: a step would hold each of them "
+        "[0-9,]+ times, which is limited to 100; lower data.batch_size",
+        capsys.readouterr().out,
+    )
+    assert (refused is not None) == (code == 2)
+
+
+@pytest.mark.timeout(60)
+def test_epochs_beyond_the_steps_are_not_counted(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    assert sft.main(settings(tmp_path, data={"epochs": 10**9}, max_steps=1)) == 0
+
+
+def test_schedules_longer_than_the_run_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(2, 2)
+    Optimizer(model.named_parameters(), OptimConfig(schedule="wsd", warmup_steps=5, decay_steps=5), 5)
+    assert not caplog.records
+    Optimizer(model.named_parameters(), OptimConfig(schedule="wsd", warmup_steps=6, decay_steps=7), 5)
+    assert "optim.warmup_steps is 6, and the run has 5 steps" in caplog.text
+    assert "optim.decay_steps is 7, and the run has 5 steps" in caplog.text
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_training_goes_on_where_its_output_cannot_be_written(tmp_path: Path, full: bool) -> None:
+    """It is said once. `full`: a full disk, else a reader that has left (`| head`)."""
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    (tmp_path / "sft.toml").write_text(tomli_w.dumps(settings(tmp_path, max_steps=5, ckpt={"interval": 1})))
+    command = [sys.executable, "-m", "primerl", "sft", "@", str(tmp_path / "sft.toml")]
+    if full:
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, output = os.pipe()
+        os.close(reading)
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=200)
+    os.close(output)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    (said,) = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert "standard output cannot be written" in said
+    assert "Logging error" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_too_many_bad_rows_exit_2_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,8 @@ class Computation(Section):
     """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
     context_parallel: PositiveInt = 1
     """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
-    dist_timeout_s: Seconds = 600.0
+    # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.config` has the same bounds.
+    dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
 
     @model_validator(mode="after")

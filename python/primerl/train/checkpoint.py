@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, write_sums
@@ -22,7 +21,7 @@ from primerl.train.meeting import Meeting
 from primerl.train.merging import adapter_state
 from primerl.train.optim import Optimizer
 from primerl.train.shards import MAX_SHARD_BYTES, computing_dtype, gathered, own_tensors, plan, shares
-from primerl.train.step_folders import keep_newest, remove_unfinished, saved_steps
+from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saved_steps
 
 if TYPE_CHECKING:
     from primerl.train.lora import Adapter
@@ -100,7 +99,7 @@ class Checkpoints:
         self._ranks = ranks
         self._beside = beside
         # The thread's messages to other ranks must not mix with those of training.
-        self._group = torch.distributed.new_group(backend="gloo") if ranks.size > 1 else None
+        self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[int] | None = None
 
@@ -209,14 +208,14 @@ class Checkpoints:
         return step
 
     def finish(self) -> int | None:
-        """Wait for what is being saved; returns the step of what was. Raises CheckpointError."""
+        """Wait for what is being saved; returns the step of what was. Raises SavingError."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         saving, self._saving = self._saving, None
         try:
             return None if saving is None else saving.result()
         except (CheckpointException, OSError) as error:
-            raise CheckpointError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
+            raise SavingError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
 
     def saved(self) -> int | None:
         """The same, of a save that has come to its end."""
@@ -291,7 +290,7 @@ def save_checkpoint(
     All ranks have to call it; each writes its share of the weights, the leading one everything else.
 
     Raises:
-        CheckpointError: it cannot be written.
+        OSError, SafetensorError: it cannot be written.
         RankError: another rank could not write its share, or did not in time.
     """
     target = output_dir / "weights" / f"step_{step}"
@@ -308,12 +307,9 @@ def save_checkpoint(
         settle(folder, target)
 
     meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
-    try:
-        with meeting.folder(target) as folder:
-            parts = meeting.each(lambda: _write(folder, files), "write its share of the model")
-            meeting.lead(lambda: complete(folder, parts), "complete the model folder")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"the model cannot be saved to {target}: {error}") from error
+    with meeting.folder(target) as folder:
+        parts = meeting.each(lambda: _write(folder, files), "write its share of the model")
+        meeting.lead(lambda: complete(folder, parts), "complete the model folder")
     return target
 
 

@@ -235,6 +235,9 @@ def check_resume(step: int | None, *, weights_only: bool) -> None:
         raise ConfigError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
 
 
+YEAR_S = 365 * 24 * 3600
+"""Longest that a deadline may be."""
+
 NO_CONTEXT_PARALLEL = (
     "only 1 is supported: torch's context parallelism divides each sequence evenly and attends over all of its row, "
     "while rows here are packed with sequences of any length that may not see each other; raise `ranks` (each has "
@@ -246,7 +249,8 @@ def check_ranks(config: Any) -> None:
     """Of the trainer and of supervised fine-tuning."""
     _at_least(config, "ranks", 1)
     _at_least(config, "dp_replicate", 1)
-    _above_zero(config, "dist_timeout_s")
+    if not 1.0 <= config.dist_timeout_s <= YEAR_S:
+        raise ConfigError(f"dist_timeout_s is {config.dist_timeout_s:g}; it must be from 1 to {YEAR_S} (a year)")
     if config.ranks % config.dp_replicate:
         raise ConfigError(f"dp_replicate is {config.dp_replicate}; it must divide ranks ({config.ranks})")
     if config.context_parallel != 1:

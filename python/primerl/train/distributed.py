@@ -38,6 +38,8 @@ class Ranks:
     """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None where there is one rank."""
     store: Any = None
     """Where the ranks say what they do."""
+    timeout: timedelta | None = None
+    """Time that a rank may be missing where all meet."""
 
     @classmethod
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
@@ -64,7 +66,7 @@ class Ranks:
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         shape, names = ((size,), ("dp_shard",)) if replicas == 1 else ((replicas, size // replicas), HYBRID)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-        return cls(rank, size, device, mesh, torch.distributed.PrefixStore("primerl", store))  # type: ignore[attr-defined]
+        return cls(rank, size, device, mesh, torch.distributed.PrefixStore("primerl", store), timeout)  # type: ignore[attr-defined]
 
     @property
     def leads(self) -> bool:

@@ -52,6 +52,12 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def remove_temporary(path: Path) -> None:
+    """What `write_text` has left beside `path` in processes that were killed. Nobody else may be at it."""
+    for temporary in path.parent.glob(f".{path.name}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Return when a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

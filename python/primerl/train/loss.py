@@ -21,6 +21,7 @@ On-policy distillation: Agarwal et al., arXiv:2306.13649; Lu, "On-Policy Distill
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +34,23 @@ from primerl.train.config import ConfigError, LossConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
 
+log = logging.getLogger(__name__)
+
 COMPONENTS = ("rl", "ce", "ref_kl")
 SAMPLED = ("rl", "ref_kl")
 """Components that need what the engine said of a token."""
 
 
+TAKEN = {
+    *("advantage", "empty_rollouts", "entropy", "errored_rollouts", "is_truncated", "loss", "masked"),
+    *("masked_advantage_negative", "masked_advantage_positive", "mismatch_abs_log_ratio", "mismatch_kl"),
+    *("num_turns", "reward", "seq_len", "staleness"),
+}
+"""Names of metrics, the part before `/all`, that trainer or orchestrator write: none for a loss of one's own."""
+
+
 class LossError(ValueError):
-    """A loss function did not answer with what it should. The message names the function."""
+    """A loss function failed, or did not answer with what it should. The message names the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,7 @@ class Loss:
         self._policy_loss = load_policy_loss(config)
         weights = (config.rl_weight, config.ce_weight, config.ref_kl_weight)
         self._weights = {name: weight for name, weight in zip(COMPONENTS, weights, strict=True) if weight}
+        self._reaches_logprobs = False
 
     def targets(self, micro_batch: MicroBatch) -> Targets:
         """Raises BatchError for a column that is missing, or that gives a weight where there cannot be one."""
@@ -196,21 +208,41 @@ class Loss:
             assert tokens.teacher_logprobs is not None
             ratio = tokens.log_ratio.detach().exp().clamp(max=self.config.ref_kl_max_ratio)
             return ratio * (tokens.logprobs - tokens.teacher_logprobs).square() / 2.0, {}
-        answer = self._policy_loss(tokens)
-        if isinstance(answer, Tensor):
-            answer = PolicyLoss(answer)
-        self._check_answer(answer, tokens)
+        answer = self._ask(tokens)
         measured = {f"metric/{metric}": values.detach().double() for metric, values in answer.metrics.items()}
         if answer.masked is not None:
             measured["is_masked"] = answer.masked
         bonus = self.config.entropy_weight / self.config.rl_weight
-        return (answer.loss - bonus * entropy if bonus else answer.loss), measured
+        own = answer.loss.to(tokens.logprobs.dtype)
+        return (own - bonus * entropy if bonus else own), measured
 
-    def _check_answer(self, answer: PolicyLoss, tokens: Tokens) -> None:
-        where = f"loss.custom ({self.config.custom})" if self.config.custom else f"loss.type ({self.config.type})"
+    def _ask(self, tokens: Tokens) -> PolicyLoss:
+        """What the policy loss says of the tokens. Raises LossError."""
+        if self.config.custom is None:
+            where, answer = f"loss.type ({self.config.type})", self._policy_loss(tokens)
+        else:
+            where = f"loss.custom ({self.config.custom})"
+            try:
+                # Left off by one call, gradients would be off for all that follows.
+                with torch.enable_grad():
+                    answer = self._policy_loss(tokens)
+            except (Exception, SystemExit) as error:
+                log.exception("%s failed", where)
+                raise LossError(f"{where} raised {type(error).__name__}: {error}") from error
+        if isinstance(answer, Tensor):
+            answer = PolicyLoss(answer)
+        self._check_answer(where, answer, tokens)
+        return answer
+
+    def _check_answer(self, where: str, answer: PolicyLoss, tokens: Tokens) -> None:
         shape = tokens.logprobs.shape
         if not isinstance(answer, PolicyLoss):
             raise LossError(f"{where}: the answer is {answer!r}; it must be a tensor or a PolicyLoss")
+        taken = [name for name in answer.metrics if not isinstance(name, str) or name in TAKEN]
+        if taken:
+            raise LossError(
+                f"{where}: the name of a metric is {taken[0]!r}; it must be a str, and none of {sorted(TAKEN)}"
+            )
         columns = {"loss": answer.loss, "masked": answer.masked, **answer.metrics}
         for name, values in columns.items():
             if name == "masked" and values is None:
@@ -218,10 +250,20 @@ class Loss:
             if not isinstance(values, Tensor) or values.shape != shape:
                 found = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
                 raise LossError(f"{where}: {name} is {found}; it must be a tensor of {list(shape)}, one value a token")
+            if values.is_complex() or (name == "loss" and not values.is_floating_point()):
+                raise LossError(f"{where}: {name} is {values.dtype}; it must be of real numbers (torch.float32)")
         if answer.masked is not None and answer.masked.dtype != torch.bool:
             raise LossError(f"{where}: masked is {answer.masked.dtype}; it must be torch.bool")
         if not answer.loss.requires_grad:
             raise LossError(f"{where}: the loss has no gradient; compute it from tokens.logprobs")
+        if not self._reaches_logprobs:
+            summed = answer.loss.sum()
+            if torch.autograd.grad(summed, tokens.logprobs, retain_graph=True, allow_unused=True)[0] is None:
+                raise LossError(
+                    f"{where}: the gradient of the loss does not reach tokens.logprobs, so nothing would be trained; "
+                    "compute it from tokens.logprobs"
+                )
+            self._reaches_logprobs = True
 
 
 def load_policy_loss(config: LossConfig) -> LossFunction:
@@ -235,7 +277,7 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
         sys.path.append(folder)
     try:
         function = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"loss.custom is {config.custom!r}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}")

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 import torch
 
-from primerl.train.files import write_text
+from primerl.train.files import remove_temporary, write_text
+from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +29,19 @@ class MetricsWriter:
     def __init__(self, output_dir: Path, *, after: int = 0) -> None:
         """`after`: the step training goes on from; what the file says of later ones will be written again."""
         output_dir.mkdir(parents=True, exist_ok=True)
-        path = output_dir / "metrics.jsonl"
-        _keep_steps(path, after)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = output_dir / "metrics.jsonl"
+        with saving(self._path):
+            remove_temporary(self._path)
+            _keep_steps(self._path, after)
+            self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Raises SavingError."""
         # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
         values = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
-        self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
-        self._file.flush()
+        with saving(self._path):
+            self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -43,7 +49,9 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        # What could not be written is tried again, and has been told.
+        with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+            self._file.close()
 
 
 def _keep_steps(path: Path, last: int) -> None:
@@ -51,7 +59,8 @@ def _keep_steps(path: Path, last: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # A disk that failed may have left anything, and JSON of a cut character is none.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last:
                 kept.append(line + "\n")
@@ -97,12 +106,36 @@ def log_to_stdout(level: str) -> None:
     say what goes wrong."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Output(sys.stdout)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger = logging.getLogger("primerl")
     logger.handlers = [handler]
     logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
+
+
+class _Output(logging.StreamHandler[TextIO]):
+    """Training goes on where nobody reads what it says, or its disk is full: that is said once, on standard error,
+    where warnings and errors go from then on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        if self.stream is sys.stderr:
+            return
+        output = self.stream
+        # Without setStream, which would write what is left to where it cannot be written.
+        self.stream = sys.stderr
+        self.setLevel(logging.WARNING)
+        # What is buffered would be tried again, also when Python ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        said = f"standard output cannot be written ({error}); training goes on, with metrics.jsonl and without this log"
+        self.handle(logging.LogRecord(record.name, logging.WARNING, "", 0, said, None, None))
+        if record.levelno >= logging.WARNING:
+            self.handle(record)
 
 
 def console_line(step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str]) -> str:

@@ -3,6 +3,7 @@ kept in fp32 where the model computes in less."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from primerl.train.distributed import ALONE, Ranks
 from primerl.train.optimizers import NamedParameter
 from primerl.train.parallel import local, whole
 from primerl.train.schedules import learning_rate
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Optimizer", "Update", "learning_rate"]
 
@@ -63,6 +66,8 @@ class Optimizer:
             self.parameters.append(kept)
             decay = weight_decay(name, parameter, config)
             described.append(NamedParameter(name, kept, decay, is_matrix(name, parameter)))
+        if ranks.leads:
+            _warn_of_long_schedules(config, max_steps)
         _check_patterns(config, [parameter.name for parameter in described])
         self._master: dict[int, Tensor] = {id(weight): copy for weight, copy in self._copies}
         self._optimizers = optimizers.build(described, config)
@@ -186,6 +191,22 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 def _is_vector(name: str, parameter: Tensor) -> bool:
     """A norm or a bias. The biases of a mixture's experts are stacked, and have two dimensions."""
     return parameter.dim() < 2 or name.endswith("bias")
+
+
+def _warn_of_long_schedules(config: OptimConfig, max_steps: int) -> None:
+    """They may be those of a run of which this is a trial."""
+    if config.warmup_steps > max_steps:
+        log.warning(
+            "optim.warmup_steps is %d, and the run has %d steps: it ends before optim.lr is reached",
+            config.warmup_steps,
+            max_steps,
+        )
+    if config.schedule == "wsd" and config.decay_steps is not None and config.decay_steps > max_steps:
+        log.warning(
+            "optim.decay_steps is %d, and the run has %d steps: it begins with a lower learning rate than optim.lr",
+            config.decay_steps,
+            max_steps,
+        )
 
 
 def _check_patterns(config: OptimConfig, names: list[str]) -> None:

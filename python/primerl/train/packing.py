@@ -62,17 +62,33 @@ class StepBatch:
 
 
 def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
-    """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds."""
+    """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds, in
+    O(n log n) for n rows."""
     groups: list[list[Row]] = []
-    room: list[int] = []
+    leaves = 1 << max(0, len(rows) - 1).bit_length()
+    # A binary tree in an array: node n is over 2n and 2n + 1, leaf `leaves + g` is the room that group g has left, any
+    # other node the larger of the two below. A group without rows has all its room, so the first that fits is there.
+    most = [seq_len] * (2 * leaves)
     for row in sorted(rows, key=len, reverse=True):
-        place = next((index for index, left in enumerate(room) if len(row) <= left), None)
-        if place is None:
+        length = len(row)
+        node = 1
+        if length > most[1]:
+            node = leaves + len(groups)  # longer than any group: one of its own
+        while node < leaves:
+            node *= 2
+            if most[node] < length:
+                node += 1
+        if node - leaves == len(groups):
             groups.append([])
-            room.append(seq_len)
-            place = len(groups) - 1
-        groups[place].append(row)
-        room[place] -= len(row)
+        groups[node - leaves].append(row)
+        most[node] -= length
+        while node > 1:
+            node //= 2
+            left, right = most[2 * node], most[2 * node + 1]
+            larger = left if left >= right else right
+            if most[node] == larger:
+                break
+            most[node] = larger
     return groups
 
 

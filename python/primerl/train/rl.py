@@ -42,7 +42,7 @@ from primerl.train.parallel import nothing, packed_logprobs, shard, sum_gradient
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
 from primerl.train.statistics import MOST_STALE, Groups, Statistics, Trained, counted
-from primerl.train.step_folders import keep_newest, set_aside_later
+from primerl.train.step_folders import SavingError, keep_newest, saving, set_aside_later
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.truncation import replaying
 
@@ -84,6 +84,9 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
+    except SavingError as error:
+        log.error("%s. Make room there; the same command goes on from the last checkpoint", error)
+        return 1
     except (
         OrchestratorError,
         BroadcastError,
@@ -375,7 +378,8 @@ class Trainer:
             adapter=self.adapter.facts() if self.adapter else {},
             environments=self.trained.environments,
         )
-        self.checkpoints.save(state, self.model, self.optimizer)
+        with saving(Path(self.config.output_dir) / "checkpoints"):
+            self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
 
     def save_weights(self, step: int) -> None:
@@ -384,7 +388,8 @@ class Trainer:
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
         most = self.config.weights.max_shard_bytes
-        saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
+        with saving(output_dir / "weights"):
+            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         log.info("saved %s", saved)

@@ -22,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
 from primerl.train.sources import DataError, sources
 from primerl.train.start_folder import model_folder, start_folder
-from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
+from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
 from primerl.train.validation import Validation
 
@@ -73,11 +73,14 @@ SHOWN = {
     "perf/throughput": "tokens/s",
 }
 CONSOLE_INTERVAL_S = 1.0
+MOST_EPOCHS_A_STEP = 100
+"""A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
 
 
 def main(values: dict[str, Any]) -> int:
     """Train by the settings in `values` (see `sft_config.SFTConfig`). Returns the exit code:
-    0 trained, 1 diverged, 2 bad settings, model folder, rows or checkpoint, 128 + n stopped by signal n."""
+    0 trained, 1 failed (diverged, another rank is gone, nothing can be saved), 2 bad settings, model folder, rows or
+    checkpoint, 128 + n stopped by signal n."""
     try:
         config = SFTConfig.from_dict(values)
         _check_output(config)
@@ -94,6 +97,9 @@ def main(values: dict[str, Any]) -> int:
     except (ConfigError, ModelError, DataError, CheckpointError) as error:
         log.error("%s", error)
         return 2
+    except SavingError as error:
+        log.error("%s. Make room there; with --ckpt.resume-step -1 the command goes on from the last checkpoint", error)
+        return 1
     except (TrainingDiverged, RankError) as error:
         log.error("%s", error)
         return 1
@@ -127,6 +133,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         loading = beside.submit(_load_model, folder, config.dtype, ranks)
         rows, validation = _load_data(config, folder, rendered_at, ranks)
         model = loading.result()
+    _check_batch_size(config, rows)
     mixture = _mixture(config, rows)
     last = _last_step(config, rows)
     prove(model)
@@ -307,9 +314,11 @@ class Run:
         began = time.monotonic()
         ckpt = self.config.ckpt
         separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
-        saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
+        with saving(self.output_dir / "weights"):
+            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
         if ckpt is not None and not ckpt.weights_only:
-            self.checkpoints.save(self._state(), self.model, self.optimizer)
+            with saving(self.output_dir / "checkpoints"):
+                self.checkpoints.save(self._state(), self.model, self.optimizer)
         elif ckpt is not None and self.ranks.leads:
             keep_newest(self.output_dir / "weights", ckpt.keep_last, ckpt.keep_interval)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
@@ -368,13 +377,24 @@ def _mixture(config: SFTConfig, rows: Rows) -> Mixture:
     return Mixture(rows, ratios, shuffle=config.data.shuffle, seed=config.data_seed)
 
 
+def _check_batch_size(config: SFTConfig, rows: Rows) -> None:
+    """Raises ConfigError."""
+    data = config.data
+    times = data.batch_size / rows.tokens
+    if times > MOST_EPOCHS_A_STEP and (data.epochs is None or data.epochs > MOST_EPOCHS_A_STEP):
+        raise ConfigError(
+            f"data.batch_size is {data.batch_size:,}, and all rows together have {rows.tokens:,} tokens: a step would "
+            f"hold each of them {times:,.0f} times, which is limited to {MOST_EPOCHS_A_STEP}; lower data.batch_size"
+        )
+
+
 def _last_step(config: SFTConfig, rows: Rows) -> int:
     data = config.data
     if data.epochs is None:
         assert config.max_steps is not None
         return config.max_steps
-    counted = sum(1 for _ in steps(_mixture(config, rows), rows, data.batch_size, data.epochs))
-    return counted if config.max_steps is None else min(counted, config.max_steps)
+    of_epochs = steps(_mixture(config, rows), rows, data.batch_size, data.epochs)
+    return sum(1 for _ in islice(of_epochs, config.max_steps))
 
 
 def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

@@ -24,6 +24,9 @@ from primerl.train.config import (
     read,
 )
 
+MOST_RATIO = 1e12
+"""Of a subset: sums of larger ones would lose the smaller, or overflow."""
+
 LongRows = Literal["drop", "truncate", "error"]
 
 
@@ -212,6 +215,11 @@ def _check_rows(rows: DataConfig | ValidationDataConfig, prefix: str) -> None:
     for index, subset in enumerate(rows.subsets):
         if subset.ratio is not None:
             _above_zero(subset, "ratio", f"{prefix}subsets[{index}].")
+            if subset.ratio > MOST_RATIO:
+                raise ConfigError(
+                    f"{prefix}subsets[{index}].ratio is {subset.ratio:g}; it must be at most {MOST_RATIO:g}; what "
+                    "counts is each one's share of their sum"
+                )
     for title, times in Counter(subset.title for subset in rows.subsets).items():
         if times > 1:
             raise ConfigError(f"{prefix}subsets: {times} of them are called {title!r}; set `label` to tell them apart")

@@ -21,7 +21,7 @@ from primerl.startup import importing
 log = logging.getLogger(__name__)
 
 STOP_S = 8
-"""Time that ranks have to end when they are asked to."""
+"""Time that ranks have to end when they are asked to. One that hangs does not hear it, and is killed then."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,6 +40,7 @@ def run(ranks: int, arguments: list[str]) -> int:
         from primerl.train.metrics import log_to_stdout
 
     log_to_stdout("info")
+    end_within(STOP_S)
     # Its own tables of errors repeat what the ranks have said.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -67,6 +68,18 @@ def run(ranks: int, arguments: list[str]) -> int:
         rank, failure = min(error.failures.items(), key=order)
         return ended(rank, failure.exitcode)
     return 0
+
+
+def end_within(seconds: int) -> None:
+    """torch has `shutdown_timeout` for its own end only: where a rank has failed, it gives the others 30 s."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+
+    def close_soon(context: PContext, death_sig: signal.Signals | None = None, timeout: int = seconds) -> None:
+        close(context, death_sig, min(timeout, seconds))
+
+    PContext.close = close_soon  # type: ignore[assignment, method-assign]
 
 
 def ended(rank: int, code: int) -> int:

@@ -5,24 +5,55 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+REPLACED = "replaced_step_"
+"""What was saved of later steps than the one a run went on from."""
+
+
+class SavingError(Exception):
+    """Something cannot be written to the disk. The message names it, and what the system says."""
+
+
+@contextmanager
+def saving(what: Path) -> Iterator[None]:
+    """Errors of writing become a SavingError that names `what`."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise SavingError(f"{what} cannot be written: {error}") from error
+    except RuntimeError as error:
+        # torch.save says so of a full disk.
+        if not any(word in str(error) for word in ("inline_container", "PytorchStreamWriter")):
+            raise
+        raise SavingError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def saved_steps(folder: Path) -> list[int]:
     """Steps of the folders `step_<k>` in `folder`, ascending."""
+    return _steps(folder, "step_")
+
+
+def _steps(folder: Path, prefix: str) -> list[int]:
     paths = folder.iterdir() if folder.is_dir() else []
-    matches = (re.fullmatch(r"step_(\d+)", path.name) for path in paths)
+    matches = (re.fullmatch(rf"{prefix}(\d+)", path.name) for path in paths)
     return sorted(int(match[1]) for match in matches if match)
 
 
 def keep_newest(folder: Path, keep_last: int | None, keep_interval: int | None) -> None:
     """Remove the folders `step_<k>` but the newest `keep_last` (all where None), those at multiples of
-    `keep_interval`, and step 0: what a run began with."""
+    `keep_interval`, and step 0: what a run began with. The same of those that were set aside."""
     if keep_last is None:
         return
-    for step in saved_steps(folder)[:-keep_last]:
-        if step and (keep_interval is None or step % keep_interval):
-            path = folder / f"step_{step}"
+    for prefix in ("step_", REPLACED):
+        for step in _steps(folder, prefix)[:-keep_last]:
+            if not step or (keep_interval is not None and step % keep_interval == 0):
+                continue
+            path = folder / f"{prefix}{step}"
             # Under another name first: one that is half removed is none.
             gone = folder / f".{path.name}.{os.getpid()}.gone"
             path.rename(gone)
@@ -34,7 +65,7 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
     renamed = []
     for later in saved_steps(folder):
         if later > step:
-            path = folder / f"replaced_step_{later}"
+            path = folder / f"{REPLACED}{later}"
             shutil.rmtree(path, ignore_errors=True)
             renamed.append((folder / f"step_{later}").rename(path))
     return renamed
@@ -47,5 +78,8 @@ def set_aside_later(output_dir: Path, step: int) -> list[Path]:
 
 def remove_unfinished(folder: Path) -> None:
     """What a process that was killed was writing or removing there. Nobody else may be at it."""
-    for path in folder.glob(".step_*") if folder.is_dir() else []:
-        shutil.rmtree(path)
+    for path in [*folder.glob(".step_*"), *folder.glob(f".{REPLACED}*")]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

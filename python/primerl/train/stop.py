@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as one exception, so that a stop unwinds through the same clean-up as an error."""
+"""SIGTERM, SIGINT and SIGHUP as one exception, so that a stop unwinds through the same clean-up as an error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class Stopped(BaseException):
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Within the block the first SIGTERM or SIGINT raises `Stopped` in the main thread; later ones do what they do by
-    default, so that a clean-up that hangs can be ended."""
+    """Within the block the first SIGTERM, SIGINT or SIGHUP raises `Stopped` in the main thread; later ones do what they
+    do by default, so that a clean-up that hangs can be ended. A SIGHUP that is ignored (`nohup`) stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
     def stop(number: int, _frame: FrameType | None) -> None:
         for other in numbers:
