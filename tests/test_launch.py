@@ -552,7 +552,7 @@ def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "quantised" in refused({"quantization_config": {"quant_method": "bitsandbytes"}})
-    assert "token ids up to 261, but config.json says vocab_size 200" in refused({"vocab_size": 200})
+    assert "token ids up to 255, but config.json says vocab_size 200" in refused({"vocab_size": 200})
     name = "model.layers.0.self_attn.q_proj.weight"
     assert f"{name} in " in refused({}, {**whole, name: whole[name].to(torch.int8)})
     save_file(whole, tmp_path / "model.safetensors")

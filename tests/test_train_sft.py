@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite_names_its_rows(tmp_path: Path, capsys: pytest
     assert sft.main(settings(tmp_path, model={"path": str(folder)}, data=data)) == 1
     said = capsys.readouterr().out
     assert "step 1: the loss is nan" in said
-    assert "look at rows, line 2; rows, line 5. The batch is in " in said, said
+    assert "look at rows, line 2; rows, line 5; the batch is in " in said, said
     kept = tmp_path / "run" / "diverged" / "step_1_rank_0" / "batch.safetensors"
     assert str(kept) in said
     with safe_open(kept, "pt") as batch:

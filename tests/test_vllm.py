@@ -126,6 +126,9 @@ def test_kv_cache_of_a_cpu(model: Path) -> None:
         ("ssl-keyfile", "without TLS"),
         ("enable-lora", "merged weights"),
         ("api-key", "no key"),
+        # vLLM takes the beginning of a flag for the flag.
+        ("logprobs-mod", "set inference.logprobs_mode"),
+        ("logits-processors", "change what is sampled from"),
         ("--block-size", "without its dashes"),
         ("q", "long option"),
     ],
@@ -133,6 +136,12 @@ def test_kv_cache_of_a_cpu(model: Path) -> None:
 def test_options_that_are_not_free_are_refused(model: Path, name: str, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^inference\.vllm\.{name}: .*{words}"):
         config(model, vllm={name: 1})
+
+
+def test_a_value_that_would_be_another_flag_is_refused() -> None:
+    for value in ("--dtype", ["16", "--dtype", "bfloat16"]):
+        with pytest.raises(ValueError, match="read as another flag"):
+            flags.check({"block-size": value})
 
 
 def test_option_in_both_spellings_is_refused() -> None:
@@ -260,14 +269,27 @@ def test_run_hands_on_what_vllm_needs(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "dtype", "tolerance"),
-    [(CPU, None, 1e-3), (GPU, None, 0.5), (GPU, "float32", 1e-3), (CPU, "bfloat16", 0.5)],
+    ("found", "dtype", "sent", "tolerance"),
+    [
+        (CPU, None, None, 1e-3),
+        (GPU, None, None, 0.5),
+        (GPU, "float32", None, 1e-3),
+        (CPU, "bfloat16", None, 0.5),
+        # The engine's weights are rounded, and the trainer's are not.
+        (CPU, None, "bfloat16", 0.5),
+    ],
 )
 def test_exactness_is_asked_of_what_the_engine_computes_in(
-    model: Path, monkeypatch: pytest.MonkeyPatch, found: Installation, dtype: str | None, tolerance: float
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Installation,
+    dtype: str | None,
+    sent: Any,
+    tolerance: float,
 ) -> None:
     monkeypatch.setattr(resolve, "find", lambda python: found)
     run = run_config(model, dtype=dtype)
+    run.trainer.weights.dtype = sent
     assert resolve.orchestrator(run).config.probe_tolerance == tolerance
 
 

@@ -289,6 +289,10 @@ class Orchestration(Section):
 def check_distinct(environments: Sequence[Environment]) -> None:
     seen: set[str] = set()
     for environment in environments:
+        if environment.label == "all" or environment.label.startswith("staleness_"):
+            raise ValueError(
+                f"an environment is called {environment.label!r}, which is a name of metrics; give it another `name`"
+            )
         if environment.label in seen:
             raise ValueError(
                 f"two environments are called {environment.label!r}; "

@@ -173,7 +173,9 @@ def _probe_tolerance(config: RLConfig) -> float:
     source, exact = config.orchestrator, {"float32"}
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance
-    return EXACT_TOLERANCE if {config.trainer.dtype, engine_dtype(config)} == exact else source.probe_tolerance
+    sent = config.trainer.weights.dtype or config.trainer.dtype
+    computed = {config.trainer.dtype, sent, engine_dtype(config)}
+    return EXACT_TOLERANCE if computed == exact else source.probe_tolerance
 
 
 def sft(config: SFTConfig) -> SFTConfig:

@@ -1,4 +1,4 @@
-"""Before a checkpoint is taken up: it is of this model, and on the disk is what was written."""
+"""Before a checkpoint is taken up: it is of this model, and on the disk is what was there when it was completed."""
 
 from __future__ import annotations
 
@@ -21,31 +21,40 @@ def model_facts(model: Any) -> dict[str, Any]:
     """The model's config, as plain values; nothing of a module that has none."""
     if not hasattr(model, "config"):
         return {}
-    config = json.loads(json.dumps(model.config.to_dict(), default=str))
-    return {name: value for name, value in config.items() if name not in NOT_OF_THE_MODEL}
+    facts: dict[str, Any] = _without(json.loads(json.dumps(model.config.to_dict(), default=str)))
+    return facts
+
+
+def _without(value: Any) -> Any:
+    """Parts of a model have configs of their own."""
+    if isinstance(value, dict):
+        return {name: _without(item) for name, item in value.items() if name not in NOT_OF_THE_MODEL}
+    return [_without(item) for item in value] if isinstance(value, list) else value
 
 
 def other_facts(saved: dict[str, Any], own: dict[str, Any]) -> str | None:
-    """How the model that was saved differs, for people; None where it does not, or where that is not known."""
-    if not saved:
-        return None
-    other = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
-    told = [f"{name} is {own.get(name)}, and there {saved.get(name)}" for name in other[:3]]
+    """How the model that was saved differs, for people; None where it does not, or where that is not known. Keys that
+    one of the two has not are those of another version of transformers."""
+    other = [name for name in sorted(saved.keys() & own.keys()) if saved[name] != own[name]]
+    told = [f"{name} is {own[name]}, and there {saved[name]}" for name in other[:3]]
     return "; ".join(told) or None
 
 
-def write_sums(folder: Path) -> None:
-    """Of all files in it."""
-    sums = {str(path.relative_to(folder)): _sum(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+def sums_of(folder: Path, rank: int) -> dict[str, str]:
+    """Of the files that this rank has written, `__<rank>_*`; of all others too, by the leading rank."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    own = [path for path in files if path.name.startswith(f"__{rank}_") or (rank == 0 and path.name[:2] != "__")]
+    return {str(path.relative_to(folder)): _sum(path) for path in own}
+
+
+def write_sums(folder: Path, sums: dict[str, str]) -> None:
     write_text(folder / SUMS, json.dumps(sums, indent=0) + "\n")
 
 
 def damaged(folder: Path, part: int = 0, parts: int = 1) -> list[str]:
-    """Files that are not what was written, of every `parts`-th file. Older checkpoints have no sums.
+    """Files that are not what was written, of every `parts`-th file.
 
     Raises OSError or ValueError where that cannot be told."""
-    if not (folder / SUMS).is_file():
-        return []
     sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
     return [name for name, expected in list(sums.items())[part::parts] if _sum(folder / name) != expected]
 

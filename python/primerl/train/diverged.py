@@ -22,9 +22,12 @@ def listed(names: Iterable[object], separator: str = ", ") -> str:
     return separator.join(every[:NAMED]) + rest
 
 
-def keep_batch(output_dir: Path, step: int, rank: int, file: str, content: bytes | bytearray) -> Path:
-    """For whoever looks for the reason; each rank keeps what it trained. Returns where."""
+def keep_batch(output_dir: Path, step: int, rank: int, file: str, content: bytes | bytearray) -> str:
+    """For whoever looks for the reason; each rank keeps what it trained. Says where, or why it cannot be kept."""
     folder = output_dir / "diverged" / f"step_{step}_rank_{rank}"
-    with whole_folder(folder, replace=True) as new:
-        (new / file).write_bytes(content)
-    return folder / file
+    try:
+        with whole_folder(folder, replace=True) as new:
+            (new / file).write_bytes(content)
+    except OSError as error:
+        return f"the batch could not be kept: {error}"
+    return f"the batch is in {folder / file}"

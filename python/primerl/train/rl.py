@@ -227,9 +227,7 @@ class Trainer:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:
                 kept = keep_batch(Path(self.config.output_dir), step, self.ranks.rank, "batch.msgpack", self.body)
-                raise TrainingDiverged(
-                    f"{error}; the batch is in {kept} (primerl.train.data.decode_batch reads it)"
-                ) from None
+                raise TrainingDiverged(f"{error}; {kept} (primerl.train.data.decode_batch reads it)") from None
             self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
             if writer is not None:

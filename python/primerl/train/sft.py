@@ -195,7 +195,7 @@ class Run:
             self.mixture.go_to(state.data["position"])
         except (ValueError, KeyError) as error:
             raise CheckpointError(f"{where} is of other data: {error}") from error
-        set_random_state(state.rng)
+        set_random_state(state.rng, self.ranks)
         self.step, self.position = state.step, state.data["position"]
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
@@ -280,7 +280,7 @@ class Run:
         else:
             return update
         kept = keep_batch(self.output_dir, step, self.ranks.rank, "batch.safetensors", batch.saved(self.rows))
-        raise TrainingDiverged(f"step {step}: {what}. The batch is in {kept}")
+        raise TrainingDiverged(f"step {step}: {what}; {kept}")
 
     def _suspects(self, batch: StepBatch) -> str:
         """Names of the rows whose own loss is not finite, of all ranks. Nothing was updated."""
@@ -330,7 +330,7 @@ class Run:
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),
             optimizer=self.config.optim.type,
-            rng=random_state(),
+            rng=random_state(self.ranks),
             data={**self.data, **place},
             adapter=self.adapter.facts() if self.adapter else {},
         )

@@ -48,6 +48,7 @@ TIMEOUT_S = 60.0
 PROOF_S = 10.0
 """For whoever connects to show that it knows the secret."""
 CLOSING_S = 5.0
+ACCEPT_AGAIN_S = 0.5
 ENDING_S = 20.0
 """For what is being sent when the next version is copied."""
 
@@ -96,6 +97,7 @@ class Sender:
         self._device = device
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
+        self._closed = threading.Event()
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
         self._coming: dict[tuple[str, int], dict[int, Wire]] = {}
@@ -128,6 +130,7 @@ class Sender:
             self._offer = None
             wires = [wire for coming in self._coming.values() for wire in coming.values()]
             groups = list(self._groups.values())
+        self._closed.set()
         # A thread that waits in `accept` does not see that the socket was closed.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
@@ -147,8 +150,13 @@ class Sender:
         while True:
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                # Of one connection, or of too many open files.
+                log.warning("no receiver of weights was accepted: %s", error)
+                self._closed.wait(ACCEPT_AGAIN_S)
+                continue
             threading.Thread(target=self._meet, args=(Wire(connection),), name="weights-sender", daemon=True).start()
 
     def _meet(self, wire: Wire) -> None:
@@ -279,6 +287,8 @@ def make_secret(folder: Path) -> None:
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
+        file.flush()
+        os.fsync(file.fileno())
     try:
         os.link(new, folder / SECRET_FILE)
     except FileExistsError:

@@ -184,9 +184,9 @@ class WeightsPublisher:
         if held is not None and _weights_of(held) == _weights_of(contents):
             if held != contents:
                 write_text(target / "manifest.json", json.dumps(contents) + "\n")
-            return
-        (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
-        settle(folder, target)
+        else:
+            (folder / "manifest.json").write_text(json.dumps(contents) + "\n", encoding="utf-8")
+            settle(folder, target)
         write_text(self.folder / "LATEST", target.name)
         if not self._keep_all:
             self._remove_before(version - self._keep_last + 1)

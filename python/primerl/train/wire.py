@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 SECRET_FILE = ".secret"
+SECRET_BYTES = 64
 """In `broadcasts`: hex digits that senders and receivers know."""
 MOST_BYTES = 1 << 26
 """Of a message."""
@@ -127,9 +128,13 @@ def _proof(secret: bytes, what: bytes) -> bytes:
 def read_secret(folder: Path) -> bytes:
     """Of the run whose `broadcasts` is `folder`. Raises SecretError."""
     try:
-        return (folder / SECRET_FILE).read_bytes()
+        secret = (folder / SECRET_FILE).read_bytes()
     except OSError as error:
         raise SecretError(f"no secret to show: {error}") from error
+    if len(secret) < SECRET_BYTES:
+        # As a machine that lost its power may leave it; whoever has nothing would know it.
+        raise SecretError(f"{folder / SECRET_FILE} has {len(secret)} bytes; delete it, and start the trainer again")
+    return secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,27 @@ async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_whose_engines_all_fail_the_probe_ends_by_name() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let first = Engine::start(MockConfig::default()).await;
+    join(&orchestrator, &first).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    orchestrator.until("it is proved", all_proved).await;
+    let faults = Faults {
+        wrong_weights: true,
+        ..Faults::default()
+    };
+    let wrong = Engine::start(MockConfig { faults, ..slow() }).await;
+    join(&orchestrator, &wrong).await;
+    first.stop().await;
+    let error = orchestrator.end().await.expect_err("the run fails");
+    assert!(matches!(*error, RunError::NoEngine { .. }), "{error}");
+    assert!(error.to_string().contains("failed its probe"), "{error}");
+    wrong.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_are_not_whole_are_refused() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;

@@ -42,6 +42,7 @@ OWNED = {
     "uds": "the orchestrator reaches engines by TCP; leave it out",
     "grpc": "the orchestrator reaches engines by HTTP; leave it out",
     "tokens-only": _SURFACE,
+    "logits-processors": "they change what is sampled from, and log-probabilities would be of something else",
     "config": "a file of flags may hold some that are primerl's; write them into [inference.vllm]",
     "api-server-count": _ONE,
     "headless": _ONE,
@@ -61,8 +62,9 @@ def check(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         flag = name.replace("_", "-")
         plain = flag.removeprefix("no-")
-        reason = OWNED.get(plain) or next(
-            (why for start, why in OWNED_PREFIXES.items() if plain.startswith(start)), None
+        # vLLM takes any beginning of a flag that only one has.
+        reason = next((why for name_, why in OWNED.items() if name_.startswith(plain)), None) or next(
+            (why for start, why in OWNED_PREFIXES.items() if plain.startswith(start) or start.startswith(plain)), None
         )
         if reason is not None:
             raise ValueError(f"inference.vllm.{name}: {reason}")
@@ -72,6 +74,9 @@ def check(options: Mapping[str, Any]) -> None:
             )
         if value is None or (isinstance(value, float) and value != value):
             raise ValueError(f"inference.vllm.{name}: give it a value")
+        words = value if isinstance(value, list) else [value]
+        if any(isinstance(word, str) and word.startswith("-") for word in words):
+            raise ValueError(f"inference.vllm.{name}: a value that begins with a dash would be read as another flag")
         if flag in seen:
             raise ValueError(f"inference.vllm.{name}: is set twice, as {seen[flag]} too")
         seen[flag] = name

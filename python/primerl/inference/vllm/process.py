@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("primerl.inference")
 
-STOP_S = 8.0
+STOP_S = 7.0
 """vLLM has this long to end by itself; the launcher, which kills after ten seconds, should not have to."""
-ABORT_S = 3.0
+ABORT_S = 2.0
 HEALTH_EVERY_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 ILL_S = 60.0

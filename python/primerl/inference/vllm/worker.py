@@ -117,7 +117,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
             log.warning("%s of %s is read from its file: %s", file, manifest.parent.name, error)
             return None
         self.received += len(tensors)
-        return tensors
+        # Where there is room for a second model, until all of it has been checked.
+        return {name: tensor.cpu() for name, tensor in tensors.items()}
 
     def _load(self, checkpoint: Checkpoint) -> None:
         with torch.device(self.device):

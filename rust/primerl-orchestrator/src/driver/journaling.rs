@@ -68,7 +68,10 @@ impl Driver {
 
     pub(super) fn withholds_what_goes_before(&self, effect: &Effect) -> bool {
         let mut durable = self.durable.iter();
-        durable.any(|(_, what)| matches!(what, Durable::Effect(other, _) if effect.follows(other)))
+        // Alone of those that are not durable, it follows another.
+        matches!(effect, Effect::Batch { .. })
+            && durable
+                .any(|(_, what)| matches!(what, Durable::Effect(other, _) if effect.follows(other)))
     }
 
     pub(super) fn note_wait(&mut self) {

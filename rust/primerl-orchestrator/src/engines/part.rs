@@ -102,7 +102,7 @@ pub(super) struct Follow<'a> {
     /// Tokens of the parts before.
     before: usize,
     seen: usize,
-    /// Tokens of this part that came before the weights may have changed.
+    /// Tokens of this part that came before the weights may have changed, of weights whose probe was passed.
     certain: usize,
     /// A stop sequence ends this part after so many tokens.
     ended: Option<usize>,
@@ -152,8 +152,9 @@ impl<'a> Follow<'a> {
 impl Progress for Follow<'_> {
     fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize> {
         self.seen += ids.len();
-        // They were sampled before they came, so before this look.
-        if self.engine.weights.load(Ordering::SeqCst) == self.weights {
+        // They were sampled before they came, so before this look; a probe that is passed vouches for those before it.
+        let (weights, probed) = (&self.engine.weights, &self.engine.probed_weights);
+        if [weights, probed].map(|count| count.load(Ordering::SeqCst)) == [self.weights; 2] {
             self.certain = self.seen;
         }
         let end = self.progress.tokens(ids, logprobs)?;
@@ -221,6 +222,19 @@ mod tests {
     }
 
     #[test]
+    fn what_weights_without_a_passed_probe_have_sampled_is_not_kept() {
+        let (engine, mut shown) = (engine(), Shown::default());
+        engine.weights_change();
+        let mut follow = Follow::new(&mut shown, &engine, 1, 0);
+        follow.tokens(&[1, 2], &[]);
+        let part = |follow: &Follow| follow.part(choice(&[1, 2, 3]), PolicyVersion(4), &BOUNDS);
+        assert!(part(&follow).is_none_or(|part| part.token_ids.is_empty()));
+        engine.probe_passed();
+        follow.tokens(&[3], &[]);
+        assert_eq!(part(&follow).expect("is certain").token_ids, [1, 2, 3]);
+    }
+
+    #[test]
     fn only_what_came_before_the_weights_may_have_changed_is_kept() {
         let (engine, mut shown) = (engine(), Shown::default());
         let mut follow = Follow::new(&mut shown, &engine, 0, 0);
@@ -236,7 +250,8 @@ mod tests {
         let run = part.versions[0];
         assert_eq!((run.version, run.n_tokens), (PolicyVersion(4), 2));
         assert!(!follow.go_on(&part.token_ids), "the third was shown");
-        // Of a place that was taken after the change nothing is uncertain.
+        // Of a place that was taken after the change nothing is uncertain, once it is known to be right.
+        engine.probe_passed();
         let mut follow = Follow::new(&mut shown, &engine, 1, 3);
         follow.tokens(&[4], &[]);
         let part = follow.part(choice(&[4]), PolicyVersion(5), &BOUNDS);

@@ -187,7 +187,7 @@ impl Engines {
                 running: state.load.running,
                 limit: (state.limit < u32::MAX).then_some(state.limit),
                 idle_share: state.load.idle_share(now),
-                doing: state.doing.clone(),
+                doing: state.describe(),
                 down_for: state.down_since.map(|since| now - since),
                 was_proved: state.was_known || state.load.counted_since.is_some(),
                 unfit: state.unfit.clone(),

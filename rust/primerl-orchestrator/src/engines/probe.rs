@@ -4,9 +4,10 @@
 //! ```text
 //! manifest.json: "probe": {"token_ids": [N], "logprobs": [N]}     of each token after those before it, nats; the first 0
 //! engine:        prompt_logprobs of the same tokens               right after the update
-//! accepted:      mean |difference| <= timeouts and settings of the run (`probe_tolerance`)
+//! accepted:      mean |difference| <= `probe_tolerance`
 //! ```
-//! Answers with tokens of the new weights are held back until then ([`super::slot::Slot::accept`]).
+//! Answers with tokens of the new weights are held back until then (`Engines::unless_probe_fails`, `Follow`). In half
+//! precision that finds weights that are broken or of another model; those of the version before are as near as rounding.
 
 use super::client::{EngineClient, EngineError};
 use super::pool::EnginesConfig;
@@ -99,7 +100,8 @@ pub(super) async fn check(
             "generate",
             "/inference/v1/generate",
             body.to_string().into(),
-            config.update_timeout,
+            // It stands behind the requests that the engine has.
+            config.update_timeout.max(config.request_timeout),
         )
         .await?;
     let found =

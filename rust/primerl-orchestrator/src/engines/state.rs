@@ -18,6 +18,8 @@ pub(super) struct Engine {
     /// Changes whenever its weights may, whatever they are called: before it is told to load others, and when it is lost.
     /// Written under the lock of `state`.
     pub weights: AtomicU64,
+    /// `weights` whose probe was passed last.
+    pub probed_weights: AtomicU64,
     pub updates: mpsc::UnboundedSender<Update>,
     /// Something went wrong with a request: check health now.
     pub suspect: Notify,
@@ -48,6 +50,7 @@ impl Engine {
                 down_since: Some(Instant::now()),
                 was_known: false,
                 was_lost: false,
+                lost_because: String::new(),
                 is_processed: false,
                 unfit: None,
                 lost: CancellationToken::new(),
@@ -55,6 +58,7 @@ impl Engine {
                 limit: u32::MAX,
             }),
             weights: AtomicU64::new(0),
+            probed_weights: AtomicU64::new(0),
             updates,
             suspect: Notify::new(),
             rejoined: Notify::new(),
@@ -66,6 +70,12 @@ impl Engine {
     pub fn suspect(&self) {
         self.state.lock().suspected = true;
         self.suspect.notify_one();
+    }
+
+    /// It computes with the weights it has now. The caller holds `state`.
+    pub fn probe_passed(&self) {
+        let weights = self.weights.load(Ordering::SeqCst);
+        self.probed_weights.store(weights, Ordering::SeqCst);
     }
 
     /// From now on, what it samples is not known to come from the weights it proved last. The caller holds `state`.
@@ -96,6 +106,8 @@ pub(super) struct EngineState {
     pub was_known: bool,
     /// It has been lost at least once.
     pub was_lost: bool,
+    /// Why it was lost last.
+    pub lost_because: String,
     /// Its log-probabilities were shown to be those of the distribution it samples from.
     pub is_processed: bool,
     /// What it lacks that the run's config asks of it.
@@ -140,6 +152,17 @@ impl Load {
 }
 
 impl EngineState {
+    /// For people: of one that cannot be used also why not, while it is tried again.
+    pub fn describe(&self) -> String {
+        let (doing, reason) = (&self.doing, &self.lost_because);
+        match self.down_since {
+            Some(_) if !reason.is_empty() && !doing.contains(reason) => {
+                format!("{doing}; it was lost before: {reason}")
+            }
+            _ => doing.clone(),
+        }
+    }
+
     /// The version it may be given requests for.
     pub fn usable(&self) -> Option<PolicyVersion> {
         self.proved

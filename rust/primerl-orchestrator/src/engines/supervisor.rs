@@ -154,12 +154,16 @@ async fn serve(
                     updated = proved => updated,
                     // Loading may take minutes, but not an engine's answer that it is well.
                     reason = ill(engine) => {
-                        let reason = format!("while it loaded version {}: {reason}", update.version);
+                        let reason = format!("while it was brought to version {}: {reason}", update.version);
                         return lose(pool, engine, reason);
                     }
                 };
                 if let Err(error) = updated {
-                    let reason = format!("version {} was not proved: {error}", update.version);
+                    let failed = match error {
+                        UpdateError::Probe(_) => "failed its probe",
+                        _ => "was not proved",
+                    };
+                    let reason = format!("version {} {failed}: {error}", update.version);
                     return lose(pool, engine, reason);
                 }
             }
@@ -256,22 +260,30 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
     }
 }
 
-fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
+/// Its requests go elsewhere at once, and it gets no others.
+fn cut_off(engine: &Engine) {
     let mut state = engine.state.lock();
     engine.weights_change();
     state.proved = None;
     state.probed = None;
+    let lost = std::mem::take(&mut state.lost);
+    drop(state);
+    lost.cancel();
+}
+
+fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
+    cut_off(engine);
+    let mut state = engine.state.lock();
     state.told = None;
     state.updating = false;
     state.suspected = false;
     state.healthy = false;
     state.doing = format!("lost: {reason}");
+    state.lost_because.clone_from(&reason);
     state.was_lost = true;
     state.is_processed = false;
     state.down_since.get_or_insert_with(Instant::now);
-    let lost = std::mem::take(&mut state.lost);
     drop(state);
-    lost.cancel();
     pool.changed.send_modify(|count| *count += 1);
     reason
 }
@@ -293,9 +305,15 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         let mut state = engine.state.lock();
         // Before the engine hears of it.
         engine.weights_change();
+        // The version may be one that it had, of other weights.
+        state.probed = state.probed.filter(|probed| *probed < update.version);
         state.doing = format!("loading version {}", update.version);
     }
     let loaded = tokio::time::timeout(limit, load_and_prove(engine, update)).await;
+    if !matches!(loaded, Ok(Ok(()))) {
+        // Nobody knows what it would go on with.
+        cut_off(engine);
+    }
     // Also after a failure: a frozen engine would hold its requests forever.
     let resumed = resume(engine).await;
     match loaded {
@@ -310,9 +328,7 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         state.updating = false;
         state.suspected = false;
         state.proved = Some(update.version);
-        state.down_since = None;
-        state.doing = format!("serving version {}", update.version);
-        state.load.counted_since.get_or_insert_with(Instant::now);
+        state.doing = format!("comparing version {} with the trainer", update.version);
     }
     pool.changed.send_modify(|count| *count += 1);
     tracing::info!(
@@ -344,7 +360,14 @@ async fn run_probe(
     if let Some(probe) = probe {
         probe::check(&engine.client, &pool.config, version, &probe).await?;
     }
-    engine.state.lock().probed = Some(version);
+    {
+        let mut state = engine.state.lock();
+        state.probed = Some(version);
+        engine.probe_passed();
+        state.down_since = None;
+        state.doing = format!("serving version {version}");
+        state.load.counted_since.get_or_insert_with(Instant::now);
+    }
     pool.changed.send_modify(|count| *count += 1);
     Ok(())
 }

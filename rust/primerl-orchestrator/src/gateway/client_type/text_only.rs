@@ -174,8 +174,10 @@ async fn ask(
             Err(error) => error,
         };
         let now = Instant::now();
-        if !rollout.is_taught() || !error.is_outage() {
+        if !error.is_outage() {
             pending.answered(now);
+        }
+        if !rollout.is_taught() || !error.is_outage() {
             return Err(failed(app, rollout, endpoint, &error));
         }
         let teacher = format!("the teacher ({} at {})", endpoint.model(), endpoint.url());
