@@ -32,6 +32,7 @@ class Sample:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     extra: dict[str, list[float]] = field(default_factory=dict)
+    environment: int = 0
 
     def prompt(self, token_ids: list[int]) -> None:
         for token in token_ids:

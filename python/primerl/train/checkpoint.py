@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, sums_of, write_sums
+from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import settle, sync
 from primerl.train.meeting import Meeting
@@ -59,7 +59,7 @@ class TrainerState:
     optimizer: str = ""
     """Its type."""
     rng: dict[str, Any] = field(default_factory=dict)
-    """States of torch's generators, by rank."""
+    """States of torch's generators, of the leading rank."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
     adapter: dict[str, Any] = field(default_factory=dict)
@@ -201,22 +201,13 @@ class Checkpoints:
 
     def _complete(self, writing: Future[Any], folder: Path, target: Path, step: int) -> int:
         writing.result()
-        sums = self._gathered(sums_of(folder, self._ranks.rank))
         if self._ranks.leads:
-            write_sums(folder, sums)
+            write_sums(folder)
             settle(folder, target)
             for kept in (self._folder, self._beside):
                 if kept is not None:
                     keep_newest(kept, self._keep_last, self._keep_interval)
         return step
-
-    def _gathered(self, own: dict[str, str]) -> dict[str, str]:
-        """Of all ranks, by their threads."""
-        if self._group is None:
-            return own
-        found: list[dict[str, str]] = [{} for _ in range(self._ranks.size)]
-        torch.distributed.all_gather_object(found, own, group=self._group)
-        return {name: value for part in found for name, value in part.items()}
 
     def finish(self) -> int | None:
         """Wait for what is being saved; returns the step of what was. Raises SavingError."""
@@ -273,19 +264,14 @@ def _shape(size: Any) -> str:
     return "missing" if size is None else "x".join(map(str, size)) or "a number"
 
 
-def random_state(ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Of torch's generators, of all ranks. All of them have to call it."""
-    own = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None}
-    return {"ranks": ranks.gathered(own)}
+def random_state() -> dict[str, Any]:
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
 
 
-def set_random_state(state: dict[str, Any], ranks: Ranks = ALONE) -> None:
-    """Of another number of ranks each takes that of the leading one."""
-    saved = state["ranks"]
-    own = saved[ranks.rank if len(saved) == ranks.size else 0]
-    torch.set_rng_state(own["cpu"])
-    if own["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(own["cuda"])
+def set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def save_checkpoint(

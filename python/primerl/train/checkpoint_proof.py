@@ -40,14 +40,9 @@ def other_facts(saved: dict[str, Any], own: dict[str, Any]) -> str | None:
     return "; ".join(told) or None
 
 
-def sums_of(folder: Path, rank: int) -> dict[str, str]:
-    """Of the files that this rank has written, `__<rank>_*`; of all others too, by the leading rank."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    own = [path for path in files if path.name.startswith(f"__{rank}_") or (rank == 0 and path.name[:2] != "__")]
-    return {str(path.relative_to(folder)): _sum(path) for path in own}
-
-
-def write_sums(folder: Path, sums: dict[str, str]) -> None:
+def write_sums(folder: Path) -> None:
+    """Of all files in it."""
+    sums = {str(path.relative_to(folder)): _sum(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     write_text(folder / SUMS, json.dumps(sums, indent=0) + "\n")
 
 

@@ -195,7 +195,7 @@ class Run:
             self.mixture.go_to(state.data["position"])
         except (ValueError, KeyError) as error:
             raise CheckpointError(f"{where} is of other data: {error}") from error
-        set_random_state(state.rng, self.ranks)
+        set_random_state(state.rng)
         self.step, self.position = state.step, state.data["position"]
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
@@ -330,7 +330,7 @@ class Run:
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),
             optimizer=self.config.optim.type,
-            rng=random_state(self.ranks),
+            rng=random_state(),
             data={**self.data, **place},
             adapter=self.adapter.facts() if self.adapter else {},
         )
