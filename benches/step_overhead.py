@@ -78,6 +78,8 @@ def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time
         "orchestrator_url": ours.recv(),
         "max_steps": steps,
         "threads": 1,
+        # As `primerl rl` sets it for the embedded engine.
+        "weights": {"probe": False},
         "model": {"path": str(folder / "model")},
         "log": {"level": "warning"},
     }
