@@ -3,9 +3,10 @@
     python benches/batch_wait.py [--steps 25]          # about a minute
 
 A short run of a tiny model with random weights leaves its batches in the spool. Then its orchestrator starts again,
-and a trainer without a checkpoint trains the same batches: each of them is ready when it is asked for. The wait is
-`time/wait_for_batch` of that trainer: request, answer, and tensors made of it. Goal: 2 ms, of the median step, the
-first ones left out; the least is what is left where nothing else wants the processor. Exits 1 when it is missed.
+and a trainer without a checkpoint trains the same batches: each of them is ready when it is asked for, which a thread
+does while the step before is trained. The wait is `time/wait_for_batch` of that trainer: what is left of request,
+answer and tensors made of it when that step has ended. Goal: 2 ms, of the median step, the first ones left out. Exits 1
+when it is missed.
 """
 
 from __future__ import annotations

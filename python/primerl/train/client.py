@@ -94,6 +94,16 @@ class OrchestratorClient:
             if time.monotonic() > deadline:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
 
+    def batch_ahead(self, step: int, rank: int) -> bytes | bytearray | None:
+        """The batch of `step`, should it be there: None where it is not, whatever the reason. Does not wait, and is not
+        repeated."""
+        try:
+            status, body = self._post("/trainer/batch", {"step": step, "rank": rank, "ahead": True}, repeat_for_s=0.0)
+        except OrchestratorError as error:
+            log.debug("batch %d ahead of its step: %s", step, error)
+            return None
+        return body if status == 200 else None
+
     def weights(self, version: int, manifest: str) -> None:
         """Tell that policy `version` is published. Raises OrchestratorError; NoMoreBatches where the run is over."""
         path = "/trainer/weights"

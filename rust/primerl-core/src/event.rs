@@ -101,6 +101,13 @@ pub enum Event {
         step: Step,
         rank: u32,
     },
+    /// A data rank that trains the step before asks for its part of `step`, should it be there: it is answered at once,
+    /// and does not wait.
+    NextBatchRequested {
+        request: RequestId,
+        step: Step,
+        rank: u32,
+    },
     /// The trainer published weights; the shell has checked the manifest.
     WeightsPublished {
         version: PolicyVersion,

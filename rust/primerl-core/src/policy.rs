@@ -37,6 +37,9 @@ pub struct Engine {
     pub url: String,
     pub proved: Option<PolicyVersion>,
     pub updating: Option<PolicyVersion>,
+    /// What it was told to load was published again since, with other weights: its proof does not count.
+    #[serde(default)]
+    pub loads_replaced: bool,
     pub lost: Option<String>,
 }
 
@@ -44,6 +47,7 @@ impl Engine {
     fn lose(&mut self, reason: String) {
         self.proved = None;
         self.updating = None;
+        self.loads_replaced = false;
         self.lost = Some(reason);
     }
 }
@@ -160,7 +164,7 @@ impl Ledger {
 
     /// Of a version that is not refused. Repeating one changes nothing. A trainer that went back to a checkpoint comes
     /// by versions again; where it computed other weights than before, these replace the first ones: engines that
-    /// serve them have to load anew. Returns whether that happened.
+    /// serve or load them have to load anew. Returns whether that happened.
     pub fn publish(&mut self, version: PolicyVersion, published: Published) -> bool {
         self.last_published = Some(version);
         self.digests.insert(version, published.digest.clone());
@@ -175,9 +179,10 @@ impl Ledger {
         let differs = known.digest != published.digest;
         *known = published;
         if differs {
-            let serving = |engine: &&mut Engine| engine.proved == Some(version);
-            for engine in self.engines.values_mut().filter(serving) {
-                engine.proved = None;
+            for engine in self.engines.values_mut() {
+                engine.proved = engine.proved.filter(|proved| *proved != version);
+                // It is told again once it has ended this: one update at a time.
+                engine.loads_replaced |= engine.updating == Some(version);
             }
         }
         differs
@@ -205,7 +210,8 @@ impl Ledger {
         }
     }
 
-    /// Returns whether the proof is accepted: of an engine that joined, for a version that was published.
+    /// Returns whether the proof is accepted: of an engine that joined, for a version that was published. One of weights
+    /// that were replaced meanwhile only ends the update: the engine is told to load the others.
     pub fn prove(&mut self, engine: EngineId, version: PolicyVersion) -> bool {
         let known = self
             .newest_published
@@ -213,9 +219,14 @@ impl Ledger {
         let Some(engine) = self.engines.get_mut(&engine).filter(|_| known) else {
             return false;
         };
-        engine.proved = Some(version);
-        engine.updating = None;
+        let is_replaced = std::mem::take(&mut engine.loads_replaced);
+        let updated = engine.updating.take();
         engine.lost = None;
+        if is_replaced && updated == Some(version) {
+            engine.proved = None;
+            return true;
+        }
+        engine.proved = Some(version);
         self.newest_proved = self.newest_proved.max(Some(version));
         true
     }

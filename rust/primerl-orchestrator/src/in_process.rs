@@ -118,7 +118,7 @@ impl InProcess {
         let app = Arc::clone(&self.app);
         self.spawn(async move {
             loop {
-                match endpoints::next_batch(&app, Step(step), rank).await {
+                match endpoints::wait_for_batch(&app, Step(step), rank).await {
                     Ok(BatchReply::Batch(bytes)) => return Ok(Some(bytes)),
                     Ok(BatchReply::NoMore) => return Ok(None),
                     Ok(BatchReply::NotReady { waiting_for }) => {

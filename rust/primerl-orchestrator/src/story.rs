@@ -2,6 +2,7 @@
 
 use crate::app::App;
 use crate::config::{ClientType, Config, Sampling};
+use crate::engines::seats;
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
@@ -58,7 +59,10 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
     for environment in &config.eval.env {
         if let Some(client) = &environment.client {
             let name = format!("client of evaluation environment {}", environment.name());
-            identity.insert(name, format!("{} at {}", client.model, client.base_url));
+            identity.insert(
+                name,
+                format!("{} at {}", client.model, client.base_urls.join(", ")),
+            );
         }
     }
     for name in [
@@ -203,9 +207,9 @@ pub(crate) fn restore(app: &App, core: &Core) {
         core.next_worker(),
     );
     *app.examples.lock() = core.known_examples().collect();
-    for (engine, url) in core.known_engines() {
-        if let Err(problem) = app.engines.restore(engine, url) {
-            tracing::error!(%engine, url, problem, "cannot use this engine");
+    for seat in seats::read(&app.config.output_dir, core.known_engines()) {
+        if let Err(problem) = app.engines.restore(&seat) {
+            tracing::error!(engine = %seat.engine, url = seat.url, problem, "cannot use this engine");
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;
 use crate::policy::Published;
+use crate::time::Time;
 
 impl Core {
     pub(super) fn take_in(&mut self, event: Event) {
@@ -50,6 +51,11 @@ impl Core {
                 step,
                 rank,
             } => self.batch_requested(request, step, rank),
+            Event::NextBatchRequested {
+                request,
+                step,
+                rank,
+            } => self.next_batch_requested(request, step, rank),
             Event::WeightsPublished {
                 version,
                 manifest,
@@ -112,9 +118,31 @@ impl Core {
     }
 
     fn batch_requested(&mut self, request: RequestId, step: Step, rank: u32) {
+        let deadline = self.now + self.config.timeouts.long_poll;
+        if self.takes_batch_request(request, step, rank, deadline) {
+            self.deadlines.set(deadline, Due::Batch(request));
+            self.trainer.waiting_since.get_or_insert(self.now);
+        }
+    }
+
+    fn next_batch_requested(&mut self, request: RequestId, step: Step, rank: u32) {
+        if self.takes_batch_request(request, step, rank, self.now) {
+            self.batch_poll_ended(request);
+        }
+    }
+
+    /// Whether the rank may have that batch; answers the request if not.
+    fn takes_batch_request(
+        &mut self,
+        request: RequestId,
+        step: Step,
+        rank: u32,
+        deadline: Time,
+    ) -> bool {
         self.trainer.last_seen = Some(self.now);
         if self.finished.is_some() || step.0 > self.config.max_steps {
-            return self.effects.push(Effect::NoMoreBatches { request });
+            self.effects.push(Effect::NoMoreBatches { request });
+            return false;
         }
         let refusal = if rank >= self.config.data_ranks {
             Some(format!(
@@ -132,19 +160,16 @@ impl Core {
             self.warn(format!(
                 "data rank {rank} asked for the batch of step {step}, which it cannot have: {why}"
             ));
-            return self.effects.push(Effect::NoMoreBatches { request });
+            self.effects.push(Effect::NoMoreBatches { request });
+            return false;
         }
-        let deadline = self.now + self.config.timeouts.long_poll;
-        self.deadlines.set(deadline, Due::Batch(request));
-        self.batches.requests.insert(
-            request,
-            BatchRequest {
-                step,
-                rank,
-                deadline,
-            },
-        );
-        self.trainer.waiting_since.get_or_insert(self.now);
+        let asked = BatchRequest {
+            step,
+            rank,
+            deadline,
+        };
+        self.batches.requests.insert(request, asked);
+        true
     }
 
     fn weights_published(&mut self, version: PolicyVersion, published: Published) {

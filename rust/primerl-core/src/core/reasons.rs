@@ -212,12 +212,10 @@ impl Core {
         let Some(published) = self.ledger.newest_published() else {
             return Some(Key::Weights(PolicyVersion(0)));
         };
-        if let Some(fetched) = self
-            .batches
-            .newest_fetched()
-            .filter(|fetched| fetched.0 > published.0)
-        {
-            return Some(Key::Weights(PolicyVersion(fetched.0)));
+        // It may hold the batch after the one it trains.
+        let fetched = self.batches.newest_fetched();
+        if fetched.is_some_and(|fetched| fetched.0 > published.0) {
+            return Some(Key::Weights(published.next()));
         }
         let owes = self.batches.requests.is_empty() && published.0 < self.config.max_steps;
         owes.then_some(Key::BatchRequest(Step(published.0 + 1)))

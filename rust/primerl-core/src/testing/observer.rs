@@ -92,7 +92,9 @@ impl Observer {
     pub fn saw_event(&mut self, event: &Event, now: Time) {
         self.now = now;
         match event {
-            Event::LeaseRequested { request, .. } | Event::BatchRequested { request, .. } => {
+            Event::LeaseRequested { request, .. }
+            | Event::BatchRequested { request, .. }
+            | Event::NextBatchRequested { request, .. } => {
                 self.waiting.insert(*request, now);
             }
             Event::RequestDropped { request } => {

@@ -207,6 +207,16 @@ impl DriverHandle {
         self.long_poll(event, Reply::Batch).await
     }
 
+    /// The batch, should it be there; answered at once.
+    pub async fn next_batch(&self, step: Step, rank: u32) -> Result<BatchReply, RunOver> {
+        let event = |request| Event::NextBatchRequested {
+            request,
+            step,
+            rank,
+        };
+        self.long_poll(event, Reply::Batch).await
+    }
+
     /// Resolves once the driver has come to this message.
     pub fn ping(&self) -> oneshot::Receiver<()> {
         let (reply, answer) = oneshot::channel();

@@ -257,7 +257,9 @@ impl Driver {
             }
             (
                 Some(reply),
-                Event::LeaseRequested { request, .. } | Event::BatchRequested { request, .. },
+                Event::LeaseRequested { request, .. }
+                | Event::BatchRequested { request, .. }
+                | Event::NextBatchRequested { request, .. },
             ) => {
                 self.replies.insert(*request, reply);
             }

@@ -163,6 +163,14 @@ impl Seeker {
                     });
                 }
             }
+            // It does not wait: what counts is whether it gets it.
+            Event::NextBatchRequested {
+                request,
+                step,
+                rank,
+            } if *step == self.id => {
+                self.asked.insert(*request, *rank);
+            }
             Event::WeightsPublished { version, .. }
                 if *version == self.version()
                     && moment.core.published_version() >= Some(*version) =>
@@ -203,8 +211,14 @@ impl Seeker {
                     .fetched
                     .iter_mut()
                     .rfind(|fetched| fetched.rank == rank && fetched.fetched_s.is_none());
-                if let Some(fetched) = open {
-                    fetched.fetched_s = Some(seconds(moment.now));
+                let now = seconds(moment.now);
+                match open {
+                    Some(fetched) => fetched.fetched_s = Some(now),
+                    None => self.fetched.push(Fetched {
+                        rank,
+                        asked_s: now,
+                        fetched_s: Some(now),
+                    }),
                 }
             }
             Effect::UpdateEngine {

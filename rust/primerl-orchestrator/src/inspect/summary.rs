@@ -67,6 +67,7 @@ fn kind(event: &Event) -> &'static str {
         Event::EngineLost { .. } => "engine_lost",
         Event::EngineLoad { .. } => "engine_load",
         Event::BatchRequested { .. } => "batch_requested",
+        Event::NextBatchRequested { .. } => "next_batch_requested",
         Event::WeightsPublished { .. } => "weights_published",
         Event::TrainerResumed { .. } => "trainer_resumed",
         Event::CheckpointSaved { .. } => "checkpoint_saved",

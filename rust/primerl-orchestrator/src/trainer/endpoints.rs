@@ -17,6 +17,9 @@ use std::sync::Arc;
 pub struct BatchRequest {
     step: Step,
     rank: u32,
+    /// It trains the step before: it takes the batch should it be there, and does not wait.
+    #[serde(default)]
+    ahead: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,17 +58,8 @@ pub struct ShutdownRequest {
 struct Empty {}
 
 /// A rank's batch, or why there is none yet.
-pub async fn next_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, ApiError> {
-    if step.0 == 0 {
-        return Err(ApiError::invalid("steps are counted from 1").param("step"));
-    }
-    let ranks = app.config.data_ranks;
-    if rank >= ranks {
-        let message = format!(
-            "rank {rank} was asked for, data_ranks is {ranks}; start as many trainer processes"
-        );
-        return Err(ApiError::invalid(message).param("rank"));
-    }
+pub async fn wait_for_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, ApiError> {
+    check_rank(app, step, rank)?;
     app.telemetry.trainer.asked();
     let reply = app.driver.batch(step, rank).await.map_err(|_| app.over())?;
     match &reply {
@@ -76,11 +70,36 @@ pub async fn next_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, 
     Ok(reply)
 }
 
+async fn batch_ahead(app: &App, step: Step, rank: u32) -> Result<BatchReply, ApiError> {
+    check_rank(app, step, rank)?;
+    app.telemetry.trainer.heard();
+    let reply = app.driver.next_batch(step, rank).await;
+    reply.map_err(|_| app.over())
+}
+
+fn check_rank(app: &App, step: Step, rank: u32) -> Result<(), ApiError> {
+    if step.0 == 0 {
+        return Err(ApiError::invalid("steps are counted from 1").param("step"));
+    }
+    let ranks = app.config.data_ranks;
+    if rank >= ranks {
+        let message = format!(
+            "rank {rank} was asked for, data_ranks is {ranks}; start as many trainer processes"
+        );
+        return Err(ApiError::invalid(message).param("rank"));
+    }
+    Ok(())
+}
+
 pub async fn batch(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<BatchRequest>,
 ) -> Result<Response, ApiError> {
-    match next_batch(&app, body.step, body.rank).await? {
+    let reply = match body.ahead {
+        true => batch_ahead(&app, body.step, body.rank).await?,
+        false => wait_for_batch(&app, body.step, body.rank).await?,
+    };
+    match reply {
         BatchReply::Batch(bytes) => Ok(encoded(MSGPACK, Bytes::clone(&bytes))),
         BatchReply::NotReady { waiting_for } => {
             Ok(encoding.respond(StatusCode::ACCEPTED, &NotReady { waiting_for }))

@@ -187,6 +187,15 @@ impl Run {
             rank,
         })
     }
+
+    fn ask_next_batch(&mut self, step: u64, rank: u32) -> Vec<Effect> {
+        self.request += 1;
+        self.send(Event::NextBatchRequested {
+            request: RequestId(self.request),
+            step: Step(step),
+            rank,
+        })
+    }
 }
 
 fn leased(effects: &[Effect]) -> Vec<LeasedRollout> {

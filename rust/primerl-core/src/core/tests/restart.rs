@@ -134,6 +134,50 @@ fn weights_that_are_computed_again_may_differ_and_are_loaded_again() {
 }
 
 #[test]
+fn a_proof_of_weights_that_were_replaced_meanwhile_does_not_count() {
+    let mut run = under_way();
+    assert_eq!(updates(&run.publish(1)), [(0, 1)]);
+    run.send(Event::TrainerResumed { step: Step(0) });
+    run.publish(0);
+    run.ask_batch(1, 0);
+    let other = run.publish_as(1, "other");
+    assert_said(&other, "came to other weights");
+    assert_eq!(updates(&other), [], "it is loading the first ones");
+    let proved = run.prove(0, 1);
+    assert_eq!(said(&proved), "");
+    assert_eq!(updates(&proved), [(0, 1)]);
+    let digests = proved.iter().filter_map(|effect| match effect {
+        Effect::UpdateEngine { digest, .. } => Some(digest.as_str()),
+        _ => None,
+    });
+    assert_eq!(digests.collect::<Vec<_>>(), ["other"]);
+    let proved_now = |run: &Run| run.core.status().run.policy_version;
+    assert_eq!(proved_now(&run), Some(PolicyVersion(0)));
+    assert_eq!(updates(&run.prove(0, 1)), []);
+    assert_eq!(proved_now(&run), Some(PolicyVersion(1)));
+}
+
+#[test]
+fn an_engine_that_is_lost_while_its_weights_are_replaced_loads_the_new_ones_once() {
+    let mut run = under_way();
+    run.publish(1);
+    run.send(Event::TrainerResumed { step: Step(0) });
+    run.publish(0);
+    run.ask_batch(1, 0);
+    run.publish_as(1, "other");
+    run.send(Event::EngineLost {
+        engine: EngineId(0),
+        reason: "killed".to_owned(),
+    });
+    let joined = run.send(Event::EngineJoined {
+        engine: EngineId(0),
+        url: "http://engine".to_owned(),
+    });
+    assert_eq!(updates(&joined), [(0, 1)]);
+    assert_eq!(updates(&run.prove(0, 1)), []);
+}
+
+#[test]
 fn versions_leave_no_gap() {
     let mut run = under_way();
     run.ask_batch(2, 0);

@@ -139,6 +139,25 @@ fn the_trainer_waits_over_its_long_polls() {
 }
 
 #[test]
+fn the_next_batch_is_given_at_once_or_not_at_all() {
+    let mut run = Run::started(Config {
+        max_async_level: 2,
+        ..config()
+    });
+    run.batch(0);
+    let effects = run.ask_next_batch(2, 0);
+    assert!(
+        matches!(effects.last(), Some(Effect::BatchNotReady { waiting_for, .. }) if waiting_for.contains("step 2")),
+        "{effects:?}"
+    );
+    assert_eq!(run.core.status().trainer.waiting_since, None, "it trains");
+    run.batch(0);
+    assert_eq!(fetched(&run.ask_next_batch(2, 0)), Some(Step(2)));
+    let none = run.ask_next_batch(config().max_steps + 1, 0);
+    assert!(matches!(none.last(), Some(Effect::NoMoreBatches { .. })));
+}
+
+#[test]
 fn newest_weights_win_and_late_engines_catch_up() {
     let mut run = Run::started(Config {
         max_async_level: 2,
@@ -339,6 +358,22 @@ fn a_silent_trainer_is_named_again_and_again() {
     assert_said(
         &run.pass(110.0),
         "waits for the trainer to ask for the batch of step 1",
+    );
+}
+
+#[test]
+fn a_trainer_that_holds_the_next_batch_is_silent_about_the_one_it_trains() {
+    let mut run = Run::started(Config {
+        max_async_level: 1,
+        ..config()
+    });
+    run.batch(0);
+    run.ask_batch(1, 0);
+    run.batch(0);
+    assert_eq!(fetched(&run.ask_next_batch(2, 0)), Some(Step(2)));
+    assert_said(
+        &run.pass(301.0),
+        "waits for the trainer to publish the weights of version 1",
     );
 }
 

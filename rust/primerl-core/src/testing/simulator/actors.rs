@@ -28,6 +28,7 @@ pub enum Action {
     AskForLease(WorkerId),
     BeginTurn(WorkerId, RolloutId),
     TrainerAsks(Step, u32, u32),
+    TrainerAsksAhead(Step, u32, u32),
     TrainerPublishes(PolicyVersion, u32),
     TrainerStarts,
     /// The agent asks again for an answer that did not come.
@@ -121,6 +122,9 @@ pub struct RunningTurn {
 pub struct Trainer {
     pub step: u64,
     pub requests: BTreeMap<RequestId, u32>,
+    /// What it asked for while it trained the step before, and has got of that.
+    pub asked_ahead: BTreeMap<RequestId, (Step, u32)>,
+    pub held: BTreeSet<(Step, u32)>,
     pub fetched: BTreeSet<u32>,
     /// It has all parts of its step: what comes now is a repeated answer.
     pub works: bool,
@@ -141,6 +145,7 @@ impl Action {
             | Action::AskForLease(_)
             | Action::BeginTurn(..)
             | Action::TrainerAsks(..)
+            | Action::TrainerAsksAhead(..)
             | Action::TrainerPublishes(..)
             | Action::TrainerStarts
             | Action::AskForAnswer(..)
@@ -184,6 +189,9 @@ impl Simulator {
             Action::AskForLease(worker) => self.ask_for_lease(worker),
             Action::BeginTurn(worker, rollout) => self.begin_turn(worker, rollout),
             Action::TrainerAsks(step, rank, life) => self.trainer_asks(step, rank, life),
+            Action::TrainerAsksAhead(step, rank, life) => {
+                self.trainer_asks_ahead(step, rank, life);
+            }
             Action::TrainerPublishes(version, life) => self.trainer_publishes(version, life),
             Action::TrainerStarts => self.trainer_starts(),
             Action::AskForAnswer(worker, rollout) => self.ask_for_answer(worker, rollout),

@@ -58,6 +58,7 @@ impl Simulator {
             }
             self.plan(Duration(1_000), Action::AskForLease(worker));
         }
+        self.trainer.asked_ahead.clear();
         for (_, rank) in std::mem::take(&mut self.trainer.requests) {
             self.trainer_repeats(rank);
         }

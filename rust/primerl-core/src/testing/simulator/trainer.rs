@@ -12,6 +12,12 @@ impl Simulator {
         if self.trainer.dead || self.trainer.life != life {
             return;
         }
+        if self.trainer.held.remove(&(step, rank)) {
+            if !self.is_answered(rank) {
+                self.trainer_has(rank);
+            }
+            return;
+        }
         let times = match self.message_fault(self.scenario.faults.message_repeated) {
             true => 2,
             false => 1,
@@ -27,7 +33,21 @@ impl Simulator {
         }
     }
 
+    pub(super) fn trainer_asks_ahead(&mut self, step: Step, rank: u32, life: u32) {
+        if self.trainer.dead || self.trainer.life != life {
+            return;
+        }
+        let request = self.new_request();
+        self.trainer.asked_ahead.insert(request, (step, rank));
+        self.send(Event::NextBatchRequested {
+            request,
+            step,
+            rank,
+        });
+    }
+
     pub(super) fn trainer_asks_again(&mut self, request: RequestId) {
+        self.trainer.asked_ahead.remove(&request);
         // A trainer that died since does not ask again.
         if let Some(rank) = self.trainer.requests.remove(&request)
             && !self.is_answered(rank)
@@ -48,6 +68,10 @@ impl Simulator {
     }
 
     pub(super) fn trainer_gets(&mut self, request: RequestId) {
+        if let Some(ahead) = self.trainer.asked_ahead.remove(&request) {
+            self.trainer.held.insert(ahead);
+            return;
+        }
         let Some(rank) = self.trainer.requests.remove(&request) else {
             return;
         };
@@ -61,6 +85,10 @@ impl Simulator {
         if self.chance(self.scenario.faults.trainer_forgets) {
             return self.trainer_repeats(rank);
         }
+        self.trainer_has(rank);
+    }
+
+    fn trainer_has(&mut self, rank: u32) {
         self.trainer.fetched.insert(rank);
         if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
             self.trainer.fetched.clear();
@@ -68,6 +96,12 @@ impl Simulator {
             let after = self.spread(0.5, 6.0);
             let version = PolicyVersion(self.trainer.step);
             self.plan(after, Action::TrainerPublishes(version, self.trainer.life));
+            for rank in 0..self.scenario.config.data_ranks {
+                let after = self.spread(0.1, 3.0);
+                let next = Step(self.trainer.step + 1);
+                let asks = Action::TrainerAsksAhead(next, rank, self.trainer.life);
+                self.plan(after, asks);
+            }
         }
     }
 
@@ -105,6 +139,8 @@ impl Simulator {
     pub(super) fn trainer_dies(&mut self) {
         self.trainer.life += 1;
         self.trainer.requests.clear();
+        self.trainer.asked_ahead.clear();
+        self.trainer.held.clear();
         self.trainer.fetched.clear();
         self.trainer.works = false;
         let after = self.spread(0.5, 10.0);
