@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,8 +15,8 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, until
-from engine_helpers import Engine, running, torch_command
+from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, start, until
+from engine_helpers import Engine, need_vllm, running, torch_command, vllm_command
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts whole runs"),
 ]
-STEPS = 10
+STEPS, ENDLESS = 10, 5000
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,78 @@ def is_what_the_teacher_says(expert: Path, batches: list[Batch]) -> None:
                 assert given[0] == 0
                 compared += int(mask.sum())
     assert compared > 100
+
+
+@pytest.mark.vllm
+def test_vllm_as_the_teacher(imitator: Path, expert: Path, tmp_path: Path) -> None:
+    need_vllm()
+    output = tmp_path / "run"
+    with running("vllm", vllm_command(expert, tmp_path), expert, tmp_path / "log") as teacher:
+        run(config(imitator, output, "opd", teacher, group_size=1, eval={"env": []}))
+    distance = column(output, "loss/ref_kl/mean")
+    assert len(distance) == STEPS
+    assert mean(distance[-3:]) < mean(distance[:3]) / 2
+    is_what_the_teacher_says(expert, batches(output))
+    assert "token-exact" in primerl("verify", str(output))
+
+
+def of_several(student: Path, output: Path, teachers: list[Engine], steps: int) -> Path:
+    file = config(student, output, "opd", teachers[0], group_size=1, eval={"env": []})
+    values = tomllib.loads(file.read_text())
+    values["max_steps"] = steps
+    values["orchestrator"]["teacher"]["client"]["base_url"] = [f"{teacher.url}/v1" for teacher in teachers]
+    file.write_text(tomli_w.dumps(values))
+    return file
+
+
+def test_teachers_that_hang_or_die_are_left_out_and_come_back(imitator: Path, expert: Path, tmp_path: Path) -> None:
+    """As long as that takes: SIGINT ends the run."""
+    output = tmp_path / "run"
+    with contextlib.ExitStack() as started_here:
+        folders = [tmp_path / name for name in ("one", "other")]
+        for folder in folders:
+            folder.mkdir()
+        one, other = (
+            started_here.enter_context(running("torch", torch_command(expert, folder), expert, folder / "log"))
+            for folder in folders
+        )
+        started = start(output, "@", str(of_several(imitator, output, [one, other], ENDLESS)))
+        log = output / "logs" / "orchestrator.log"
+
+        def said(words: str, teacher: Engine) -> bool:
+            assert started.launcher.poll() is None, started.ended(5)
+            return any(words in line and teacher.url in line for line in log.read_text().splitlines())
+
+        try:
+            until(lambda: started.steps() >= 2 or started.launcher.poll() is not None, 180, "two steps")
+            one.process.send_signal(signal.SIGSTOP)
+            until(lambda: said("is left out until it answers again", one), 30, "the hung teacher's name")
+            one.process.send_signal(signal.SIGCONT)
+            until(lambda: said("answers again, and gets requests", one), 30, "its return")
+            other.process.send_signal(signal.SIGKILL)
+            until(lambda: said("is left out until it answers again", other), 30, "the killed teacher's name")
+            steps = started.steps() + 5
+            until(lambda: started.steps() >= steps or started.launcher.poll() is not None, 60, "steps with one teacher")
+            assert started.launcher.poll() is None, started.ended(5)
+            started.launcher.send_signal(signal.SIGINT)
+            code, printed = started.ended(60)
+        finally:
+            one.process.send_signal(signal.SIGCONT)
+            started.kill()
+    assert code == 130, printed
+    is_what_the_teacher_says(expert, batches(output))
+
+
+def test_teachers_of_two_checkpoints_end_the_run_by_name(imitator: Path, expert: Path, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as started_here:
+        teachers = []
+        for name, model in (("one", expert), ("other", imitator)):
+            (tmp_path / name).mkdir()
+            command = torch_command(model, tmp_path / name)
+            teachers.append(started_here.enter_context(running("torch", command, model, tmp_path / name / "log")))
+        said = primerl("rl", "@", str(of_several(imitator, tmp_path / "run", teachers, 5)), code=1)
+    assert "another checkpoint is behind it" in said
+    assert all(teacher.url in said for teacher in teachers)
 
 
 def test_a_teachers_answers(imitator: Path, teacher: Engine, tmp_path: Path) -> None:

@@ -4,14 +4,20 @@
 
 mod common;
 
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
 use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
-use common::{Orchestrator, Place, chat, trainer, user};
+use common::{Orchestrator, Place, chat, client, metrics, trainer, user};
 use primerl_engine::mock::{MockConfig, ScriptedAnswer};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::json;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 use trainer::Batch;
 
 /// Answers of the letters `a` to `z`: the tiny model's ids begin with the byte 33.
@@ -44,8 +50,7 @@ fn config(place: &Place, mode: &str, url: &str) -> Config {
 
 async fn joined(orchestrator: &Orchestrator) -> Engine {
     let engine = Engine::start(letters()).await;
-    let body = json!({"url": engine.url});
-    assert_eq!(orchestrator.post("/engines/join", &body).await.0, 200);
+    orchestrator.join(&engine.url).await;
     engine
 }
 
@@ -126,6 +131,198 @@ async fn what_a_teacher_cannot_do_is_refused_in_a_rollout_that_it_answers() {
     orchestrator.end().await.unwrap();
 }
 
+fn config_of_several(place: &Place, urls: &[&str]) -> Config {
+    let urls: Vec<String> = urls.iter().map(|url| format!("{url}/v1")).collect();
+    let teacher = format!("[teacher.client]\nbase_url = {urls:?}\nmodel = \"m\"\n");
+    place.config("training_mode = \"opd\"\nmax_steps = 100000", &teacher)
+}
+
+/// Requests that an engine has answered.
+async fn answered(url: &str) -> f64 {
+    let text = metrics(url).await;
+    let values = text
+        .lines()
+        .filter(|line| line.starts_with("vllm:request_success_total"))
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+    values.sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_teachers_share_the_requests_and_those_of_a_killed_one_go_to_the_others() {
+    let place = Place::new();
+    // Slow enough that both have requests when one is killed.
+    let slow = || MockConfig {
+        step_latency: Duration::from_millis(20),
+        ..letters()
+    };
+    let kept = Engine::start_rendering(slow(), &place.path("model")).await;
+    let killed = Engine::start_rendering(slow(), &place.path("model")).await;
+    let config = config_of_several(&place, &[&killed.url, &kept.url]);
+    let orchestrator = Orchestrator::start(config).await;
+    let _engine = joined(&orchestrator).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+    let working = tokio::spawn(worker.work(2));
+    let training = tokio::spawn(trainer::train(orchestrator.url.clone(), place.output()));
+    // Beyond the proof's one.
+    until_answered(&killed.url, 4.0).await;
+    until_answered(&kept.url, 4.0).await;
+    let address = killed.kill().await;
+    let before = answered(&kept.url).await;
+    until_answered(&kept.url, before + 16.0).await;
+    // It comes back at the same place, is proved, and gets requests again.
+    let back = Engine::restart(address).await;
+    until_answered(&back.url, 4.0).await;
+    let seen = orchestrator.status().await;
+    assert_eq!(seen["groups"]["dropped"], 0, "{seen:#}");
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    working.abort();
+    training.abort();
+    let mut scored = 0;
+    for step in std::fs::read_dir(place.output().join("spool")).unwrap() {
+        let body = std::fs::read(step.unwrap().path().join("rank_0.msgpack")).unwrap();
+        for sequence in Batch::decode(&body).sequences() {
+            let mut expected = expected_logprobs(&sequence.ids, &vec![0; sequence.ids.len()]);
+            expected[0] = 0.0;
+            assert_eq!(sequence.extra["teacher_logprobs"], expected);
+            scored += 1;
+        }
+    }
+    assert!(scored >= 16, "{scored}");
+}
+
+async fn until_answered(url: &str, requests: f64) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while answered(url).await < requests {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{url} has answered {} requests",
+            answered(url).await
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Passes `good` on until it is proved. Then it keeps a request without an answer, fails one, and computes nothing any
+/// more, but says that it is well. Tells when the request that it kept was taken from it.
+async fn hanging_teacher(good: &str) -> (String, CancellationToken) {
+    let good = good.to_owned();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let taken = CancellationToken::new();
+    let (scored, kept) = (Arc::new(AtomicUsize::new(0)), taken.clone());
+    let handler = move |request: axum::extract::Request| {
+        let (good, scored, kept) = (good.clone(), Arc::clone(&scored), kept.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+            let before = match parts.uri.path() {
+                "/inference/v1/generate" => scored.fetch_add(1, Ordering::Relaxed),
+                _ => 0,
+            };
+            match before {
+                0 => {}
+                2 => return (StatusCode::INTERNAL_SERVER_ERROR, "broken").into_response(),
+                _ => {
+                    let _kept = (before == 1).then(|| kept.drop_guard());
+                    std::future::pending::<()>().await;
+                }
+            }
+            let request = client().request(parts.method, format!("{good}{}", parts.uri));
+            let request = request.header("content-type", "application/json");
+            let answer = request.body(body).send().await.unwrap();
+            (answer.status(), answer.bytes().await.unwrap()).into_response()
+        }
+    };
+    let app = axum::Router::new().fallback(handler);
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (url, taken)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_leave_a_teacher_that_failed_and_then_hangs() {
+    let place = Place::new();
+    let sound = Engine::start_rendering(letters(), &place.path("model")).await;
+    let (url, taken) = hanging_teacher(&sound.url).await;
+    let orchestrator = Orchestrator::start(config_of_several(&place, &[&url, &sound.url])).await;
+    let _engine = joined(&orchestrator).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+    // Both are proved, by the same engine, before there is anything to score.
+    until_answered(&sound.url, 2.0).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    let working = tokio::spawn(worker.work(1));
+    // Long before `timeout_s`, and before its proof is given up.
+    let waited = tokio::time::timeout(Duration::from_secs(45), taken.cancelled()).await;
+    assert!(waited.is_ok(), "{:#}", orchestrator.status().await);
+    let seen = orchestrator
+        .until("all is scored elsewhere", |status| {
+            let waits = status["waits"].to_string();
+            !waits.contains("log-probabilities")
+        })
+        .await;
+    assert_eq!(seen["groups"]["dropped"], 0, "{seen:#}");
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    working.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn teachers_of_two_checkpoints_are_refused_by_name() {
+    let place = Place::new();
+    let one = Engine::start_rendering(letters(), &place.path("model")).await;
+    let other = Engine::start_rendering(letters(), &place.path("model")).await;
+    let manifest = trainer::write_weights(&place.path("elsewhere"), 7);
+    let folder = Path::new(&manifest).parent().unwrap();
+    for (route, body) in [
+        ("start_weight_update", json!({})),
+        ("update_weights", json!({"update_info": {"path": folder}})),
+        ("finish_weight_update", json!({"weight_version": "7"})),
+    ] {
+        let url = format!("{}/{route}", other.url);
+        let answer = client().post(url).json(&body).send().await.unwrap();
+        assert_eq!(
+            answer.status(),
+            200,
+            "{route}: {}",
+            answer.text().await.unwrap()
+        );
+    }
+    let config = config_of_several(&place, &[&one.url, &other.url]);
+    let orchestrator = Orchestrator::start(config).await;
+    let said = orchestrator.end().await.unwrap_err().to_string();
+    assert!(said.contains("another checkpoint is behind it"), "{said}");
+    assert!(
+        said.contains(&one.url) && said.contains(&other.url),
+        "{said}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_teacher_without_room_for_the_longest_sample_is_found_out_at_the_start() {
+    for (room, is_refused) in [(512, true), (513, false)] {
+        let place = Place::new();
+        let mock = MockConfig {
+            max_model_len: room,
+            ..letters()
+        };
+        let teacher = Engine::start_whole(mock).await;
+        let orchestrator = Orchestrator::start(config(&place, "opd", &teacher.url)).await;
+        // Its engine has room for more than seq_len.
+        let _engine = joined(&orchestrator).await;
+        if is_refused {
+            let said = orchestrator.end().await.unwrap_err().to_string();
+            assert!(said.contains("max_model_len of 513 or more"), "{said}");
+            continue;
+        }
+        let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+        let working = tokio::spawn(worker.work(1));
+        let training = tokio::spawn(trainer::train(orchestrator.url.clone(), place.output()));
+        orchestrator.end().await.unwrap();
+        working.await.unwrap();
+        assert_eq!(training.await.unwrap().len(), 4);
+    }
+}
+
 async fn failure(place: &Place, url: &str) -> String {
     let orchestrator = Orchestrator::start(config(place, "opd", url)).await;
     orchestrator.end().await.unwrap_err().to_string()
@@ -204,6 +401,29 @@ fn a_teacher_without_a_mode_and_a_mode_without_a_teacher_are_refused() {
         said.contains("leave it out, or set training_mode"),
         "{said}"
     );
+    let several = teacher.replace(
+        "\"http://127.0.0.1:1/v1\"",
+        "[\"http://a:1\", \"http://b:1\"]",
+    );
+    let said = refused("training_mode = \"sft\"", &several);
+    assert!(
+        said.starts_with("teacher.client.base_url: names 2 servers"),
+        "{said}"
+    );
+    for again in ["http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
+        let twice = teacher.replace(
+            "\"http://127.0.0.1:1/v1\"",
+            &format!("[\"http://a:1\", \"{again}\"]"),
+        );
+        let said = refused("training_mode = \"opd\"", &twice);
+        assert!(said.contains("names http://a:1 twice"), "{again}: {said}");
+    }
+    let none = teacher.replace("\"http://127.0.0.1:1/v1\"", "[]");
+    let said = refused("training_mode = \"opd\"", &none);
+    assert!(said.contains("names no server"), "{said}");
+    let number = teacher.replace("\"http://127.0.0.1:1/v1\"", "1");
+    let said = refused("training_mode = \"opd\"", &number);
+    assert!(said.contains("a URL or a list of URLs"), "{said}");
     let said = refused("training_mode = \"sft\"", "");
     assert!(said.contains("give [teacher.client]"), "{said}");
     let renders = format!("{teacher}client_type = \"renderer\"\n");

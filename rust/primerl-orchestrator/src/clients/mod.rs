@@ -16,9 +16,10 @@ mod server;
 pub use answer::ChatAnswer;
 pub(crate) use endpoint::with_messages;
 pub use endpoint::{ChatRequest, Endpoint};
-pub use outage::{Outage, Pending};
+pub use outage::{News, Outage, Pending};
 pub use scorer::Scorer;
-pub(crate) use scorer::scored_logprobs;
+pub(crate) use scorer::{distance, scored_logprobs};
+pub(crate) use server::IDLE_CONNECTION;
 pub use server::{EndpointError, parse_base_url};
 
 use crate::config::{Config, ConfigError};

@@ -1,8 +1,8 @@
 //! Whether a server that is asked answers at all. Time is passed in.
 
-use super::server::EndpointError;
 use crate::failure::RunError;
 use parking_lot::Mutex;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// Of one server, over all requests to it.
@@ -15,7 +15,12 @@ struct State {
     pending: usize,
     /// Of the last answer, or of the first request since nobody was waiting for one.
     since: Option<Instant>,
-    /// Many requests fail together: one of them is told of.
+    news: News,
+}
+
+/// Many requests fail together: one of them is told of.
+#[derive(Debug, Default)]
+pub struct News {
     told: Option<Instant>,
 }
 
@@ -33,14 +38,25 @@ impl Outage {
 
     /// Whether a failure should be told of: not again within `repeat`, unless there was an answer since.
     pub fn is_news(&self, now: Instant, repeat: Duration) -> bool {
-        let mut state = self.0.lock();
-        let is_news = state
+        self.0.lock().news.is_due(now, repeat)
+    }
+}
+
+impl News {
+    /// Whether it is to be told now: not again within `repeat`, unless it was over meanwhile.
+    pub fn is_due(&mut self, now: Instant, repeat: Duration) -> bool {
+        let is_due = self
             .told
             .is_none_or(|told| now.saturating_duration_since(told) >= repeat);
-        if is_news {
-            state.told = Some(now);
+        if is_due {
+            self.told = Some(now);
         }
-        is_news
+        is_due
+    }
+
+    /// What comes next is told at once.
+    pub fn is_over(&mut self) {
+        self.told = None;
     }
 }
 
@@ -49,7 +65,7 @@ impl Pending<'_> {
     pub fn answered(&self, now: Instant) {
         let mut state = self.0.0.lock();
         state.since = Some(now);
-        state.told = None;
+        state.news.is_over();
     }
 
     /// For how long it has not answered anybody who waits.
@@ -69,7 +85,7 @@ impl Pending<'_> {
         now: Instant,
         limit: Duration,
         teacher: String,
-        last: &EndpointError,
+        last: &dyn Display,
     ) -> Option<RunError> {
         let silence = self.silence(now);
         let seconds = silence.as_secs_f64();
@@ -94,6 +110,7 @@ impl Drop for Pending<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clients::EndpointError;
 
     #[test]
     fn silence_is_of_those_who_wait_and_ends_with_an_answer() {

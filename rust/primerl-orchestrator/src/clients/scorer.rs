@@ -2,6 +2,7 @@
 
 use super::server::{EndpointError, Server};
 use crate::config::{ClientConfig, ConfigError};
+use crate::engines::client::Models;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
@@ -10,6 +11,9 @@ use std::time::Duration;
 
 /// A model in fp32 gives no lower log-probability, nats; what is lower stands for something else.
 const LOWEST: f32 = -1000.0;
+
+/// A server that lives answers these at once; a machine whose cores are all busy needs some room.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub struct Scorer {
@@ -38,12 +42,25 @@ struct Tokenized {
 }
 
 impl Scorer {
-    /// `name` is that of the table.
-    pub fn open(name: &str, config: &ClientConfig) -> Result<Scorer, ConfigError> {
-        let server = Server::open(name, config)?;
-        let url = server.base_url();
-        let root = url.strip_suffix("/v1").unwrap_or(url).to_owned();
-        Ok(Scorer { server, root })
+    /// One for each server of the table, which `name` names.
+    pub fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Scorer>, ConfigError> {
+        let servers = Server::open_all(name, config)?.into_iter();
+        let scorer = |server: Server| {
+            let url = server.base_url();
+            let root = url.strip_suffix("/v1").unwrap_or(url).to_owned();
+            Scorer { server, root }
+        };
+        Ok(servers.map(scorer).collect())
+    }
+
+    /// Its address.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Longest time of one answer.
+    pub fn timeout(&self) -> Duration {
+        self.server.timeout()
     }
 
     /// Who it is, for people.
@@ -67,6 +84,50 @@ impl Scorer {
         let answer = self.post("inference/v1/generate", &body).await?;
         scored_logprobs(&answer, token_ids)
             .map_err(|problem| (self.server.malformed(&problem), None))
+    }
+
+    /// The server answers at all; not every one has a route for that.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`].
+    pub async fn health(&self) -> Result<(), (EndpointError, Option<Duration>)> {
+        let url = format!("{}/health", self.root);
+        match self.server.get(&url, LOOK_TIMEOUT).await {
+            Err((EndpointError::Status { status, .. }, _)) if status < 500 => Ok(()),
+            answer => answer.map(drop),
+        }
+    }
+
+    /// Tokens that the model takes, prompt and answer together; `None` where the server does not say.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`]; a server that lists its models, and not this one, is a refusal.
+    pub async fn max_model_len(&self) -> Result<Option<u32>, (EndpointError, Option<Duration>)> {
+        let url = format!("{}/v1/models", self.root);
+        let answer = match self.server.get(&url, LOOK_TIMEOUT).await {
+            Err((
+                EndpointError::Status {
+                    status: 400 | 404 | 405 | 501,
+                    ..
+                },
+                _,
+            )) => {
+                return Ok(None);
+            }
+            answer => answer?,
+        };
+        let Ok(models) = serde_json::from_slice::<Models>(&answer) else {
+            return Ok(None);
+        };
+        let own = models
+            .data
+            .iter()
+            .find(|card| card.id == self.server.model());
+        own.map(|card| card.max_model_len).ok_or_else(|| {
+            let names: Vec<&str> = models.data.iter().map(|card| card.id.as_str()).collect();
+            let problem = format!("it serves {names:?}, not `{}`", self.server.model());
+            (self.server.malformed(&problem), None)
+        })
     }
 
     /// The ids that the server makes of a text; `None` where it has no route for that.
@@ -141,6 +202,16 @@ fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
     token_ids.iter().zip(given).enumerate().map(one).collect()
 }
 
+/// Mean and largest difference of two scores of one text, nats; the first token, which nothing precedes, does not count.
+/// The mean is no number where one of them holds such.
+pub(crate) fn distance(one: &[f32], other: &[f32]) -> (f64, f64) {
+    let pairs = one.iter().zip(other).skip(1);
+    let differences = pairs.map(|(one, other)| f64::from((one - other).abs()));
+    let count = differences.len().max(1);
+    let largest = differences.clone().fold(0.0, f64::max);
+    (differences.sum::<f64>() / count as f64, largest)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,5 +245,11 @@ mod tests {
                 "{absurd}"
             );
         }
+    }
+
+    #[test]
+    fn the_first_token_does_not_count() {
+        let own = [0.0, -1.0, -3.0];
+        assert_eq!(distance(&own, &[-9.0, -1.5, -2.0]), (0.75, 1.0));
     }
 }

@@ -3,12 +3,14 @@
 use crate::config::{ClientConfig, ConfigError, field};
 use crate::secret::Secret;
 use bytes::Bytes;
-use reqwest::Response;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{RequestBuilder, Response};
 use serde_json::Value;
 use std::time::Duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// vLLM, and others, close a connection that was idle for 5 s; a reused one must be younger.
+pub(crate) const IDLE_CONNECTION: Duration = Duration::from_secs(3);
 /// Letters shown of what a server says.
 const SHOWN: usize = 500;
 /// Of an answer; the log-probabilities of a million tokens take as much.
@@ -94,12 +96,26 @@ pub struct Server {
 }
 
 impl Server {
-    /// `name` is that of the table. The key is read now: a run must not find out at its end that there is none.
+    /// The first of the table's servers, as [`Server::open_all`].
     pub fn open(name: &str, config: &ClientConfig) -> Result<Server, ConfigError> {
+        Server::open_at(
+            name,
+            config,
+            config.base_urls.first().map_or("", String::as_str),
+        )
+    }
+
+    /// `name` is that of the table. The key is read now: a run must not find out at its end that there is none.
+    pub fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Server>, ConfigError> {
+        let urls = config.base_urls.iter();
+        urls.map(|url| Server::open_at(name, config, url)).collect()
+    }
+
+    fn open_at(name: &str, config: &ClientConfig, url: &str) -> Result<Server, ConfigError> {
         let refuse = |key: &str, problem: String, mend: &str| {
             Err(field(&format!("{name}.{key}"), problem, mend))
         };
-        let base_url = match parse_base_url(&config.base_url) {
+        let base_url = match parse_base_url(url) {
             Ok(url) => url,
             Err(problem) => {
                 return refuse("base_url", problem, "give a URL like http://host:port/v1");
@@ -123,6 +139,7 @@ impl Server {
         };
         let client = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(IDLE_CONNECTION)
             .tcp_nodelay(true)
             .default_headers(headers)
             // Another host must not get the key.
@@ -170,16 +187,28 @@ impl Server {
         body: Bytes,
         timeout: Duration,
     ) -> Result<Bytes, (EndpointError, Option<Duration>)> {
+        let request = self.client.post(url);
+        let request = request.header(CONTENT_TYPE, "application/json");
+        self.send(request.timeout(timeout).body(body)).await
+    }
+
+    /// As [`Server::post`].
+    pub async fn get(
+        &self,
+        url: &str,
+        timeout: Duration,
+    ) -> Result<Bytes, (EndpointError, Option<Duration>)> {
+        self.send(self.client.get(url).timeout(timeout)).await
+    }
+
+    async fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> Result<Bytes, (EndpointError, Option<Duration>)> {
         let lost = |error: reqwest::Error| {
-            let text = crate::engines::client::chain(&error.without_url());
+            let text = crate::engines::chain(&error.without_url());
             (EndpointError::Transport(self.cleaned(&text)), None)
         };
-        let request = self
-            .client
-            .post(url)
-            .header(CONTENT_TYPE, "application/json")
-            .timeout(timeout)
-            .body(body);
         let answer = request.send().await.map_err(lost)?;
         let status = answer.status().as_u16();
         let wait = answer.headers().get(RETRY_AFTER).and_then(seconds);

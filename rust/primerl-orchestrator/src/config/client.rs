@@ -1,7 +1,10 @@
 //! Servers that answer: how engines are asked, and clients of other servers.
 
 use super::{ConfigError, field};
-use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
 
 /// Who turns messages into tokens, and what comes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -44,8 +47,9 @@ impl ClientType {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClientConfig {
-    /// As SDKs take it, with `/v1` where the server has it.
-    pub base_url: String,
+    /// As SDKs take it, with `/v1` where the server has it; several where any of them may be asked.
+    #[serde(rename = "base_url", deserialize_with = "one_or_many")]
+    pub base_urls: Vec<String>,
     /// The name of the model there.
     pub model: String,
     /// The environment variable that holds the key; `None` sends none.
@@ -61,6 +65,28 @@ fn default_timeout() -> f64 {
     600.0
 }
 
+fn one_or_many<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<String>, D::Error> {
+    struct OneOrMany;
+
+    impl<'de> Visitor<'de> for OneOrMany {
+        type Value = Vec<String>;
+
+        fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
+            to.write_str("a URL or a list of URLs")
+        }
+
+        fn visit_str<E>(self, value: &str) -> Result<Vec<String>, E> {
+            Ok(vec![value.to_owned()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Vec<String>, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(values))
+        }
+    }
+
+    values.deserialize_any(OneOrMany)
+}
+
 fn is_variable(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     name.bytes().all(fits)
@@ -74,13 +100,7 @@ impl ClientConfig {
     /// `name` is that of the table; `wanted`, what the server is asked for.
     pub fn validate(&self, name: &str, wanted: ClientType) -> Result<(), ConfigError> {
         let key = |key: &str| format!("{name}.{key}");
-        crate::clients::parse_base_url(&self.base_url).map_err(|problem| {
-            field(
-                &key("base_url"),
-                problem,
-                "give a URL like http://host:port/v1",
-            )
-        })?;
+        self.validate_urls(&key("base_url"), wanted)?;
         if self.model.is_empty() {
             return Err(field(
                 &key("model"),
@@ -120,5 +140,35 @@ impl ClientConfig {
             ));
         }
         Ok(())
+    }
+
+    fn validate_urls(&self, key: &str, wanted: ClientType) -> Result<(), ConfigError> {
+        let mend = "give a URL like http://host:port/v1";
+        let mut seen = Vec::new();
+        for url in &self.base_urls {
+            let url =
+                crate::clients::parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
+            // What scores is asked beside the OpenAI routes: with and without their prefix it is one server.
+            let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
+            if seen.contains(&root) {
+                return Err(field(
+                    key,
+                    format!("names {root} twice"),
+                    "name each server once",
+                ));
+            }
+            seen.push(root);
+        }
+        match (seen.len(), wanted) {
+            (0, _) => Err(field(key, "names no server", mend)),
+            (1, _) | (_, ClientType::Renderer) => Ok(()),
+            (count, _) => Err(field(
+                key,
+                format!(
+                    "names {count} servers, and only a teacher that scores (training_mode = \"opd\") may be several"
+                ),
+                "give one URL; a proxy in front of several servers has one",
+            )),
+        }
     }
 }

@@ -31,7 +31,7 @@ async fn server(answers: Vec<(u16, Value)>) -> (String, Arc<Mutex<Vec<(Headers, 
 
 fn config(base_url: &str) -> ClientConfig {
     ClientConfig {
-        base_url: base_url.into(),
+        base_urls: vec![base_url.into()],
         model: "big".into(),
         api_key_env: None,
         client_type: None,

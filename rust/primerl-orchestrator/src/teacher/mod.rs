@@ -1,0 +1,415 @@
+//! On-policy distillation: the teacher scores the samples of every complete group.
+//!
+//! ```text
+//! group ─> samples ─> the server with the fewest requests, of those that are well (`health`)
+//!              ^             │ fails, is killed, hangs
+//!              └─────────────┘ at once, or by a deadline: another one
+//! one task a server: looks at it each second, proves it (`proof`) before it gets requests
+//! ```
+//! A request that may succeed later is made again for as long as the group waits. When no server answers anything for
+//! `timeouts.no_engine_s` the run ends, with their last words: what was sampled stays in the journal, and is scored when
+//! the run goes on.
+
+mod free;
+mod health;
+mod member;
+mod proof;
+
+use crate::clients::{EndpointError, Outage, Pending, Scorer};
+use crate::driver::DriverHandle;
+use crate::engines::Engines;
+use crate::failure::{Failures, RunError};
+use crate::telemetry::{Overdue, Waits};
+use member::{Member, Place, is_another};
+use parking_lot::Mutex;
+use primerl_core::Event;
+use primerl_core::effect::TeacherRequest;
+use primerl_core::sample::TokenLogprobs;
+use primerl_render::Renderer;
+use proof::{ProofError, Said};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Samples that one server is given at a time. An engine batches them.
+const AT_A_TIME: usize = 64;
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// Of a short text; samples, which are longer, may take `timeout_s`.
+const LONGEST_PROOF: Duration = Duration::from_secs(60);
+/// A group that waits for longer is named in the log.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// The way to the teacher. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Teacher(Arc<Inner>);
+
+struct Inner {
+    parts: Parts,
+    members: Vec<Member>,
+    runtime: Handle,
+    /// A place on a server may be free.
+    free: Notify,
+    outage: Outage,
+    /// What the first server said that was proved.
+    reference: Mutex<Option<Said>>,
+    /// A sample was scored: the run goes on with the servers that it has.
+    has_scored: AtomicBool,
+}
+
+/// What it is made of.
+pub(crate) struct Parts {
+    pub renderer: Arc<Renderer>,
+    pub driver: DriverHandle,
+    pub engines: Arc<Engines>,
+    pub failures: Failures,
+    pub waits: Waits,
+    pub stop: CancellationToken,
+    /// Longest time of one group.
+    pub timeout: Duration,
+    /// The run ends when nothing was answered for so long.
+    pub limit: Duration,
+    /// Longest sample that is trained, tokens.
+    pub seq_len: u32,
+}
+
+impl Teacher {
+    /// Asks the servers at once what they make of a text: a wrong teacher must not be found out at the end of the first
+    /// group.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn start(parts: Parts, scorers: Vec<Scorer>) -> Teacher {
+        let teacher = Teacher(Arc::new(Inner {
+            parts,
+            members: scorers.into_iter().map(Member::new).collect(),
+            runtime: Handle::current(),
+            free: Notify::new(),
+            outage: Outage::default(),
+            reference: Mutex::default(),
+            has_scored: AtomicBool::new(false),
+        }));
+        for at in 0..teacher.0.members.len() {
+            let inner = Arc::clone(&teacher.0);
+            teacher.spawn(async move { inner.watch(at).await });
+        }
+        let inner = Arc::clone(&teacher.0);
+        teacher.spawn(async move {
+            // One that is not there is found out before any group waits for it.
+            let pending = inner.outage.begin(Instant::now());
+            inner.place(&pending, None).await;
+        });
+        teacher
+    }
+
+    /// Carry out [`primerl_core::Effect::ScoreByTeacher`].
+    pub fn score(&self, request: Arc<TeacherRequest>) {
+        let inner = Arc::clone(&self.0);
+        self.spawn(async move {
+            let group = request.group;
+            let scored = tokio::time::timeout(inner.parts.timeout, inner.group(&request)).await;
+            // Past that time the core has given the group up.
+            if let Ok(result) = scored {
+                inner
+                    .parts
+                    .driver
+                    .send(Event::TeacherScored { group, result });
+            }
+        });
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.0.parts.stop.clone();
+        self.0.runtime.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+}
+
+impl Inner {
+    /// All its servers, for people.
+    fn describe(&self) -> String {
+        let names: Vec<String> = self.members.iter().map(|it| it.scorer.describe()).collect();
+        names.join(", ")
+    }
+
+    async fn group(&self, request: &TeacherRequest) -> Result<Vec<TokenLogprobs>, String> {
+        let who = format!("group {}", request.group);
+        let waiting_for = format!("the log-probabilities of {}", self.describe());
+        let _waiting = self
+            .parts
+            .waits
+            .begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
+        let samples = request.samples.iter();
+        let scores = samples.map(|sample| self.scores_of(sample.token_ids()));
+        futures_util::future::try_join_all(scores).await
+    }
+
+    async fn scores_of(&self, token_ids: Vec<u32>) -> Result<TokenLogprobs, String> {
+        let mut backoff = FIRST_BACKOFF;
+        let pending = self.outage.begin(Instant::now());
+        let mut failed = None;
+        loop {
+            let (at, place) = self.place(&pending, failed).await;
+            let asked = tokio::select! {
+                asked = place.member.scorer.score(&token_ids) => Some(asked),
+                () = place.lost.cancelled() => None,
+            };
+            let (error, wait) = match asked {
+                Some(Ok(scores)) => {
+                    place.answered();
+                    self.give_back(place);
+                    pending.answered(Instant::now());
+                    self.has_scored.store(true, Ordering::Relaxed);
+                    return Ok(TokenLogprobs(scores.into()));
+                }
+                Some(Err(error)) => error,
+                // Another one is asked, or this one when it is back.
+                None => {
+                    failed = Some(at);
+                    continue;
+                }
+            };
+            if !error.is_outage() && !is_another(&error) {
+                place.answered();
+                self.give_back(place);
+                pending.answered(Instant::now());
+                return Err(error.to_string());
+            }
+            failed = Some(at);
+            self.told_of(at, &error, &pending);
+            let is_lost = matches!(error, EndpointError::Transport(_));
+            self.give_back(place);
+            if is_lost && self.another_is_well(at) {
+                continue;
+            }
+            let wait = wait.map_or(backoff, |wait| wait.max(backoff));
+            tokio::time::sleep(wait.min(LONGEST_BACKOFF)).await;
+            backoff = (backoff * 2).min(LONGEST_BACKOFF);
+        }
+    }
+
+    /// A place is free.
+    fn give_back(&self, place: Place<'_>) {
+        drop(place);
+        self.free.notify_one();
+    }
+
+    fn told_of(&self, at: usize, error: &EndpointError, pending: &Pending<'_>) {
+        let member = &self.members[at];
+        member.request_failed(error);
+        if member.is_news(LONGEST_BACKOFF) {
+            tracing::warn!(%error, "{} does not answer", member.scorer.describe());
+        }
+        if !self.another_is_well(at) {
+            self.end_if_given_up(pending);
+        }
+    }
+
+    fn another_is_well(&self, at: usize) -> bool {
+        let mut others = self.members.iter().enumerate().filter(|it| it.0 != at);
+        others.any(|(_, member)| member.state.lock().health.is_well())
+    }
+
+    /// A place on the server with the fewest requests; not on the one that `failed` with this request, if another is well.
+    /// It waits for as long as there is none; when that is too long, the run ends.
+    async fn place(&self, pending: &Pending<'_>, failed: Option<usize>) -> (usize, Place<'_>) {
+        let idle = || {
+            if !self.any_is_well() {
+                self.end_if_given_up(pending);
+            }
+        };
+        free::take(&self.free, BETWEEN_LOOKS, || self.try_place(failed), idle).await
+    }
+
+    fn try_place(&self, failed: Option<usize>) -> Option<(usize, Place<'_>)> {
+        let mut choice: Vec<(bool, usize, usize)> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(at, member)| (failed == Some(at), member.state.lock().health.running, at))
+            .collect();
+        choice.sort_unstable();
+        let mut places = choice
+            .iter()
+            .map(|(_, _, at)| (*at, self.members[*at].take(AT_A_TIME)));
+        places.find_map(|(at, place)| Some((at, place?)))
+    }
+
+    fn any_is_well(&self) -> bool {
+        self.members
+            .iter()
+            .any(|member| member.state.lock().health.is_well())
+    }
+
+    fn end_if_given_up(&self, pending: &Pending<'_>) {
+        let said = |member: &Member| {
+            let last = member.state.lock().last.clone();
+            last.map(|last| match self.members.len() {
+                1 => last,
+                _ => format!("{}: {last}", member.scorer.root()),
+            })
+        };
+        let last: Vec<String> = self.members.iter().filter_map(said).collect();
+        let last = last.join("; ");
+        let limit = self.parts.limit;
+        if let Some(end) = pending.given_up(Instant::now(), limit, self.describe(), &last) {
+            self.parts.failures.fail(end);
+        }
+    }
+
+    /// Looks at one server for as long as the run lasts.
+    async fn watch(&self, at: usize) {
+        let member = &self.members[at];
+        let mut ticks = tokio::time::interval(BETWEEN_LOOKS);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = member.suspect.notified() => {}
+            }
+            if let Err((error, _)) = member.scorer.health().await {
+                self.look_failed(member, &error);
+                continue;
+            }
+            self.check_room_at_last(member);
+            if self.leave_out_if_still(at) {
+                continue;
+            }
+            let is_to_be_proved = member.state.lock().health.looked_well();
+            if is_to_be_proved {
+                tokio::select! {
+                    () = self.prove(member) => {}
+                    // Where computing hangs the proof does, too: its requests do not wait for that.
+                    () = self.left_out_as_still(at) => {}
+                }
+            }
+        }
+    }
+
+    async fn left_out_as_still(&self, at: usize) {
+        while !self.leave_out_if_still(at) {
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+    }
+
+    /// Whether it stands still, while another is well: its requests go there.
+    fn leave_out_if_still(&self, at: usize) -> bool {
+        if !self.another_is_well(at) {
+            return false;
+        }
+        let member = &self.members[at];
+        let quiet = member.state.lock().health.stands_still(Instant::now());
+        if let Some(quiet) = quiet {
+            let seconds = quiet.as_secs_f64();
+            member.take_out(&format!(
+                "it has requests and answered none for {seconds:.0} s"
+            ));
+        }
+        quiet.is_some()
+    }
+
+    fn look_failed(&self, member: &Member, error: &EndpointError) {
+        member.look_failed(&error.to_string());
+        let is_unproved = !member.state.lock().health.was_proved();
+        if is_unproved && member.is_news(BETWEEN_WARNINGS) {
+            tracing::warn!(%error, "{} does not answer", member.scorer.describe());
+        }
+    }
+
+    /// The server gets requests from now on, if it is the run's teacher.
+    async fn prove(&self, member: &Member) {
+        let proved = match proof::ask(&member.scorer, &self.parts.renderer, LONGEST_PROOF).await {
+            Ok(said) => self.compare(member, &said).map(|()| said),
+            Err(error) => Err(error),
+        };
+        let said = match proved {
+            Ok(said) => said,
+            Err(ProofError::Outage(error)) => return self.look_failed(member, &error),
+            Err(ProofError::Wrong(problem)) => return self.refuse(member, problem),
+        };
+        let name = member.scorer.describe();
+        let (was_out, was_proved) = {
+            let mut state = member.state.lock();
+            let before = (state.health.is_out(), state.health.was_proved());
+            state.health.proved();
+            state.news.is_over();
+            before
+        };
+        if was_out {
+            tracing::info!("{name} answers again, and gets requests");
+        }
+        if !was_proved && !said.knows_vocabulary {
+            tracing::warn!(
+                "{name} does not say how it tokenizes: nobody knows whether it has the model's vocabulary"
+            );
+        }
+        self.free.notify_waiters();
+    }
+
+    fn compare(&self, member: &Member, said: &Said) -> Result<(), ProofError> {
+        let (longest, is_known) = self.longest_sample();
+        if let Some(room) = said.max_model_len
+            && let Err(error) = proof::has_room(room, longest)
+        {
+            if is_known {
+                return Err(error);
+            }
+            member.state.lock().room = Some(room);
+        }
+        let mut reference = self.reference.lock();
+        match &*reference {
+            Some(before) => proof::agree(before, said),
+            None => {
+                *reference = Some(said.clone());
+                Ok(())
+            }
+        }
+    }
+
+    /// Tokens, and whether it is known: engines may have room for less than `seq_len`, and say so when they are reached.
+    fn longest_sample(&self) -> (u32, bool) {
+        let seq_len = self.parts.seq_len;
+        match self.parts.engines.max_model_len() {
+            Some(engines) => (engines.min(seq_len), true),
+            None => (seq_len, false),
+        }
+    }
+
+    fn check_room_at_last(&self, member: &Member) {
+        let (longest, true) = self.longest_sample() else {
+            return;
+        };
+        let room = member.state.lock().room.take();
+        if let Some(Err(error)) = room.map(|room| proof::has_room(room, longest)) {
+            self.refuse(member, error.to_string());
+        }
+    }
+
+    /// At the start that is a mistake in the config; later, a server that nobody should use.
+    fn refuse(&self, member: &Member, problem: String) {
+        let name = member.scorer.describe();
+        if !self.has_scored.load(Ordering::Relaxed) {
+            return self
+                .parts
+                .failures
+                .fail(RunError::Teacher { name, problem });
+        }
+        let is_news = member.state.lock().last.as_ref() != Some(&problem);
+        if is_news {
+            tracing::error!(
+                problem,
+                "{name} is not the run's teacher, and gets no requests"
+            );
+        }
+        member.refuse(problem);
+    }
+}
