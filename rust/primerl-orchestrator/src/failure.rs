@@ -51,8 +51,8 @@ pub enum RunError {
     Write { error: WriteError },
     #[error("cannot encode step {step} for the spool: {problem}")]
     Encode { step: u64, problem: String },
-    #[error("{lacking}; use other engines, or client_type = \"renderer\"")]
-    UnfitEngine { lacking: String },
+    #[error("engine {url} cannot serve this run: {lacking}")]
+    UnfitEngine { url: String, lacking: String },
     #[error("{name}: {problem}; see teacher.client")]
     Teacher { name: String, problem: String },
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]

@@ -127,9 +127,11 @@ fn trainer_silent(app: &App) -> Option<RunError> {
 
 /// No engine has served yet, and one has shown that it never will.
 fn unfit(engines: &[EngineStatus]) -> Option<RunError> {
-    let lacking = engines.iter().find_map(|engine| engine.unfit.clone())?;
+    let (url, lacking) = engines
+        .iter()
+        .find_map(|engine| Some((engine.url.clone(), engine.unfit.clone()?)))?;
     let any_served = engines.iter().any(|engine| engine.was_proved);
-    (!any_served).then_some(RunError::UnfitEngine { lacking })
+    (!any_served).then_some(RunError::UnfitEngine { url, lacking })
 }
 
 /// Seconds since the last engine went down, if all are and there is any.

@@ -58,7 +58,7 @@ pub struct Prepared {
     /// By environment: who answers in place of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
     /// Who scores what the policy samples.
-    scorer: Option<Scorer>,
+    scorers: Vec<Scorer>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
@@ -115,9 +115,9 @@ impl Prepared {
             })
         })?;
         let endpoints = clients::of_environments(&config)?;
-        let scorer = config.scoring_teacher();
-        let scorer = scorer.map(|client| Scorer::open("teacher.client", client));
-        let scorer = scorer.transpose()?;
+        let scorers = config.scoring_teacher();
+        let scorers = scorers.map(|client| Scorer::open_all("teacher.client", client));
+        let scorers = scorers.transpose()?.unwrap_or_default();
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
         let identity = identity(&config, core.config());
         Ok(Prepared {
@@ -126,7 +126,7 @@ impl Prepared {
             core,
             renderer: Arc::new(renderer),
             endpoints,
-            scorer,
+            scorers,
             functions,
             run_key: access::run_key()?,
             limits: Limits::default(),
@@ -200,9 +200,8 @@ impl Prepared {
             })
             .transpose()
             .map_err(RunError::Thread)?;
-        let teacher = self
-            .scorer
-            .map(|scorer| Teacher::start(teacher_parts(&app, scorer, stop.clone())));
+        let parts = teacher_parts(&app, stop.clone());
+        let teacher = (!self.scorers.is_empty()).then(|| Teacher::start(parts, self.scorers));
         let effects = Effects::new(&app, recorder, advantages, teacher);
         let driver = begin(story, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
@@ -243,7 +242,7 @@ impl Running {
     fn announce(&self, output_dir: &Path) -> Result<(), RunError> {
         for engine in &self.app.config.engines {
             // Checked by the config's validation.
-            if let Err(problem) = self.app.engines.join(engine) {
+            if let Err(problem) = self.app.engines.join(engine, None) {
                 tracing::error!(engine, problem, "cannot use this engine");
             }
         }
@@ -388,6 +387,8 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
+        seq_len: config.seq_len,
+        max_tokens: config.sampling.max_tokens,
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         probe_tolerance: config.probe_tolerance,
         written_ids: Arc::default(),
@@ -395,16 +396,17 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
     }
 }
 
-fn teacher_parts(app: &App, scorer: Scorer, stop: CancellationToken) -> teacher::Parts {
+fn teacher_parts(app: &App, stop: CancellationToken) -> teacher::Parts {
     teacher::Parts {
-        scorer,
         renderer: Arc::clone(&app.gateway.renderer),
         driver: app.driver.clone(),
+        engines: Arc::clone(&app.engines),
         failures: app.failures.clone(),
         waits: app.telemetry.waits.clone(),
         stop,
         timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
         limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
+        seq_len: app.config.seq_len,
     }
 }
 

@@ -298,10 +298,7 @@ async fn nothing_that_is_written_or_said_holds_a_key() {
         .1
         .to_string();
     said += &scene.orchestrator.status().await.to_string();
-    let metrics = client()
-        .get(format!("{}/metrics", scene.orchestrator.url))
-        .send();
-    said += &metrics.await.unwrap().text().await.unwrap();
+    said += &common::metrics(&scene.orchestrator.url).await;
     assert!(scene.worker.result(lease.rollout, outcome("s", 1.0)).await);
     let place = scene.end().await;
     let output = place.output();

@@ -126,10 +126,7 @@ async fn a_conversation_extends_while_the_engine_repeats_what_was_sampled() {
     messages[1]["content"] = "edited".into();
     let (_, answer) = chat(&lease, "s", &with_ids(&messages)).await;
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
-    let metrics = common::client()
-        .get(format!("{}/metrics", orchestrator.url))
-        .send();
-    let metrics = metrics.await.unwrap().text().await.unwrap();
+    let metrics = common::metrics(&orchestrator.url).await;
     for line in ["Extended\"} 2", "FirstTurn\"} 1", "HistoryEdited\"} 1"] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }

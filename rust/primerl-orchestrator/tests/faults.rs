@@ -6,19 +6,12 @@ mod common;
 
 use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
-use common::{Orchestrator, Place, chat, trainer, user};
+use common::{Orchestrator, Place, all_proved, chat, trainer, user};
 use primerl_engine::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};
 use std::time::Duration;
-
-async fn join(orchestrator: &Orchestrator, engine: &Engine) {
-    let (status, answer) = orchestrator
-        .post("/engines/join", &json!({"url": engine.url}))
-        .await;
-    assert_eq!(status, 200, "{answer}");
-}
 
 fn slow() -> MockConfig {
     MockConfig {
@@ -28,21 +21,13 @@ fn slow() -> MockConfig {
     }
 }
 
-fn all_proved(status: &Value) -> bool {
-    status["engines"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .all(|engine| !engine["version"].is_null())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_a_dead_engine_go_to_another() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let (doomed, other) = (Engine::start(slow()).await, Engine::start(slow()).await);
-    join(&orchestrator, &doomed).await;
-    join(&orchestrator, &other).await;
+    orchestrator.join(&doomed.url).await;
+    orchestrator.join(&other.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     orchestrator
         .until("both engines are proved", all_proved)
@@ -92,7 +77,7 @@ async fn a_restarted_engine_is_brought_up_to_date_before_its_first_request() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let engine = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     orchestrator.until("the engine is proved", all_proved).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
@@ -118,7 +103,7 @@ async fn a_run_without_engines_fails_and_names_them() {
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let engine = Engine::start(MockConfig::default()).await;
     let url = engine.url.clone();
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     orchestrator.until("the engine is proved", all_proved).await;
     let url_of_run = orchestrator.url.clone();
@@ -160,7 +145,7 @@ async fn an_engine_that_lies_about_its_weights_gets_no_traffic() {
         ..MockConfig::default()
     })
     .await;
-    join(&orchestrator, &liar).await;
+    orchestrator.join(&liar.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     let status = orchestrator
         .until("the engine is lost", |status| {
@@ -187,7 +172,7 @@ async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out(
         ..Faults::default()
     };
     let first = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &first).await;
+    orchestrator.join(&first.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     orchestrator.until("it is proved", all_proved).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
@@ -203,7 +188,7 @@ async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out(
         })
         .collect();
     let wrong = Engine::start(MockConfig { faults, ..slow() }).await;
-    join(&orchestrator, &wrong).await;
+    orchestrator.join(&wrong.url).await;
     orchestrator
         .until("it is lost", |status| {
             let doing = status["engines"][1]["doing"].as_str().unwrap_or("");
@@ -211,7 +196,7 @@ async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out(
         })
         .await;
     let sound = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &sound).await;
+    orchestrator.join(&sound.url).await;
     for request in requests {
         let (status, answer) = request.await.unwrap();
         assert_eq!(status, 200, "{answer}");
@@ -237,7 +222,7 @@ async fn a_run_whose_engines_all_fail_the_probe_ends_by_name() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let first = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &first).await;
+    orchestrator.join(&first.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     orchestrator.until("it is proved", all_proved).await;
     let faults = Faults {
@@ -245,7 +230,7 @@ async fn a_run_whose_engines_all_fail_the_probe_ends_by_name() {
         ..Faults::default()
     };
     let wrong = Engine::start(MockConfig { faults, ..slow() }).await;
-    join(&orchestrator, &wrong).await;
+    orchestrator.join(&wrong.url).await;
     first.stop().await;
     let error = orchestrator.end().await.expect_err("the run fails");
     assert!(matches!(*error, RunError::NoEngine { .. }), "{error}");
@@ -305,7 +290,7 @@ async fn a_dead_workers_rollouts_go_to_another() {
         Orchestrator::start(primerl_orchestrator::Config::from_toml(&config, "test").unwrap())
             .await;
     let engine = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     let dead = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "dead").await;
     let lost = dead.one().await;

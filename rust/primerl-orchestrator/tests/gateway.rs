@@ -138,14 +138,7 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
     let (status, answer) = scene.ask(&messages, json!({})).await;
     assert_eq!(status, 200);
     assert!(!ids(&answer["prompt_token_ids"]).starts_with(&expected));
-    let metrics = client()
-        .get(format!("{}/metrics", scene.orchestrator.url))
-        .send()
-        .await
-        .unwrap()
-        .text()
-        .await
-        .unwrap();
+    let metrics = common::metrics(&scene.orchestrator.url).await;
     assert!(
         metrics.contains("primerl_turns_total{prompt=\"Extended\"} 3"),
         "{metrics}"
@@ -372,14 +365,7 @@ async fn a_client_that_hangs_up_aborts_the_engines_request() {
         .await;
     let deadline = tokio::time::Instant::now() + common::PATIENCE;
     loop {
-        let metrics = client()
-            .get(format!("{}/metrics", scene.engine.url))
-            .send()
-            .await
-            .unwrap()
-            .text()
-            .await
-            .unwrap();
+        let metrics = common::metrics(&scene.engine.url).await;
         let line = metrics
             .lines()
             .find(|line| line.starts_with("vllm:num_requests_running"))

@@ -6,7 +6,7 @@ mod common;
 
 use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
-use common::{Orchestrator, PATIENCE, Place, client, trainer, user};
+use common::{Orchestrator, PATIENCE, Place, client, metrics, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
@@ -334,11 +334,6 @@ async fn another_engine_goes_on_with_a_request_that_has_stop_sequences() {
     let ids: Vec<i32> = serde_json::from_value(choice["token_ids"].clone()).unwrap();
     scene.goes_on_from(said, &prompt, &ids).await;
     scene.end().await;
-}
-
-async fn metrics(url: &str) -> String {
-    let answer = client().get(format!("{url}/metrics")).send().await.unwrap();
-    answer.text().await.unwrap()
 }
 
 /// Of vLLM's names.

@@ -30,20 +30,13 @@ fn processed() -> MockConfig {
     }
 }
 
-async fn join(orchestrator: &Orchestrator, engine: &Engine) {
-    let (status, answer) = orchestrator
-        .post("/engines/join", &json!({"url": engine.url}))
-        .await;
-    assert_eq!(status, 200, "{answer}");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_with_raw_logprobs_gets_no_traffic_where_they_would_be_wrong() {
     for lines in ["temperature = 0.7", "truncated = \"replay\""] {
         let place = Place::new();
         let orchestrator = Orchestrator::start(sampling(&place, lines)).await;
         let raw = Engine::start(MockConfig::default()).await;
-        join(&orchestrator, &raw).await;
+        orchestrator.join(&raw.url).await;
         trainer::publish(&orchestrator.url, &place.output(), 0).await;
         let status = orchestrator
             .until("the engine is refused", |status| {
@@ -54,7 +47,7 @@ async fn an_engine_with_raw_logprobs_gets_no_traffic_where_they_would_be_wrong()
         assert_eq!(status["engines"][0]["version"], json!(null), "{lines}");
         // Another one may serve.
         let good = Engine::start(processed()).await;
-        join(&orchestrator, &good).await;
+        orchestrator.join(&good.url).await;
         orchestrator
             .until("the other engine serves", |status| {
                 status["engines"][1]["version"] == 0
@@ -100,7 +93,7 @@ async fn the_trainer_is_told_how_every_token_was_sampled() {
     let lines = "temperature = 0.5\ntruncated = \"replay\"\ntop_p = 0.9\ntop_k = 5\nmin_p = 0.01";
     let orchestrator = Orchestrator::start(sampling(&place, lines)).await;
     let engine = Engine::start(processed()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let worker = tokio::spawn(worker.work(2));
     let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
@@ -134,7 +127,7 @@ async fn a_request_may_truncate_otherwise_and_is_recorded_as_asked() {
     let lines = "truncated = \"replay\"\ntop_k = 5";
     let orchestrator = Orchestrator::start(sampling(&place, lines)).await;
     let engine = Engine::start(processed()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let lease = worker.one().await;

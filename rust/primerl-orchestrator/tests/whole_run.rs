@@ -12,7 +12,6 @@ use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_orchestrator::journal;
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -23,13 +22,6 @@ num_examples = 6
 [eval.env.sampling]
 temperature = 0.0
 "#;
-
-async fn join(orchestrator: &Orchestrator, engine: &Engine) {
-    let (status, answer) = orchestrator
-        .post("/engines/join", &json!({"url": engine.url}))
-        .await;
-    assert_eq!(status, 200, "{answer}");
-}
 
 /// Every trained token has the id, log-probability and version the engine sampled it with.
 fn check_tokens(batches: &[Batch]) {
@@ -76,8 +68,9 @@ async fn whole_run(turns: usize, extra: &str) {
             step_latency: Duration::from_millis(1),
             ..MockConfig::default()
         };
-        engines.push(Engine::start(mock).await);
-        join(&orchestrator, &engines[engines.len() - 1]).await;
+        let engine = Engine::start(mock).await;
+        orchestrator.join(&engine.url).await;
+        engines.push(engine);
     }
     let mut workers = Vec::new();
     for (environment, role, name) in [
@@ -161,7 +154,7 @@ async fn a_synchronous_run_is_on_policy() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("max_async_level = 0", "")).await;
     let engine = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let worker = tokio::spawn(worker.work(1));
     let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
@@ -188,7 +181,7 @@ async fn a_run_that_filters_files_its_examples() {
     let buffer = "[buffer]\nonline_difficulty_filtering = true\nenv_ratios = [1.0]";
     let orchestrator = Orchestrator::start(place.config("", buffer)).await;
     let engine = Engine::start(MockConfig::default()).await;
-    join(&orchestrator, &engine).await;
+    orchestrator.join(&engine.url).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let status = orchestrator.status().await;
     let examples = status["buffer"][0]["pools"]["normal"].as_u64().unwrap();

@@ -1,6 +1,7 @@
 //! What a template leaves out without a word: tools, where it does not look at them, messages of roles that it does not
-//! ask for, and calls and reasoning of answers. A model that never sees what its client sent is worse than a request that is refused, so it is tried out,
-//! once for each template and role. What a model would be taught wrongly by is refused likewise.
+//! ask for, and calls and reasoning of answers. A model that never sees what its client sent is worse than a request that
+//! is refused, so it is tried out, once for each template and role. What a model would be taught wrongly by is refused
+//! likewise.
 
 use crate::error::RenderError;
 use crate::extend::{scenario_answer, scenario_tool};

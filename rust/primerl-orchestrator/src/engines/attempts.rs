@@ -1,7 +1,7 @@
 //! One request on one engine after the other, until it is answered or its deadline passed.
 
 use super::chat::{self, ChatMessages};
-use super::client::EngineError;
+use super::error::EngineError;
 use super::generate::{Generated, Progress};
 use super::part::{Begun, Follow};
 use super::pool::Engines;
@@ -34,14 +34,17 @@ impl Engines {
             let Some(slot) = picked.await else {
                 return Err(GenerateError::Deadline { last });
             };
+            let (before, started) = (begun.tokens().len(), Instant::now());
             let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
             let error = match sampled.await? {
                 Ok(generated) => {
+                    let tokens = generated.token_ids.len().saturating_sub(before);
+                    slot.answered(tokens, started.elapsed());
                     return Ok(Sampled {
                         generated,
                         resident: Resident {
                             engine: slot.engine.id,
-                            version: slot.version,
+                            version: slot.version(),
                         },
                     });
                 }
@@ -61,16 +64,19 @@ impl Engines {
                 .as_mut()
                 .is_some_and(|progress| !progress.go_on(begun.tokens()))
             {
-                slot.engine.suspect();
+                slot.failed();
                 return Err(GenerateError::Interrupted { last });
             }
             self.failovers.fetch_add(1, Ordering::Relaxed);
-            if matches!(error, EngineError::Unproved { .. }) {
+            if matches!(
+                error,
+                EngineError::Unproved { .. } | EngineError::Misnamed { .. }
+            ) {
                 slot.engine.rejoined.notify_one();
             } else {
-                slot.engine.suspect();
+                slot.failed();
             }
-            if slot.lost.is_cancelled() {
+            if slot.is_lost() {
                 continue; // It is out of rotation, so it cannot be picked again before it proved itself.
             }
             attempts += 1;
@@ -94,7 +100,7 @@ impl Engines {
         let before = begun.tokens().len();
         let rest = begun.rest(request);
         if let Some(rollout) = rest.first_of {
-            let version = slot.version;
+            let version = slot.version();
             self.driver
                 .send(Event::SamplingStarted { rollout, version });
         }
@@ -117,7 +123,7 @@ impl Engines {
         };
         // A grammar would begin anew, and allow again what was said.
         if error.leaves_a_part() && request.structured_outputs.is_none() {
-            let part = follow.part(assembly.take(), slot.version, &bounds);
+            let part = follow.part(assembly.take(), slot.version(), &bounds);
             let stops = &self.config.stop_token_ids;
             if part.is_some_and(|part| begun.add(part, request.max_tokens, stops))
                 && let Some(whole) = begun.take()
@@ -134,18 +140,23 @@ impl Engines {
         request: &SampleRequest<'_>,
         stream: Option<(&mut Follow<'_>, &mut Assembly)>,
     ) -> Result<Result<Generated, EngineError>, GenerateError> {
-        let body = request.body(&self.config, slot.version, stream.is_some())?;
+        let body = request.body(&self.config, &slot.served.named, stream.is_some())?;
         let bounds = request.bounds(&self.config);
         let timeout = self.timeout(request.deadline);
-        let client = &slot.engine.client;
+        let (client, named) = (&slot.engine.client, &slot.served.named);
         let answer = async {
             match stream {
-                None => client.generate(body, bounds, timeout).await,
+                None => client.generate(body, named, bounds, timeout).await,
                 Some((follow, assembly)) => {
                     let id = request.request_id;
                     client
-                        .generate_streamed(body, id, bounds, timeout, follow, assembly)
-                        .await
+                        .generate_streamed(body, id, timeout, follow, assembly)
+                        .await?;
+                    self.until_vouched_for(&slot.engine, follow.held_for())
+                        .await;
+                    let ended_at = follow.show();
+                    let choice = named.choice(assembly.finish(ended_at.is_some())?)?;
+                    choice.check(&bounds, ended_at)
                 }
             }
         };
@@ -187,7 +198,7 @@ impl Engines {
             };
             tracing::warn!(engine = %client.url(), %error, "an engine could not render");
             last = format!("{}: {error}", client.url());
-            slot.engine.suspect();
+            slot.failed();
             failed.push(slot.engine.id);
             let attempts = failed.len() as u32;
             if attempts >= MAX_ATTEMPTS {

@@ -9,15 +9,19 @@
 //! when its requests have ended (or its patience has), and its label is read before and after each answer: where an
 //! update came in between, the answer is sampled again. Nothing of it is shown before that is known.
 
-use super::client::{EngineClient, EngineError, parse};
+use super::client::{EngineClient, parse};
+use super::error::{EngineError, STANDS_STILL};
 use super::generate::{
     Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
 };
+use super::named::Named;
 use super::pool::EnginesConfig;
 use super::request::SampleRequest;
 use super::slot::Slot;
+use super::weights::in_time;
 use crate::clients::with_messages;
 use bytes::Bytes;
+use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::atomic::Ordering;
@@ -65,6 +69,7 @@ struct Tokenized {
 
 #[derive(Deserialize)]
 struct ChatBody {
+    model: Option<String>,
     prompt_token_ids: Option<Vec<u32>>,
     choices: Vec<ChatChoice>,
 }
@@ -122,9 +127,9 @@ fn body(
     chat: &ChatMessages,
     request: &SampleRequest<'_>,
     config: &EnginesConfig,
-    salt: &str,
+    named: &Named,
 ) -> Result<Bytes, serde_json::Error> {
-    let mut fields = chat.fields(&config.model);
+    let mut fields = chat.fields(&named.model);
     if chat.tools.is_some() {
         // Rendered, but not looked for in the answer: that is done here, for engines of all kinds alike.
         fields.insert("tool_choice".into(), "none".into());
@@ -146,7 +151,7 @@ fn body(
         "top_logprobs": match request.top_logprobs { 0 => 0, count => count + 1 },
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
-        "cache_salt": salt,
+        "cache_salt": named.version.to_string(),
     });
     if let Value::Object(own) = own {
         fields.extend(own);
@@ -166,19 +171,19 @@ pub(super) async fn sample(
     timeout: Duration,
     progress: Option<&mut dyn Progress>,
 ) -> Result<Generated, EngineError> {
-    let client = &slot.engine.client;
-    let body = body(chat, request, config, &slot.version.to_string());
+    let (client, named) = (&slot.engine.client, &slot.served.named);
+    let body = body(chat, request, config, named);
     let body = body.map_err(|error| malformed(error.to_string()))?;
-    let before = client.weight_label().await?;
+    let before = client.weight_label(STANDS_STILL).await?;
     let path = "/v1/chat/completions";
     let bytes = client.call("chat", path, body, timeout).await?;
-    let after = client.weight_label().await?;
+    let after = client.weight_label(STANDS_STILL).await?;
     // The label alone would not show an update to other weights of the same version.
     if before != after || slot.engine.weights.load(Ordering::SeqCst) != slot.weights {
         return Err(EngineError::Crossed { before, after });
     }
     let expected = request.prompt.history.prompt_with(request.prompt.suffix);
-    let choice = read(&bytes, &expected, &after)?;
+    let choice = named.choice(read(&bytes, &expected, &after, named)?)?;
     let bounds = request.bounds(config);
     let whole = slot.check_versions(choice.clone().check(&bounds, None)?)?;
     let Some(progress) = progress else {
@@ -192,8 +197,9 @@ pub(super) async fn sample(
 }
 
 /// What was sampled after exactly this prompt, by weights of this label.
-fn read(bytes: &[u8], prompt: &[u32], label: &str) -> Result<Choice, EngineError> {
+fn read(bytes: &[u8], prompt: &[u32], label: &str, named: &Named) -> Result<Choice, EngineError> {
     let body: ChatBody = parse("chat", bytes)?;
+    named.check_model(body.model.as_deref())?;
     let given = body
         .prompt_token_ids
         .ok_or_else(|| malformed("no prompt_token_ids, though return_token_ids was asked for"))?;
@@ -268,15 +274,16 @@ pub(super) async fn prove(
         ..ChatMessages::default()
     };
     // A predecessor of ours that died in an update left the engine paused: it would never answer.
-    client.resume().await?;
+    in_time("resume", STANDS_STILL, client.resume()).await??;
     let answered = async {
         let ids = tokenize(client, &config.model, &chat, PROOF_TIMEOUT).await?;
         let history = Default::default();
         let request = SampleRequest::proof(&history, &ids);
-        let body = body(&chat, &request, config, "proof");
+        let named = Named::weights(&config.model, PolicyVersion(0));
+        let body = body(&chat, &request, config, &named);
         let body = body.map_err(|error| malformed(error.to_string()))?;
         let bytes = client.call("chat", "/v1/chat/completions", body, PROOF_TIMEOUT);
-        let choice = read(&bytes.await?, &ids, "0")?;
+        let choice = read(&bytes.await?, &ids, "0", &named)?;
         choice.check(&request.bounds(config), None)
     };
     let missing = match answered.await {
@@ -293,8 +300,8 @@ pub(super) async fn prove(
     };
     Ok(Err(format!(
         "client_type = \"openai_chat_completions_token\" needs engines that render: vLLM's /tokenize, and its \
-         /v1/chat/completions with return_token_ids, logprobs and return_tokens_as_token_ids; {} does not do: {missing}",
-        client.url()
+         /v1/chat/completions with return_token_ids, logprobs and return_tokens_as_token_ids; this one does not do: \
+         {missing}; use other engines, or client_type = \"renderer\""
     )))
 }
 

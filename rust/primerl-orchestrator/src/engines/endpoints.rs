@@ -11,6 +11,9 @@ use std::sync::Arc;
 #[derive(Debug, Deserialize)]
 pub struct JoinRequest {
     url: String,
+    /// An engine that joins under it takes the place of the one that had it.
+    #[serde(default)]
+    name: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -24,8 +27,13 @@ pub async fn join(
 ) -> Result<Response, ApiError> {
     let engine = app
         .engines
-        .join(&body.url)
+        .join(&body.url, body.name.as_deref())
         .map_err(|problem| ApiError::invalid(problem).param("url"))?;
-    tracing::info!(%engine, url = body.url, "engine joined");
+    tracing::info!(%engine, url = body.url, name = body.name, "engine joined");
+    let writer = Arc::clone(&app);
+    let write = move || writer.engines.write_seats(&writer.config.output_dir);
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
+        tracing::warn!(%error, problem = %error.source, "after a restart, engines may be looked for where they were");
+    }
     Ok(encoding.ok(&JoinAnswer { engine }))
 }

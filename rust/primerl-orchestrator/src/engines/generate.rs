@@ -1,7 +1,7 @@
 //! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
 
 use super::body::RequestBody;
-use super::client::EngineError;
+use super::error::EngineError;
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
 use primerl_core::{PolicyVersion, Truncation, VersionRun, VersionRuns};
@@ -71,7 +71,9 @@ pub struct Generated {
 
 #[derive(Deserialize)]
 pub struct GenerateAnswer {
-    choices: Vec<Choice>,
+    /// What answered, by the name that requests give it.
+    pub(super) model: Option<String>,
+    pub(super) choices: Vec<Choice>,
 }
 
 #[derive(Clone, Deserialize)]

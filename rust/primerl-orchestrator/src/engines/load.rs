@@ -18,6 +18,8 @@ pub(super) struct Reading {
     kv_cache_usage: f64,
     /// Since the engine started.
     preemptions: f64,
+    /// Tokens since the engine started, those of prompts with them.
+    pub made: Option<f64>,
 }
 
 impl Reading {
@@ -32,6 +34,8 @@ impl Reading {
             waiting: waiting.unwrap_or(0.0),
             kv_cache_usage: samples(text, "vllm:kv_cache_usage_perc", "").reduce(f64::max)?,
             preemptions: sum("vllm:num_preemptions_total", "").unwrap_or(0.0),
+            made: sum("vllm:generation_tokens_total", "")
+                .map(|sampled| sampled + sum("vllm:prompt_tokens_total", "").unwrap_or(0.0)),
         })
     }
 }
@@ -112,6 +116,8 @@ vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="deferred"}
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
 vllm:num_preemptions_total{engine="0",model_name="m"} 6.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 40.0
+vllm:prompt_tokens_total{engine="0",model_name="m"} 2.0
 vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
 "#;
 
@@ -122,6 +128,7 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
             waiting: 4.0,
             kv_cache_usage: 0.75,
             preemptions: 6.0,
+            made: Some(42.0),
         };
         assert_eq!(Reading::parse(TEXT), Some(expected));
         let older = TEXT.replace("_by_reason", "_by_something_else");
@@ -135,7 +142,11 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
     #[test]
     fn the_embedded_engine_exports_the_same_names() {
         let metrics = primerl_engine::metrics::Metrics::new(&primerl_engine::Config::default());
-        assert_eq!(Reading::parse(&metrics.encode()), Some(Reading::default()));
+        let nothing = Reading {
+            made: Some(0.0),
+            ..Reading::default()
+        };
+        assert_eq!(Reading::parse(&metrics.encode()), Some(nothing));
     }
 
     fn reading(running: f64, preemptions: f64) -> Reading {

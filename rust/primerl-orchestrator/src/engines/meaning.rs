@@ -10,19 +10,21 @@
 //!                                               l_i                                               raw
 //! ```
 
-use super::client::{EngineClient, EngineError};
+use super::client::EngineClient;
+use super::error::EngineError;
 use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
 use super::ids::PromptIds;
+use super::named::Named;
 use super::pool::EnginesConfig;
+use primerl_core::Truncation;
 use primerl_core::conversation::History;
-use primerl_core::{PolicyVersion, Truncation};
 use std::time::Duration;
 
 /// An engine that does not answer by then is no use in any case.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const TEMPERATURE: f64 = 2.0;
 /// Tokens whose log-probabilities are asked for; engines give 20 unless they are told otherwise.
-const ALTERNATIVES: u32 = 8;
+pub(super) const ALTERNATIVES: u32 = 8;
 /// What agrees must be nearer by this factor than what does not: engines compute in half precision, too.
 const NEARER: f32 = 4.0;
 /// One token each: where the answer to one is no help, another's may be.
@@ -56,11 +58,11 @@ pub(super) enum MeaningError {
 pub(super) async fn prove_processed(
     client: &EngineClient,
     config: &EnginesConfig,
-    version: PolicyVersion,
+    named: &Named,
 ) -> Result<(), MeaningError> {
     let mut meaning = Meaning::Neither;
     for prompt in PROMPTS {
-        let plain = ask(client, config, version, prompt, 1.0, Truncation::default()).await?;
+        let plain = ask(client, config, named, prompt, 1.0, Truncation::default()).await?;
         let Some(kept) = widest_gap(&plain) else {
             continue;
         };
@@ -68,7 +70,7 @@ pub(super) async fn prove_processed(
             top_k: kept as u32,
             ..Truncation::default()
         };
-        let asked = ask(client, config, version, prompt, TEMPERATURE, truncation).await?;
+        let asked = ask(client, config, named, prompt, TEMPERATURE, truncation).await?;
         meaning = meaning_of(&plain[..kept], &asked);
         if meaning != Meaning::Neither {
             break;
@@ -85,14 +87,14 @@ pub(super) async fn prove_processed(
 async fn ask(
     client: &EngineClient,
     config: &EnginesConfig,
-    version: PolicyVersion,
+    named: &Named,
     prompt: u32,
     temperature: f64,
     truncation: Truncation,
 ) -> Result<Vec<(u32, f32)>, EngineError> {
     let body = GenerateBody {
         request_id: "primerl-meaning-of-logprobs",
-        model: &config.model,
+        model: &named.model,
         token_ids: PromptIds {
             history: &History::default(),
             suffix: &[prompt],
@@ -106,7 +108,7 @@ async fn ask(
             detokenize: false,
             structured_outputs: None,
         },
-        cache_salt: version.to_string(),
+        cache_salt: named.version.to_string(),
         stream: false,
     };
     let body = body
@@ -120,7 +122,7 @@ async fn ask(
         top_logprobs: ALTERNATIVES,
         vocabulary_size: config.vocabulary_size,
     };
-    let Generated { mut top, .. } = client.generate(body, bounds, TIMEOUT).await?;
+    let Generated { mut top, .. } = client.generate(body, named, bounds, TIMEOUT).await?;
     Ok(top.pop().unwrap_or_default())
 }
 

@@ -94,7 +94,8 @@ impl Generated {
     }
 }
 
-/// Follows one engine's part of an answer, and notes which of its tokens are certain to be of the proved weights.
+/// Follows one engine's part of an answer: notes which of its tokens are certain to be of the proved weights, and shows
+/// none before the probe of the weights that may have sampled it was passed.
 pub(super) struct Follow<'a> {
     pub progress: &'a mut dyn Progress,
     engine: &'a Engine,
@@ -106,6 +107,16 @@ pub(super) struct Follow<'a> {
     certain: usize,
     /// A stop sequence ends this part after so many tokens.
     ended: Option<usize>,
+    held: Held,
+}
+
+/// Tokens that are not shown yet.
+#[derive(Default)]
+struct Held {
+    ids: Vec<u32>,
+    logprobs: Vec<TokenLogprob>,
+    /// [`Engine::weights`] when the last of them came.
+    weights: u64,
 }
 
 impl<'a> Follow<'a> {
@@ -123,7 +134,23 @@ impl<'a> Follow<'a> {
             seen: 0,
             certain: 0,
             ended: None,
+            held: Held::default(),
         }
+    }
+
+    /// [`Engine::weights`] that may have sampled what is held back.
+    pub fn held_for(&self) -> u64 {
+        self.held.weights
+    }
+
+    /// Shows what was held back. Returns after how many tokens of this part a stop sequence ends it.
+    pub fn show(&mut self) -> Option<usize> {
+        let Held { ids, logprobs, .. } = std::mem::take(&mut self.held);
+        if self.ended.is_none() && !ids.is_empty() {
+            let end = self.progress.tokens(&ids, &logprobs);
+            self.ended = end.map(|end| end - self.before);
+        }
+        self.ended
     }
 
     /// What is left of a part whose engine failed.
@@ -154,12 +181,17 @@ impl Progress for Follow<'_> {
         self.seen += ids.len();
         // They were sampled before they came, so before this look; a probe that is passed vouches for those before it.
         let (weights, probed) = (&self.engine.weights, &self.engine.probed_weights);
-        if [weights, probed].map(|count| count.load(Ordering::SeqCst)) == [self.weights; 2] {
+        let [now, probed] = [weights, probed].map(|count| count.load(Ordering::SeqCst));
+        if [now, probed] == [self.weights; 2] {
             self.certain = self.seen;
         }
-        let end = self.progress.tokens(ids, logprobs)?;
-        self.ended = Some(end - self.before);
-        self.ended
+        self.held.ids.extend(ids);
+        self.held.logprobs.extend_from_slice(logprobs);
+        self.held.weights = now;
+        if now > probed {
+            return None;
+        }
+        self.show()
     }
 
     fn go_on(&mut self, kept: &[u32]) -> bool {
@@ -218,7 +250,7 @@ mod tests {
 
     fn engine() -> Engine {
         let client = EngineClient::new("http://127.0.0.1:1".into()).expect("is a URL");
-        Engine::new(EngineId(0), client, mpsc::unbounded_channel().0)
+        Engine::new(EngineId(0), None, client, mpsc::unbounded_channel().0)
     }
 
     #[test]
@@ -229,9 +261,25 @@ mod tests {
         follow.tokens(&[1, 2], &[]);
         let part = |follow: &Follow| follow.part(choice(&[1, 2, 3]), PolicyVersion(4), &BOUNDS);
         assert!(part(&follow).is_none_or(|part| part.token_ids.is_empty()));
+        assert!(!engine.vouches_for(follow.held_for()));
         engine.probe_passed();
         follow.tokens(&[3], &[]);
         assert_eq!(part(&follow).expect("is certain").token_ids, [1, 2, 3]);
+        assert_eq!(shown.0, [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_was_held_back_is_shown_at_the_end_and_may_end_the_answer() {
+        let (engine, mut shown) = (engine(), Shown::default());
+        let mut follow = Follow::new(&mut shown, &engine, 0, 0);
+        assert_eq!(follow.tokens(&[1], &[]), None);
+        engine.weights_change();
+        assert_eq!(follow.tokens(&[2, 9, 3], &[]), None, "it is held back");
+        assert!(!engine.vouches_for(follow.held_for()));
+        engine.probe_passed();
+        assert!(engine.vouches_for(follow.held_for()));
+        assert_eq!(follow.show(), Some(3));
+        assert_eq!(shown.0, [1, 2, 9, 3]);
     }
 
     #[test]
@@ -249,7 +297,7 @@ mod tests {
         );
         let run = part.versions[0];
         assert_eq!((run.version, run.n_tokens), (PolicyVersion(4), 2));
-        assert!(!follow.go_on(&part.token_ids), "the third was shown");
+        assert!(follow.go_on(&part.token_ids), "the third was held back");
         // Of a place that was taken after the change nothing is uncertain, once it is known to be right.
         engine.probe_passed();
         let mut follow = Follow::new(&mut shown, &engine, 1, 3);

@@ -3,12 +3,15 @@
 
 use super::client::{EngineClient, parse_url};
 use super::ids::WrittenIds;
+use super::seats::{self, Seat};
 use super::state::Engine;
 use super::supervisor::{self, Update};
 use crate::driver::DriverHandle;
-use parking_lot::RwLock;
+use crate::files::WriteError;
+use parking_lot::{Mutex, RwLock};
 use primerl_core::{EngineId, PolicyVersion};
 use serde::Serialize;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +28,10 @@ pub struct EnginesConfig {
     pub stop_token_ids: Vec<u32>,
     /// Of the model; `None` where it does not say.
     pub vocabulary_size: Option<u32>,
+    /// Longest sequence that is trained, tokens.
+    pub seq_len: u32,
+    /// Longest answer that is asked for, tokens.
+    pub max_tokens: u32,
     /// Training rollouts are not all sampled at temperature 1 from all tokens: log-probabilities must be of the
     /// distribution that was sampled from.
     pub needs_processed: bool,
@@ -41,6 +48,8 @@ pub struct EnginesConfig {
 pub struct EngineStatus {
     pub engine: EngineId,
     pub url: String,
+    /// What it joined by, if it gave a name.
+    pub name: Option<String>,
     pub version: Option<PolicyVersion>,
     pub healthy: bool,
     pub running: u32,
@@ -72,6 +81,8 @@ pub struct Engines {
     pub(super) driver: DriverHandle,
     pub(super) stop: CancellationToken,
     tasks: TaskTracker,
+    /// One writer of the file at a time.
+    seats_file: Mutex<()>,
 }
 
 impl Engines {
@@ -90,38 +101,111 @@ impl Engines {
             driver,
             stop,
             tasks,
+            seats_file: Mutex::default(),
         })
     }
 
-    /// Add an engine, or learn that a known one was restarted. The error says what is wrong with the URL.
-    pub fn join(self: &Arc<Self>, url: &str) -> Result<EngineId, String> {
+    /// Add an engine, or learn that a known one was restarted: at the same address, or under the same name at another.
+    /// The error says what is wrong with the URL.
+    pub fn join(self: &Arc<Self>, url: &str, name: Option<&str>) -> Result<EngineId, String> {
         let url = parse_url(url)?;
         let mut engines = self.engines.write();
-        if let Some(known) = engines.iter().find(|engine| engine.client.url() == url) {
-            known.rejoined.notify_one();
-            return Ok(known.id);
+        let at_url =
+            |engine: &&Arc<Engine>| engine.client.url() == url && !engine.gone.is_cancelled();
+        let known = engines.iter().find(at_url).cloned();
+        let has_name =
+            |engine: &Arc<Engine>| name.is_some() && engine.state.lock().name.as_deref() == name;
+        let before = engines.iter().position(has_name);
+        if let Some(known) = known {
+            let mut state = known.state.lock();
+            if before.is_none() && state.name.is_none() {
+                state.name = name.map(str::to_owned);
+            }
+            if name.is_none() || state.name.as_deref() == name {
+                known.rejoined.notify_one();
+                return Ok(known.id);
+            }
+            // Another engine was here, and has lost its port to this one.
+            known.gone.cancel();
+        }
+        if let Some(before) = before {
+            let place = &mut engines[before];
+            place.gone.cancel();
+            *place = self.add(place.id, url, name, Some(Arc::clone(place)))?;
+            return Ok(place.id);
         }
         let next = engines.iter().map(|engine| engine.id.0 + 1).max();
         let id = EngineId(next.unwrap_or(0));
-        engines.push(self.add(id, url)?);
+        engines.push(self.add(id, url, name, None)?);
         Ok(id)
     }
 
     /// Look for an engine that had joined before a restart.
-    pub fn restore(self: &Arc<Self>, id: EngineId, url: &str) -> Result<(), String> {
-        let engine = self.add(id, parse_url(url)?)?;
+    pub fn restore(self: &Arc<Self>, seat: &Seat) -> Result<(), String> {
+        let name = seat.name.as_deref();
+        let engine = self.add(seat.engine, parse_url(&seat.url)?, name, None)?;
         engine.state.lock().was_known = true;
         self.engines.write().push(engine);
         Ok(())
     }
 
-    fn add(self: &Arc<Self>, id: EngineId, url: String) -> Result<Arc<Engine>, String> {
+    /// Write down who joined, from where; not who lost its address to another. Blocks for the disk.
+    pub(super) fn write_seats(&self, output_dir: &Path) -> Result<(), WriteError> {
+        let _writer = self.seats_file.lock();
+        let seat = |engine: &Arc<Engine>| Seat {
+            engine: engine.id,
+            url: engine.client.url().to_owned(),
+            name: engine.state.lock().name.clone(),
+        };
+        let is_there = |engine: &&Arc<Engine>| !engine.gone.is_cancelled();
+        let engines = self.engines.read();
+        let seats: Vec<Seat> = engines.iter().filter(is_there).map(seat).collect();
+        drop(engines);
+        seats::write(output_dir, &seats)
+    }
+
+    /// `before`: who had its number; it is heard of last before the new one is heard of.
+    fn add(
+        self: &Arc<Self>,
+        id: EngineId,
+        url: String,
+        name: Option<&str>,
+        before: Option<Arc<Engine>>,
+    ) -> Result<Arc<Engine>, String> {
         let client = EngineClient::new(url).map_err(|error| error.to_string())?;
         let (updates, receiver) = mpsc::unbounded_channel();
-        let engine = Arc::new(Engine::new(id, client, updates));
-        let supervised = supervisor::supervise(Arc::clone(self), Arc::clone(&engine), receiver);
-        self.tasks.spawn(supervised);
+        let engine = Arc::new(Engine::new(id, name, client, updates));
+        let (pool, supervised) = (Arc::clone(self), Arc::clone(&engine));
+        self.tasks.spawn(async move {
+            if let Some(before) = before {
+                supervised.state.lock().was_known = before.state.lock().was_proved();
+                before.ended.cancelled().await;
+            }
+            supervisor::supervise(pool, supervised, receiver).await;
+        });
         Ok(engine)
+    }
+
+    /// Whether another engine serves, and the pace of those that do: the median, tokens a second of one request.
+    pub(super) fn others(&self, than: EngineId) -> (bool, Option<f64>) {
+        let now = Instant::now();
+        let mut paces = Vec::new();
+        let mut serve = false;
+        for engine in self
+            .engines
+            .read()
+            .iter()
+            .filter(|engine| engine.id != than)
+        {
+            let state = engine.state.lock();
+            if state.usable().is_some() {
+                serve = true;
+                paces.extend(state.health.pace(now));
+            }
+        }
+        paces.sort_by(f64::total_cmp);
+        // Of two, the slower one: the other may be alone in being fast.
+        (serve, paces.get(paces.len().saturating_sub(1) / 2).copied())
     }
 
     /// Run what asks engines, whoever waits for it.
@@ -151,7 +235,8 @@ impl Engines {
 
     /// Carry out [`primerl_core::Effect::LimitEngine`].
     pub(crate) fn limit(&self, engine: EngineId, limit: u32) {
-        if let Some(engine) = self.engines.read().get(engine.0 as usize) {
+        let engines = self.engines.read();
+        if let Some(engine) = engines.iter().find(|known| known.id == engine) {
             engine.state.lock().limit = limit;
         }
     }
@@ -182,14 +267,15 @@ impl Engines {
             EngineStatus {
                 engine: engine.id,
                 url: engine.client.url().to_owned(),
-                version: state.proved,
+                version: state.proved(),
                 healthy: state.healthy,
                 running: state.load.running,
                 limit: (state.limit < u32::MAX).then_some(state.limit),
                 idle_share: state.load.idle_share(now),
-                doing: state.describe(),
+                doing: state.describe(now),
                 down_for: state.down_since.map(|since| now - since),
-                was_proved: state.was_known || state.load.counted_since.is_some(),
+                was_proved: state.was_proved(),
+                name: state.name.clone(),
                 unfit: state.unfit.clone(),
             }
         };

@@ -9,9 +9,11 @@
 //! Answers with tokens of the new weights are held back until then (`Engines::unless_probe_fails`, `Follow`). In half
 //! precision that finds weights that are broken or of another model; those of the version before are as near as rounding.
 
-use super::client::{EngineClient, EngineError};
+use super::client::EngineClient;
+use super::error::EngineError;
+use super::named::Named;
 use super::pool::EnginesConfig;
-use crate::clients::scored_logprobs;
+use crate::clients::{distance, scored_logprobs};
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use serde_json::json;
@@ -44,14 +46,37 @@ pub(super) struct Probe {
     logprobs: Vec<f32>,
 }
 
+/// The file of an adapter, in peft's layout.
+const ADAPTER_FILE: &str = "adapter_model.safetensors";
+
 #[derive(Deserialize)]
 struct Manifest {
     probe: Option<Probe>,
+    #[serde(default)]
+    files: Vec<File>,
 }
 
-impl Probe {
+#[derive(Deserialize)]
+struct Answered {
+    model: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct File {
+    name: String,
+}
+
+/// What an engine's update goes by, of a manifest that was checked when it was published.
+#[derive(Debug)]
+pub(super) struct Published {
     /// `None` where the publisher gave none.
-    pub fn read(manifest: &Path) -> Result<Option<Probe>, ProbeError> {
+    pub probe: Option<Probe>,
+    /// In place of whole weights.
+    pub is_adapter: bool,
+}
+
+impl Published {
+    pub fn read(manifest: &Path) -> Result<Published, ProbeError> {
         let failed = |problem: String| ProbeError::Read {
             path: manifest.to_owned(),
             problem,
@@ -59,41 +84,33 @@ impl Probe {
         let bytes = std::fs::read(manifest).map_err(|error| failed(error.to_string()))?;
         let read: Manifest =
             serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+        let is_adapter = read.files.iter().any(|file| file.name == ADAPTER_FILE);
         let Some(probe) = read.probe else {
-            return Ok(None);
+            let probe = None;
+            return Ok(Published { probe, is_adapter });
         };
         let (ids, logprobs) = (probe.token_ids.len(), probe.logprobs.len());
         if ids != logprobs || ids < 2 {
             let problem = format!("it has {logprobs} log-probabilities for {ids} tokens");
             return Err(failed(problem));
         }
-        Ok(Some(probe))
-    }
-
-    /// Mean and largest difference, nats.
-    fn distance(&self, found: &[f32]) -> (f64, f64) {
-        let differences = self.logprobs[1..]
-            .iter()
-            .zip(&found[1..])
-            .map(|(own, other)| f64::from((own - other).abs()));
-        let largest = differences.clone().fold(0.0, f64::max);
-        let mean = differences.sum::<f64>() / (self.logprobs.len() - 1) as f64;
-        (mean, largest)
+        let probe = Some(probe);
+        Ok(Published { probe, is_adapter })
     }
 }
 
-/// The engine, which has just loaded `version`, computes what the trainer does.
+/// What the engine has just loaded, and has this name, computes what the trainer does.
 pub(super) async fn check(
     client: &EngineClient,
     config: &EnginesConfig,
-    version: PolicyVersion,
+    named: &Named,
     probe: &Probe,
 ) -> Result<(), ProbeError> {
     let sampling =
         json!({"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": false});
     let body = json!({
-        "request_id": "primerl-probe", "model": config.model, "token_ids": probe.token_ids,
-        "sampling_params": sampling, "cache_salt": version.to_string(), "stream": false,
+        "request_id": "primerl-probe", "model": named.model, "token_ids": probe.token_ids,
+        "sampling_params": sampling, "cache_salt": named.version.to_string(), "stream": false,
     });
     let answer = client
         .call(
@@ -104,18 +121,24 @@ pub(super) async fn check(
             config.update_timeout.max(config.request_timeout),
         )
         .await?;
+    let answered: Answered =
+        serde_json::from_slice(&answer).map_err(|error| EngineError::Malformed {
+            call: "generate",
+            problem: error.to_string(),
+        })?;
+    named.check_model(answered.model.as_deref())?;
     let found =
         scored_logprobs(&answer, &probe.token_ids).map_err(|problem| EngineError::Malformed {
             call: "generate",
             problem,
         })?;
-    let (mean, largest) = probe.distance(&found);
+    let (mean, largest) = distance(&probe.logprobs, &found);
     // Not `>`, which nothing that is no number is.
     if mean <= config.probe_tolerance {
         return Ok(());
     }
     Err(ProbeError::Differs {
-        version,
+        version: named.version,
         tokens: probe.token_ids.len(),
         mean,
         largest,
@@ -127,30 +150,24 @@ pub(super) async fn check(
 mod tests {
     use super::*;
 
-    fn read(manifest: &serde_json::Value) -> Result<Option<Probe>, ProbeError> {
+    fn read(manifest: &serde_json::Value) -> Result<Published, ProbeError> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("manifest.json");
         std::fs::write(&path, manifest.to_string()).expect("writes");
-        Probe::read(&path)
+        Published::read(&path)
     }
 
     #[test]
     fn a_manifest_may_have_none() {
-        assert!(read(&json!({"format": 1})).expect("is read").is_none());
+        let none = read(&json!({"format": 1})).expect("is read");
+        assert!(none.probe.is_none() && !none.is_adapter);
+        let adapter = read(&json!({"files": [{"name": "adapter_model.safetensors", "bytes": 3}]}));
+        assert!(adapter.expect("is read").is_adapter);
         let short = read(&json!({"probe": {"token_ids": [1, 2], "logprobs": [0.0]}}));
         let error = short.expect_err("is refused").to_string();
         assert!(
             error.contains("1 log-probabilities for 2 tokens"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn the_first_token_does_not_count() {
-        let probe = Probe {
-            token_ids: vec![4, 5, 6],
-            logprobs: vec![0.0, -1.0, -3.0],
-        };
-        assert_eq!(probe.distance(&[-9.0, -1.5, -2.0]), (0.75, 1.0));
     }
 }

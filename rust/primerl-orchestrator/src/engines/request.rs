@@ -2,13 +2,14 @@
 
 use super::body::RequestBody;
 use super::chat::ChatMessages;
-use super::client::EngineError;
+use super::error::EngineError;
 use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
 use super::ids::PromptIds;
+use super::named::Named;
 use super::pool::EnginesConfig;
 use super::routing::Resident;
 use primerl_core::conversation::History;
-use primerl_core::{PolicyVersion, RolloutId, Truncation};
+use primerl_core::{RolloutId, Truncation};
 use std::time::Instant;
 
 #[derive(Debug, thiserror::Error)]
@@ -71,12 +72,12 @@ impl<'a> SampleRequest<'a> {
     pub(crate) fn body(
         &self,
         config: &EnginesConfig,
-        version: PolicyVersion,
+        named: &Named,
         stream: bool,
     ) -> Result<RequestBody, serde_json::Error> {
         let body = GenerateBody {
             request_id: self.request_id,
-            model: &config.model,
+            model: &named.model,
             token_ids: self.prompt,
             sampling_params: SamplingParams {
                 temperature: self.temperature,
@@ -91,7 +92,7 @@ impl<'a> SampleRequest<'a> {
                 detokenize: false,
                 structured_outputs: self.structured_outputs,
             },
-            cache_salt: version.to_string(),
+            cache_salt: named.version.to_string(),
             stream,
         };
         body.encode(&config.written_ids)

@@ -14,7 +14,12 @@ pub(super) struct Candidate {
     pub limit: u32,
     /// It failed this very request before.
     pub failed: bool,
+    /// It is far behind the others.
+    pub slow: bool,
 }
+
+/// A slow engine counts as so many times as full as it is.
+const SLOW_WEIGHT: u64 = 8;
 
 /// Where the prefix of a conversation is in the KV cache: on this engine, for as long as it serves that version (a
 /// prefix that other weights computed is not reused).
@@ -29,17 +34,18 @@ impl Candidate {
         self.running < self.limit
     }
 
-    /// By the share of its limit that is taken, so that a larger engine gets more.
+    /// By the share of its limit that would be taken, so that a larger engine gets more.
     fn compare_load(&self, other: &Candidate) -> Ordering {
         let taken = |this: &Candidate, that: &Candidate| {
-            u64::from(this.running) * u64::from(that.limit.max(1))
+            let weight = if this.slow { SLOW_WEIGHT } else { 1 };
+            (u64::from(this.running) + u64::from(this.slow)) * weight * u64::from(that.limit.max(1))
         };
         taken(self, other).cmp(&taken(other, self))
     }
 }
 
 /// Of the engines at the newest version: one that has not failed the request; the one that holds its prefix, unless
-/// that is at its limit; else the least loaded.
+/// that is at its limit, or slow; else the least loaded.
 pub(super) fn choose(candidates: &[Candidate], resident: Option<Resident>) -> Option<EngineId> {
     let newest = candidates.iter().map(|candidate| candidate.version).max()?;
     let current = candidates
@@ -50,7 +56,7 @@ pub(super) fn choose(candidates: &[Candidate], resident: Option<Resident>) -> Op
             engine: candidate.engine,
             version: candidate.version,
         };
-        candidate.has_room() && resident == Some(here)
+        candidate.has_room() && !candidate.slow && resident == Some(here)
     };
     let chosen = current.min_by(|a, b| {
         (a.failed.cmp(&b.failed))
@@ -72,6 +78,7 @@ mod tests {
             running,
             limit: 10,
             failed: false,
+            slow: false,
         }
     }
 
@@ -123,6 +130,20 @@ mod tests {
             Some(0),
             "somebody has to"
         );
+    }
+
+    #[test]
+    fn a_slow_engine_gets_little_while_others_are_not() {
+        let slow = |engine, running| Candidate {
+            slow: true,
+            ..candidate(engine, running)
+        };
+        let resident = resident(0, 3);
+        assert_eq!(chosen(&[slow(0, 0), candidate(1, 7)], resident), Some(1));
+        assert_eq!(chosen(&[slow(0, 0), candidate(1, 9)], resident), Some(0));
+        assert_eq!(chosen(&[slow(0, 1), candidate(1, 9)], resident), Some(1));
+        assert_eq!(chosen(&[slow(0, 3), slow(1, 2)], resident), Some(1));
+        assert_eq!(chosen(&[slow(0, 3)], resident), Some(0), "the only one");
     }
 
     #[test]

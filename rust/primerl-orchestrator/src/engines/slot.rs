@@ -1,15 +1,14 @@
 //! A request's place on an engine: waited for, taken, given back.
 
-use super::client::EngineError;
+use super::error::EngineError;
 use super::generate::Generated;
 use super::pool::Engines;
 use super::routing::{Candidate, Resident, choose};
-use super::state::Engine;
+use super::state::{Engine, Served};
 use primerl_core::{EngineId, PolicyVersion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
-use tokio_util::sync::CancellationToken;
+use std::time::{Duration, Instant};
 
 impl Engines {
     /// Wait until an engine may be used, and take a place on it. `None`: the deadline passed.
@@ -43,23 +42,25 @@ impl Engines {
                 let state = engine.state.lock();
                 Some(Candidate {
                     engine: engine.id,
-                    version: state.usable()?,
+                    version: state.usable()?.named.version,
                     running: state.load.running,
                     limit: state.limit,
                     failed: failed.contains(&engine.id),
+                    slow: state.health.is_slow(),
                 })
             })
             .collect();
-        let engine = &engines[choose(&candidates, resident)?.0 as usize];
+        let chosen = choose(&candidates, resident)?;
+        let engine = engines.iter().find(|engine| engine.id == chosen)?;
         let mut state = engine.state.lock();
         // The state may have changed since it was read; the caller tries again.
-        let version = state.usable()?;
+        let served = Arc::clone(state.usable()?);
         state.load.start(Instant::now());
+        served.take_place();
         Some(Slot {
             engine: Arc::clone(engine),
-            version,
             weights: engine.weights.load(Ordering::SeqCst),
-            lost: state.lost.clone(),
+            served,
         })
     }
 }
@@ -67,30 +68,54 @@ impl Engines {
 /// A request's place on an engine.
 pub(super) struct Slot {
     pub engine: Arc<Engine>,
-    pub version: PolicyVersion,
     /// [`Engine::weights`] when the place was taken.
     pub weights: u64,
-    pub lost: CancellationToken,
+    /// What it is answered by.
+    pub served: Arc<Served>,
 }
 
 impl Slot {
+    pub(super) fn version(&self) -> PolicyVersion {
+        self.served.named.version
+    }
+
+    /// It goes elsewhere.
+    pub(super) fn is_lost(&self) -> bool {
+        self.served.lost.is_cancelled()
+    }
+
+    pub(super) fn answered(&self, tokens: usize, took: Duration) {
+        let mut state = self.engine.state.lock();
+        state.health.answered(Instant::now(), tokens, took);
+    }
+
+    /// The engine failed a request that another may answer.
+    pub(super) fn failed(&self) {
+        // Of one that was taken out meanwhile, this is known, and an adapter that had to give way says nothing of it.
+        if !self.is_lost() {
+            self.engine.state.lock().health.failed(Instant::now());
+            self.engine.suspect();
+        }
+    }
+
     pub(super) async fn unless_lost<T>(
         &self,
         answer: impl Future<Output = Result<T, EngineError>>,
     ) -> Result<T, EngineError> {
         tokio::select! {
             answer = answer => answer,
-            () = self.lost.cancelled() => Err(EngineError::Lost),
+            () = self.served.lost.cancelled() => Err(EngineError::Lost),
         }
     }
 
     /// Tokens may come from the version proved at the start, or from updates that were told since; from no other.
     pub(super) fn check_versions(&self, generated: Generated) -> Result<Generated, EngineError> {
-        let newest = self.engine.state.lock().told.unwrap_or(self.version);
+        let told = self.engine.state.lock().told;
+        let newest = told.map_or(self.version(), |told| told.max(self.version()));
         let foreign = generated
             .versions
             .iter()
-            .find(|run| !(self.version..=newest).contains(&run.version));
+            .find(|run| !(self.version()..=newest).contains(&run.version));
         match foreign {
             Some(run) => Err(EngineError::Unproved {
                 label: run.version.to_string(),
@@ -101,6 +126,16 @@ impl Slot {
 }
 
 impl Engines {
+    /// Ends when the probe of these weights was passed; one that is not loses the engine, which the caller has to see.
+    pub(super) async fn until_vouched_for(&self, engine: &Engine, weights: u64) {
+        let mut changed = self.changed.subscribe();
+        while !engine.vouches_for(weights) {
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Hold back what new weights sampled until their probe is passed: the supervisor's, which bounds it.
     pub(super) async fn unless_probe_fails(
         &self,
@@ -110,7 +145,7 @@ impl Engines {
         let newest = generated.versions.iter().map(|run| run.version).max();
         let mut changed = self.changed.subscribe();
         loop {
-            if slot.lost.is_cancelled() {
+            if slot.is_lost() {
                 return Err(EngineError::Lost);
             }
             if newest <= slot.engine.state.lock().probed {
@@ -118,7 +153,7 @@ impl Engines {
             }
             tokio::select! {
                 _ = changed.changed() => {}
-                () = slot.lost.cancelled() => {}
+                () = slot.served.lost.cancelled() => {}
                 () = self.stop.cancelled() => return Err(EngineError::Lost),
             }
         }
@@ -129,6 +164,9 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.engine.state.lock();
         state.load.stop(Instant::now());
+        if self.served.give_back_place() == 0 && self.served.named.base.is_some() {
+            self.engine.unused.notify_one();
+        }
         if state.load.running == 0 {
             self.engine.idle.notify_one();
         }

@@ -1,10 +1,13 @@
 //! One engine as the pool sees it.
 
 use super::client::EngineClient;
+use super::health::Health;
+use super::named::Named;
 use super::supervisor::Update;
 use parking_lot::Mutex;
 use primerl_core::{EngineId, PolicyVersion};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -27,11 +30,43 @@ pub(super) struct Engine {
     pub rejoined: Notify,
     /// Its last request has ended.
     pub idle: Notify,
+    /// Cancelled when it is known not to be at its address any more.
+    pub gone: CancellationToken,
+    /// Cancelled when its supervisor has ended.
+    pub ended: CancellationToken,
+    /// The last request of an adapter has ended.
+    pub unused: Notify,
+}
+
+/// A proved version, as requests get it.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub named: Named,
+    /// Cancelled with the engine's own, or for itself alone.
+    pub lost: CancellationToken,
+    /// Places that requests have; written under the lock of the engine's state.
+    places: AtomicU32,
+}
+
+impl Served {
+    pub fn take_place(&self) {
+        self.places.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many are left.
+    pub fn give_back_place(&self) -> u32 {
+        self.places.fetch_sub(1, Ordering::SeqCst) - 1
+    }
+
+    pub fn running(&self) -> u32 {
+        self.places.load(Ordering::SeqCst)
+    }
 }
 
 impl Engine {
     pub fn new(
         id: EngineId,
+        name: Option<&str>,
         client: EngineClient,
         updates: mpsc::UnboundedSender<Update>,
     ) -> Engine {
@@ -39,7 +74,11 @@ impl Engine {
             id,
             client,
             state: Mutex::new(EngineState {
-                proved: None,
+                name: name.map(str::to_owned),
+                health: Health::default(),
+                complained: false,
+                served: None,
+                adapters: Vec::new(),
                 probed: None,
                 told: None,
                 healthy: false,
@@ -63,7 +102,50 @@ impl Engine {
             suspect: Notify::new(),
             rejoined: Notify::new(),
             idle: Notify::new(),
+            gone: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            unused: Notify::new(),
         }
+    }
+
+    /// From now on requests get this. `is_probed`: it has passed its probe, too.
+    pub fn serve(&self, named: Named, is_probed: bool) {
+        let mut state = self.state.lock();
+        let version = named.version;
+        let served = Arc::new(Served {
+            lost: state.lost.child_token(),
+            places: AtomicU32::new(0),
+            named,
+        });
+        if served.named.base.is_some() {
+            state.adapters.push(Arc::clone(&served));
+        }
+        state.updating = false;
+        state.suspected = false;
+        state.served = Some(served);
+        state.health.was_paused(Instant::now());
+        state.doing = format!("comparing version {version} with the trainer");
+        if is_probed {
+            self.note_probe(&mut state, version);
+        }
+    }
+
+    /// It computes with what it serves, which is this version.
+    pub fn note_probe(&self, state: &mut EngineState, version: PolicyVersion) {
+        state.probed = Some(version);
+        self.probe_passed();
+        state.down_since = None;
+        state.doing = format!("serving version {version}");
+        let now = Instant::now();
+        state.health.serves(now);
+        state.load.counted_since.get_or_insert(now);
+    }
+
+    /// Names of the adapters that requests have, or may get.
+    pub fn adapters_in_use(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let names = state.adapters.iter();
+        names.map(|served| served.named.model.clone()).collect()
     }
 
     /// A request failed on it: it gets no other before it was looked at.
@@ -78,6 +160,11 @@ impl Engine {
         self.probed_weights.store(weights, Ordering::SeqCst);
     }
 
+    /// Whether the probe of these weights, or of later ones, was passed.
+    pub fn vouches_for(&self, weights: u64) -> bool {
+        weights <= self.probed_weights.load(Ordering::SeqCst)
+    }
+
     /// From now on, what it samples is not known to come from the weights it proved last. The caller holds `state`.
     pub fn weights_change(&self) {
         self.weights.fetch_add(1, Ordering::SeqCst);
@@ -87,8 +174,15 @@ impl Engine {
 /// Guarded by a mutex held for a few loads and stores.
 #[derive(Debug)]
 pub(super) struct EngineState {
+    /// What it joins by, wherever it is: one that joins by it later is the same, started again.
+    pub name: Option<String>,
+    pub health: Health,
+    /// What is wrong with it was said.
+    pub complained: bool,
     /// Newest version it proved; no traffic without.
-    pub proved: Option<PolicyVersion>,
+    pub served: Option<Arc<Served>>,
+    /// Adapters that are loaded, the oldest first: requests still have them, or new ones get them.
+    pub adapters: Vec<Arc<Served>>,
     /// Newest version whose probe it passed: tokens of later ones are held back.
     pub probed: Option<PolicyVersion>,
     /// Newest version it was told to load: tokens of a version in between are its own, too.
@@ -153,19 +247,30 @@ impl Load {
 
 impl EngineState {
     /// For people: of one that cannot be used also why not, while it is tried again.
-    pub fn describe(&self) -> String {
+    pub fn describe(&self, now: Instant) -> String {
         let (doing, reason) = (&self.doing, &self.lost_because);
-        match self.down_since {
-            Some(_) if !reason.is_empty() && !doing.contains(reason) => {
-                format!("{doing}; it was lost before: {reason}")
-            }
-            _ => doing.clone(),
+        if self.down_since.is_some() && !reason.is_empty() && !doing.contains(reason) {
+            return format!("{doing}; it was lost before: {reason}");
+        }
+        match self.health.complaint(now) {
+            Some(complaint) => format!("{doing}; {complaint}"),
+            None => doing.clone(),
         }
     }
 
-    /// The version it may be given requests for.
-    pub fn usable(&self) -> Option<PolicyVersion> {
-        self.proved
-            .filter(|_| self.healthy && !self.updating && !self.suspected)
+    /// Newest version it proved.
+    pub fn proved(&self) -> Option<PolicyVersion> {
+        self.served.as_ref().map(|served| served.named.version)
+    }
+
+    /// What it may be given requests for.
+    pub fn usable(&self) -> Option<&Arc<Served>> {
+        let is_well = self.healthy && !self.updating && !self.suspected;
+        self.served.as_ref().filter(|_| is_well)
+    }
+
+    /// It has been through its start-up once.
+    pub fn was_proved(&self) -> bool {
+        self.was_known || self.load.counted_since.is_some()
     }
 }

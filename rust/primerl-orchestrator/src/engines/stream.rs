@@ -1,6 +1,6 @@
 //! A streamed answer of `/inference/v1/generate`: server-sent events put together to the answer they are parts of.
 
-use super::client::EngineError;
+use super::error::EngineError;
 use super::generate::{Choice, Logprobs, TokenLogprob, VersionSpan};
 use serde::Deserialize;
 

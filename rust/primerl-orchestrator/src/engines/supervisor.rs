@@ -1,27 +1,29 @@
 //! The one task of one engine: reach it, bring it up to date, watch its health.
 
-use super::chat;
-use super::client::{EngineError, ModelCard};
-use super::load::{LoadWatch, Reading};
+use super::adapters;
+use super::error::EngineError;
+use super::load::LoadWatch;
+use super::looks::{self, ill, reach, tick};
 use super::meaning::{MeaningError, prove_processed};
+use super::named::Named;
 use super::pool::Engines;
-use super::probe::{self, Probe, ProbeError};
+use super::probe::{self, Probe, ProbeError, Published};
 use super::state::Engine;
+use super::weights::in_time;
 use futures_util::FutureExt;
 use primerl_core::{Event, PolicyVersion};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use tokio::time::Interval;
 
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Failed checks in a row before an engine is given up, and good ones before it is taken back.
-const FAILURES_TO_LOSE: u32 = 3;
 const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// A resume that fails leaves the engine frozen: worth a few tries.
 const RESUME_ATTEMPTS: u32 = 3;
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
+
+const RESTARTED: &str = "it was restarted, or serves weights it never proved";
 
 /// New weights to load and prove.
 #[derive(Clone, Debug)]
@@ -33,7 +35,7 @@ pub(super) struct Update {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum UpdateError {
+pub(super) enum UpdateError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error("the update did not end within {0:?}")]
@@ -46,15 +48,13 @@ enum UpdateError {
     Probe(#[from] ProbeError),
 }
 
-/// Runs until the pool stops.
+/// Runs until the pool stops, or the engine is known to be elsewhere.
 pub(super) async fn supervise(
     pool: Arc<Engines>,
     engine: Arc<Engine>,
     mut updates: mpsc::UnboundedReceiver<Update>,
 ) {
-    let stop = pool.stop.clone();
     let work = async {
-        let mut retry = FIRST_RETRY;
         loop {
             reach(&pool, &engine).await;
             // Updates told before the engine was lost are void: the core tells anew after the join.
@@ -64,68 +64,27 @@ pub(super) async fn supervise(
                 engine: engine.id,
                 url: engine.client.url().to_owned(),
             });
-            let started = Instant::now();
             let reason = serve(&pool, &engine, &mut updates).await;
-            tracing::warn!(engine = %engine.client.url(), reason, "engine lost");
-            pool.driver.send(Event::EngineLost {
-                engine: engine.id,
-                reason,
-            });
-            if started.elapsed() > LONGEST_RETRY {
-                retry = FIRST_RETRY;
-            }
-            tokio::time::sleep(retry).await;
-            retry = (retry * 2).min(LONGEST_RETRY);
+            tell_lost(&pool, &engine, reason);
         }
     };
     tokio::select! {
         () = work => {}
-        () = stop.cancelled() => {}
-    }
-}
-
-/// Wait until the engine answers and serves the run's model.
-async fn reach(pool: &Engines, engine: &Engine) {
-    let mut last = String::new();
-    let mut retry = FIRST_RETRY;
-    loop {
-        match look(pool, engine).await {
-            Ok(card) => {
-                let mut state = engine.state.lock();
-                state.healthy = true;
-                state.unfit = None;
-                if !state.was_lost {
-                    state.down_since = None;
-                }
-                state.max_model_len = card.max_model_len;
-                state.doing = "reached, no weights proved".into();
-                return;
-            }
-            Err(error) => {
-                let error = error.to_string();
-                if error != last {
-                    tracing::warn!(engine = %engine.client.url(), error, "engine not usable yet");
-                }
-                engine.state.lock().doing = format!("not reachable: {error}");
-                last = error;
-            }
+        () = pool.stop.cancelled() => {}
+        () = engine.gone.cancelled() => {
+            let reason = lose(&pool, &engine, "another engine is at its address, or it has another".into());
+            tell_lost(&pool, &engine, reason);
         }
-        tokio::time::sleep(retry).await;
-        retry = (retry * 2).min(Duration::from_secs(1));
     }
+    engine.ended.cancel();
 }
 
-/// The card of the run's model, if the engine is well and can do what it will be asked for.
-async fn look(pool: &Engines, engine: &Engine) -> Result<ModelCard, EngineError> {
-    engine.client.health().await?;
-    let card = engine.client.model(&pool.config.model).await?;
-    if pool.config.engines_render
-        && let Err(lacking) = chat::prove(&engine.client, &pool.config).await?
-    {
-        engine.state.lock().unfit = Some(lacking.clone());
-        return Err(EngineError::Unfit(lacking));
-    }
-    Ok(card)
+fn tell_lost(pool: &Engines, engine: &Engine, reason: String) {
+    tracing::warn!(engine = %engine.client.url(), reason, "engine lost");
+    pool.driver.send(Event::EngineLost {
+        engine: engine.id,
+        reason,
+    });
 }
 
 /// Updates and health checks until the engine is lost; the result is why.
@@ -134,9 +93,8 @@ async fn serve(
     engine: &Engine,
     updates: &mut mpsc::UnboundedReceiver<Update>,
 ) -> String {
-    let mut failures = 0;
     let mut watch = LoadWatch::default();
-    let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
+    let mut ticks = tokio::time::interval(looks::INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -144,19 +102,14 @@ async fn serve(
                 let Some(update) = newest(update, updates) else {
                     return lose(pool, engine, "the run is over".into());
                 };
-                let proved = async {
-                    let probe = read_probe(pool, &update).await?;
-                    run_update(pool, engine, &update).await?;
-                    pool.driver.send(Event::EngineProved { engine: engine.id, version: update.version });
-                    run_probe(pool, engine, update.version, probe).await
-                };
                 let updated = tokio::select! {
-                    updated = proved => updated,
+                    updated = bring(pool, engine, &update) => updated,
                     // Loading may take minutes, but not an engine's answer that it is well.
-                    reason = ill(engine) => {
+                    reason = ill(pool, engine, &mut watch) => {
                         let reason = format!("while it was brought to version {}: {reason}", update.version);
                         return lose(pool, engine, reason);
                     }
+                    () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
                 };
                 if let Err(error) = updated {
                     let failed = match error {
@@ -167,21 +120,25 @@ async fn serve(
                     return lose(pool, engine, reason);
                 }
             }
-            () = engine.rejoined.notified() => {
-                return lose(pool, engine, "it was restarted, or serves weights it never proved".into());
-            }
-            () = engine.suspect.notified() => failures = look_again(pool, engine, failures).await,
-            _ = ticks.tick() => {
-                failures = look_again(pool, engine, failures).await;
-                if failures == 0 {
-                    report_load(pool, engine, &mut watch).await;
+            () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
+            () = engine.unused.notified() => tokio::select! {
+                () = adapters::unload_unused(pool, engine) => {}
+                reason = ill(pool, engine, &mut watch) => return lose(pool, engine, reason),
+            },
+            () = due(engine, &mut ticks) => {
+                if let Some(reason) = tick(pool, engine, &mut watch).await {
+                    return lose(pool, engine, reason);
                 }
             }
         }
-        if failures >= FAILURES_TO_LOSE {
-            let doing = engine.state.lock().doing.clone();
-            return lose(pool, engine, doing);
-        }
+    }
+}
+
+/// A look: each second, and after a request that failed.
+async fn due(engine: &Engine, ticks: &mut Interval) {
+    tokio::select! {
+        () = engine.suspect.notified() => {}
+        _ = ticks.tick() => {}
     }
 }
 
@@ -194,77 +151,12 @@ fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) 
     Some(update)
 }
 
-/// Returns once health checks fail, with what they said.
-async fn ill(engine: &Engine) -> String {
-    let mut failures = 0;
-    while failures < FAILURES_TO_LOSE {
-        tokio::time::sleep(HEALTH_INTERVAL).await;
-        failures = check(engine, failures).await;
-    }
-    engine.state.lock().doing.clone()
-}
-
-/// As [`check`]; one that a request failed on has to say its version, too.
-async fn look_again(pool: &Engines, engine: &Engine, failures: u32) -> u32 {
-    let before = failures;
-    let failures = check(engine, failures).await;
-    let suspected = {
-        let state = engine.state.lock();
-        state.proved.filter(|_| state.suspected)
-    };
-    let (Some(version), 0) = (suspected, failures) else {
-        return failures;
-    };
-    match engine.client.check_label(version).await {
-        Ok(()) => {
-            engine.state.lock().suspected = false;
-            pool.changed.send_modify(|count| *count += 1);
-            0
-        }
-        Err(error @ EngineError::Label { .. }) => {
-            engine.state.lock().doing = error.to_string();
-            FAILURES_TO_LOSE
-        }
-        Err(error) => {
-            engine.state.lock().doing = format!("looked at, but {error}");
-            before + 1
-        }
-    }
-}
-
-async fn check(engine: &Engine, failures: u32) -> u32 {
-    let Err(error) = engine.client.health().await else {
-        return 0;
-    };
-    engine.state.lock().doing = format!("health check failed: {error}");
-    failures + 1
-}
-
-/// Tells the core of the engine's load when it changed enough. An engine that does not report any keeps its limit.
-async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
-    if engine.state.lock().usable().is_none() {
-        return;
-    }
-    let reading = match engine.client.metrics().await {
-        Ok(text) => Reading::parse(&text),
-        Err(error) => {
-            tracing::debug!(engine = %engine.client.url(), %error, "no metrics");
-            None
-        }
-    };
-    if let Some(load) = reading.and_then(|reading| watch.look(reading, Instant::now())) {
-        pool.driver.send(Event::EngineLoad {
-            engine: engine.id,
-            load,
-        });
-    }
-}
-
 /// Its requests go elsewhere at once, and it gets no others.
 fn cut_off(engine: &Engine) {
     let mut state = engine.state.lock();
     engine.weights_change();
-    state.proved = None;
+    state.served = None;
+    state.adapters.clear();
     state.probed = None;
     let lost = std::mem::take(&mut state.lost);
     drop(state);
@@ -274,6 +166,8 @@ fn cut_off(engine: &Engine) {
 fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
     cut_off(engine);
     let mut state = engine.state.lock();
+    state.health.taken_out(Instant::now());
+    state.complained = false;
     state.told = None;
     state.updating = false;
     state.suspected = false;
@@ -288,16 +182,52 @@ fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
     reason
 }
 
-/// Pause, load, prove, resume. Requests in flight keep their KV cache and go on with the new weights.
-async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), UpdateError> {
+/// Load, prove, compare with the trainer.
+async fn bring(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), UpdateError> {
+    let Published { probe, is_adapter } = read_published(pool, update).await?;
+    if is_adapter && let Some(most) = within(pool, engine.client.most_adapters()).await? {
+        return adapters::bring(pool, engine, update, probe, most).await;
+    }
+    let named = Named::weights(&pool.config.model, update.version);
+    run_update(pool, engine, update, &named).await?;
+    pool.driver.send(Event::EngineProved {
+        engine: engine.id,
+        version: update.version,
+    });
+    run_probe(pool, engine, &named, probe).await
+}
+
+/// What is to end within the time of an update.
+pub(super) async fn within<T>(
+    pool: &Engines,
+    call: impl Future<Output = Result<T, EngineError>>,
+) -> Result<T, UpdateError> {
+    let limit = pool.config.update_timeout;
+    let ended = tokio::time::timeout(limit, call).await;
+    Ok(ended.map_err(|_| UpdateError::Timeout(limit))??)
+}
+
+/// Read, pause, load, resume, prove. Requests in flight keep their KV cache and go on with the new weights; what those
+/// sampled is held back until `run_probe` has let it go, so the proof need not keep the engine standing still.
+async fn run_update(
+    pool: &Engines,
+    engine: &Engine,
+    update: &Update,
+    named: &Named,
+) -> Result<(), UpdateError> {
     let started = Instant::now();
+    let limit = pool.config.update_timeout;
+    let folder = folder_of(&update.manifest);
+    // It serves meanwhile. What is left of it when the time is up is done by the load, or fails there.
+    if let Ok(prepared) = tokio::time::timeout(limit, engine.client.prepare(&folder)).await {
+        prepared?;
+    }
     {
         let mut state = engine.state.lock();
         state.updating = true;
         state.told = Some(update.version);
         state.doing = format!("ending its requests before version {}", update.version);
     }
-    let limit = pool.config.update_timeout;
     if pool.config.engines_render {
         drain(engine, limit).await;
     }
@@ -309,79 +239,64 @@ async fn run_update(pool: &Engines, engine: &Engine, update: &Update) -> Result<
         state.probed = state.probed.filter(|probed| *probed < update.version);
         state.doing = format!("loading version {}", update.version);
     }
-    let loaded = tokio::time::timeout(limit, load_and_prove(engine, update)).await;
-    if !matches!(loaded, Ok(Ok(()))) {
+    let paused = Instant::now();
+    let loaded = within(pool, engine.client.load(&folder, update.version)).await;
+    if loaded.is_err() {
         // Nobody knows what it would go on with.
         cut_off(engine);
     }
     // Also after a failure: a frozen engine would hold its requests forever.
     let resumed = resume(engine).await;
-    match loaded {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => return Err(error.into()),
-        Err(_) => return Err(UpdateError::Timeout(limit)),
-    }
+    let paused_ms = paused.elapsed().as_millis() as u64;
+    loaded?;
     resumed.map_err(UpdateError::Resume)?;
-    check_meaning(pool, engine, update.version).await?;
-    {
-        let mut state = engine.state.lock();
-        state.updating = false;
-        state.suspected = false;
-        state.proved = Some(update.version);
-        state.doing = format!("comparing version {} with the trainer", update.version);
-    }
+    within(pool, engine.client.prove(named, &update.digest)).await?;
+    check_meaning(pool, engine, named).await?;
+    engine.serve(named.clone(), false);
     pool.changed.send_modify(|count| *count += 1);
     tracing::info!(
-        engine = %engine.client.url(), version = %update.version,
+        engine = %engine.client.url(), version = %update.version, paused_ms,
         milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
     );
     Ok(())
 }
 
-async fn read_probe(pool: &Engines, update: &Update) -> Result<Option<Probe>, ProbeError> {
-    if pool.config.engines_render {
-        // Such an engine need not take token ids.
-        return Ok(None);
-    }
+async fn read_published(pool: &Engines, update: &Update) -> Result<Published, ProbeError> {
     let manifest = PathBuf::from(&update.manifest);
-    match tokio::task::spawn_blocking(move || Probe::read(&manifest)).await {
-        Ok(read) => read,
+    let read = match tokio::task::spawn_blocking(move || Published::read(&manifest)).await {
+        Ok(read) => read?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    };
+    // An engine that renders need not take token ids.
+    let probe = read.probe.filter(|_| !pool.config.engines_render);
+    Ok(Published { probe, ..read })
 }
 
 /// Requests run meanwhile; those that the new weights had a part in are answered when it is passed.
 async fn run_probe(
     pool: &Engines,
     engine: &Engine,
-    version: PolicyVersion,
+    named: &Named,
     probe: Option<Probe>,
 ) -> Result<(), UpdateError> {
     if let Some(probe) = probe {
-        probe::check(&engine.client, &pool.config, version, &probe).await?;
+        probe::check(&engine.client, &pool.config, named, &probe).await?;
     }
-    {
-        let mut state = engine.state.lock();
-        state.probed = Some(version);
-        engine.probe_passed();
-        state.down_since = None;
-        state.doing = format!("serving version {version}");
-        state.load.counted_since.get_or_insert_with(Instant::now);
-    }
+    engine.note_probe(&mut engine.state.lock(), named.version);
     pool.changed.send_modify(|count| *count += 1);
     Ok(())
 }
 
 /// A process does not change what its log-probabilities are of, so it is asked once.
-async fn check_meaning(
+pub(super) async fn check_meaning(
     pool: &Engines,
     engine: &Engine,
-    version: PolicyVersion,
+    named: &Named,
 ) -> Result<(), MeaningError> {
     if !pool.config.needs_processed || engine.state.lock().is_processed {
         return Ok(());
     }
-    let proved = prove_processed(&engine.client, &pool.config, version).await;
+    let proved = prove_processed(&engine.client, &pool.config, named).await;
     let mut state = engine.state.lock();
     state.is_processed = proved.is_ok();
     // It has been through its start-up: there is nothing more to wait for than with others.
@@ -403,29 +318,19 @@ async fn drain(engine: &Engine, limit: Duration) {
     }
 }
 
-async fn load_and_prove(engine: &Engine, update: &Update) -> Result<(), EngineError> {
-    let folder = Path::new(&update.manifest)
+/// What engines are given in place of the manifest's own path.
+pub(super) fn folder_of(manifest: &str) -> String {
+    let folder = Path::new(manifest)
         .parent()
         .unwrap_or_else(|| Path::new("."));
-    engine.client.pause().await?;
-    engine
-        .client
-        .load(&folder.to_string_lossy(), update.version)
-        .await?;
-    engine.client.prove(update.version, &update.digest).await
+    folder.to_string_lossy().into_owned()
 }
 
 async fn resume(engine: &Engine) -> Result<(), EngineError> {
     let mut attempt = 1;
     loop {
-        let outcome = match tokio::time::timeout(RESUME_TIMEOUT, engine.client.resume()).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(EngineError::Malformed {
-                call: "resume",
-                problem: format!("no answer within {RESUME_TIMEOUT:?}"),
-            }),
-        };
-        match outcome {
+        let resumed = in_time("resume", RESUME_TIMEOUT, engine.client.resume()).await;
+        match resumed.and_then(|resumed| resumed) {
             Err(error) if attempt < RESUME_ATTEMPTS => {
                 tracing::warn!(engine = %engine.client.url(), %error, "cannot resume, trying again");
                 attempt += 1;

@@ -1,6 +1,6 @@
 //! Answers of an engine from their bytes to what is recorded, without the engine; for fuzzing.
 
-use super::client::EngineError;
+use super::error::EngineError;
 use super::generate::{Bounds, GenerateAnswer, Generated};
 use super::stream::Assembly;
 

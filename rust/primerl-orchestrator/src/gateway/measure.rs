@@ -9,7 +9,7 @@ use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
 use crate::config::Sampling;
-use crate::engines::{EnginesConfig, GenerateAnswer, RequestBody, SampleRequest};
+use crate::engines::{EnginesConfig, GenerateAnswer, Named, RequestBody, SampleRequest};
 use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
@@ -61,6 +61,8 @@ impl Turns {
             update_timeout: std::time::Duration::from_secs(60),
             stop_token_ids: renderer.stop_token_ids().to_vec(),
             vocabulary_size: renderer.vocabulary_size(),
+            seq_len: 512,
+            max_tokens: 12,
             needs_processed: false,
             probe_tolerance: 0.5,
             written_ids: Arc::default(),
@@ -109,7 +111,11 @@ impl Turns {
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);
         let engine_body = sample
-            .body(&self.engines, PolicyVersion(0), false)
+            .body(
+                &self.engines,
+                &Named::weights(&self.engines.model, PolicyVersion(0)),
+                false,
+            )
             .map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(Asked {
             request,

@@ -128,6 +128,13 @@ impl Orchestrator {
         }
     }
 
+    pub async fn join(&self, engine_url: &str) {
+        let (status, answer) = self
+            .post("/engines/join", &json!({"url": engine_url}))
+            .await;
+        assert_eq!(status, 200, "{answer}");
+    }
+
     /// POST a msgpack body, get a msgpack answer.
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let bytes = rmp_serde::to_vec_named(body).unwrap();
@@ -143,6 +150,21 @@ impl Orchestrator {
         let value = serde_json::from_slice(&bytes).or_else(|_| rmp_serde::from_slice(&bytes));
         (status, value.unwrap_or(Value::Null))
     }
+}
+
+/// Whether all engines of `/status` have proved their weights.
+pub fn all_proved(status: &Value) -> bool {
+    status["engines"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|engine| !engine["version"].is_null())
+}
+
+/// Of an orchestrator or an engine, in the Prometheus text format.
+pub async fn metrics(url: &str) -> String {
+    let answer = client().get(format!("{url}/metrics")).send().await.unwrap();
+    answer.text().await.unwrap()
 }
 
 pub fn client() -> reqwest::Client {

@@ -11,6 +11,8 @@ fn config() -> EnginesConfig {
         update_timeout: Duration::from_secs(20),
         stop_token_ids: vec![256],
         vocabulary_size: Some(300),
+        seq_len: 512,
+        max_tokens: 12,
         needs_processed: false,
         probe_tolerance: 0.5,
         written_ids: Arc::default(),
@@ -30,7 +32,12 @@ fn answer() -> Value {
 }
 
 fn read_of(answer: &Value) -> Result<Choice, EngineError> {
-    read(answer.to_string().as_bytes(), &[1, 2], "3")
+    read(
+        answer.to_string().as_bytes(),
+        &[1, 2],
+        "3",
+        &Named::weights("m", PolicyVersion(3)),
+    )
 }
 
 fn refused(answer: &Value) -> String {
@@ -101,7 +108,13 @@ fn every_way_to_sample_is_named() {
         top_logprobs: 3,
         ..SampleRequest::proof(&history, &[1])
     };
-    let body = body(&chat, &request, &config(), "4").expect("is written");
+    let body = body(
+        &chat,
+        &request,
+        &config(),
+        &Named::weights("m", PolicyVersion(4)),
+    )
+    .expect("is written");
     let body: Value = serde_json::from_slice(&body).expect("is JSON");
     // What is left out would come from the model's generation_config.json.
     for (name, value) in [

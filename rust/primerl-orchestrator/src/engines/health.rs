@@ -1,0 +1,285 @@
+//! Whether an engine may have requests, by what was seen of it: rules only, times are given.
+//!
+//! ```text
+//! serves ── 3 bad looks in a row ──────────────────────────────> out
+//! serves ── half of its requests fail, 5 at least ─────────────> out     while another engine serves
+//! serves ── 20 s without a token, while it has requests ───────> out     while another engine serves
+//! out    ── its penalty is over, and 3 good looks in a row ────> it proves its weights, and serves
+//! serves ── 30 s at a quarter of the others' pace, or 3 late looks ─> slow: an eighth of the requests
+//! slow   ── 15 s at half of it or more; 5 looks in time ──────────────> serves
+//! ```
+//! Each way has a stricter condition back than out, so that an engine at the edge does not go to and fro. The penalty
+//! doubles with each loss, and is forgiven by steps while it serves. Only an engine that does not answer is taken out
+//! where no other serves: a bad one is better than none.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Looks in a row.
+const BAD_TO_LOSE: u32 = 3;
+const GOOD_TO_RETURN: u32 = 3;
+const LATE_TO_SLOW: u32 = 3;
+const TIMELY_TO_RECOVER: u32 = 5;
+/// An answer that it is well that takes this long.
+const LATE: Duration = Duration::from_secs(2);
+/// Of its last requests, so many and not older are judged.
+const JUDGED: usize = 20;
+const JUDGED_FOR: Duration = Duration::from_secs(30);
+const FAILED_TO_LOSE: usize = 5;
+/// With requests and without a token for this long, it hangs; it is said from half of it on.
+const STALLED: Duration = Duration::from_secs(20);
+const FIRST_PENALTY: Duration = Duration::from_millis(200);
+const LONGEST_PENALTY: Duration = Duration::from_secs(60);
+/// Where no other engine serves.
+const LONGEST_ALONE: Duration = Duration::from_secs(10);
+/// Serving for so long forgives one doubling.
+const FORGIVES: Duration = Duration::from_secs(60);
+/// Shares of the others' pace.
+const SLOW_SHARE: f64 = 0.25;
+const RECOVERED_SHARE: f64 = 0.5;
+const SLOW_AFTER: Duration = Duration::from_secs(30);
+const RECOVERED_AFTER: Duration = Duration::from_secs(15);
+/// A slow engine whose pace nobody sees any more gets another chance.
+const UNSEEN: Duration = Duration::from_secs(60);
+
+/// One engine's.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    bad_looks: u32,
+    good_looks: u32,
+    late_looks: u32,
+    timely_looks: u32,
+    is_late: bool,
+    /// When a request ended, and whether it failed.
+    judged: VecDeque<(Instant, bool)>,
+    pace: Pace,
+    /// Tokens it has made, and when that number last moved, or could not.
+    made: Option<(f64, Instant)>,
+    /// Since when it has been far behind the others, or close enough.
+    behind_since: Option<Instant>,
+    level_since: Option<Instant>,
+    /// Its pace and the others', when it was found to be slow.
+    behind: Option<(f64, f64)>,
+    was_out: bool,
+    losses: u32,
+    out_since: Option<Instant>,
+    serves_since: Option<Instant>,
+}
+
+impl Health {
+    pub fn looked_good(&mut self, took: Duration) {
+        self.bad_looks = 0;
+        self.good_looks += 1;
+        let is_late = took >= LATE;
+        self.late_looks = if is_late { self.late_looks + 1 } else { 0 };
+        self.timely_looks = if is_late { 0 } else { self.timely_looks + 1 };
+        self.is_late = match self.is_late {
+            false => self.late_looks >= LATE_TO_SLOW,
+            true => self.timely_looks < TIMELY_TO_RECOVER,
+        };
+    }
+
+    pub fn looked_bad(&mut self) {
+        self.bad_looks += 1;
+        self.good_looks = 0;
+    }
+
+    /// It did not answer the last looks.
+    pub fn is_unreachable(&self) -> bool {
+        self.bad_looks >= BAD_TO_LOSE
+    }
+
+    /// It answered a request with so many tokens.
+    pub fn answered(&mut self, now: Instant, tokens: usize, took: Duration) {
+        self.judge(now, false);
+        self.pace.add(now, tokens, took);
+    }
+
+    /// A request failed on it that another engine could answer.
+    pub fn failed(&mut self, now: Instant) {
+        self.judge(now, true);
+    }
+
+    fn judge(&mut self, now: Instant, failed: bool) {
+        if self.judged.len() == JUDGED {
+            self.judged.pop_front();
+        }
+        self.judged.push_back((now, failed));
+    }
+
+    /// Tokens it has made since it started, those of prompts with them. `is_idle`: it has nothing to make tokens of.
+    pub fn made(&mut self, now: Instant, tokens: f64, is_idle: bool) {
+        match self.made {
+            Some((before, _)) if before == tokens && !is_idle => {}
+            _ => self.made = Some((tokens, now)),
+        }
+    }
+
+    /// It was kept from its requests until now.
+    pub fn was_paused(&mut self, now: Instant) {
+        if let Some((_, since)) = &mut self.made {
+            *since = now;
+        }
+    }
+
+    fn stalled_for(&self, now: Instant) -> Option<Duration> {
+        let (_, since) = self.made?;
+        let stalled = now.saturating_duration_since(since);
+        (stalled >= STALLED / 2).then_some(stalled)
+    }
+
+    /// Why it is to be taken out.
+    pub fn lost(&self, now: Instant, others_serve: bool) -> Option<String> {
+        if !others_serve {
+            return None;
+        }
+        let fresh = |(at, _): &&(Instant, bool)| now.saturating_duration_since(*at) <= JUDGED_FOR;
+        let judged = self.judged.iter().filter(fresh).count();
+        let failed = self
+            .judged
+            .iter()
+            .filter(fresh)
+            .filter(|(_, failed)| *failed)
+            .count();
+        if failed >= FAILED_TO_LOSE && 2 * failed >= judged {
+            return Some(format!("{failed} of its last {judged} requests failed"));
+        }
+        (self.stalled_for(now)? >= STALLED).then(|| self.describe_stall(now).unwrap_or_default())
+    }
+
+    fn describe_stall(&self, now: Instant) -> Option<String> {
+        let seconds = self.stalled_for(now)?.as_secs();
+        Some(format!(
+            "it hangs: it has requests, and has made no token for {seconds} s"
+        ))
+    }
+
+    /// Tokens a second that a request gets of it; `None` where too few were answered lately.
+    pub fn pace(&self, now: Instant) -> Option<f64> {
+        self.pace.rate(now)
+    }
+
+    /// `others`: the pace of the other engines that serve.
+    pub fn compare(&mut self, now: Instant, others: Option<f64>) {
+        let lasted = |since: Option<Instant>, long: Duration| {
+            since.is_some_and(|since| now.saturating_duration_since(since) >= long)
+        };
+        match (self.pace.rate(now), others) {
+            (Some(own), Some(others)) if own < SLOW_SHARE * others => {
+                self.level_since = None;
+                self.behind_since.get_or_insert(now);
+                if lasted(self.behind_since, SLOW_AFTER) {
+                    self.behind = Some((own, others));
+                }
+            }
+            (Some(own), Some(others)) if own < RECOVERED_SHARE * others => {
+                (self.behind_since, self.level_since) = (None, None);
+            }
+            (own, _) => {
+                self.behind_since = None;
+                self.level_since.get_or_insert(now);
+                let enough = if own.is_some() {
+                    RECOVERED_AFTER
+                } else {
+                    UNSEEN
+                };
+                if lasted(self.level_since, enough) {
+                    self.behind = None;
+                }
+            }
+        }
+    }
+
+    /// It is to get little while others are not slow.
+    pub fn is_slow(&self) -> bool {
+        self.is_late || self.behind.is_some()
+    }
+
+    /// For people: what is wrong with an engine that serves.
+    pub fn complaint(&self, now: Instant) -> Option<String> {
+        self.describe_stall(now)
+            .or_else(|| {
+                let (own, others) = self.behind?;
+                Some(format!(
+                    "slow: a request gets {own:.1} tokens/s, {others:.1} of the others"
+                ))
+            })
+            .or_else(|| {
+                self.is_late
+                    .then(|| "slow: it takes seconds to say that it is well".into())
+            })
+    }
+
+    /// It gets no requests from now on.
+    pub fn taken_out(&mut self, now: Instant) {
+        let served = self.serves_since.take();
+        let served = served.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let forgiven = (served.as_secs() / FORGIVES.as_secs()).min(u64::from(u32::MAX)) as u32;
+        *self = Health {
+            was_out: true,
+            losses: self.losses.saturating_sub(forgiven) + 1,
+            out_since: Some(now),
+            ..Health::default()
+        };
+    }
+
+    /// Whether it may be looked at to come back.
+    pub fn may_be_asked(&self, now: Instant, others_serve: bool) -> bool {
+        let Some(since) = self.out_since else {
+            return true;
+        };
+        let doubled = FIRST_PENALTY.saturating_mul(1 << self.losses.saturating_sub(1).min(16));
+        let longest = if others_serve {
+            LONGEST_PENALTY
+        } else {
+            LONGEST_ALONE
+        };
+        now.saturating_duration_since(since) >= doubled.min(longest)
+    }
+
+    /// Enough good looks in a row; an engine that was never out needs one.
+    pub fn may_return(&self) -> bool {
+        self.good_looks >= if self.was_out { GOOD_TO_RETURN } else { 1 }
+    }
+
+    pub fn serves(&mut self, now: Instant) {
+        self.serves_since.get_or_insert(now);
+    }
+}
+
+/// Tokens and seconds of requests, the older the less they count.
+#[derive(Debug, Default)]
+struct Pace {
+    tokens: f64,
+    seconds: f64,
+    requests: f64,
+    at: Option<Instant>,
+}
+
+impl Pace {
+    const HALF_LIFE_S: f64 = 10.0;
+    const FEW: f64 = 3.0;
+
+    fn left(&self, now: Instant) -> f64 {
+        let passed = self
+            .at
+            .map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        0.5_f64.powf(passed.as_secs_f64() / Self::HALF_LIFE_S)
+    }
+
+    fn add(&mut self, now: Instant, tokens: usize, took: Duration) {
+        let left = self.left(now);
+        self.tokens = self.tokens * left + tokens as f64;
+        self.seconds = self.seconds * left + took.as_secs_f64();
+        self.requests = self.requests * left + 1.0;
+        self.at = Some(now);
+    }
+
+    fn rate(&self, now: Instant) -> Option<f64> {
+        (self.requests * self.left(now) >= Self::FEW && self.seconds > 0.0)
+            .then(|| self.tokens / self.seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests;
