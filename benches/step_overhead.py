@@ -58,7 +58,11 @@ def body(step: int) -> bytes:
 def serve(steps: int, connection: Connection) -> None:
     """In a process of its own, as the orchestrator is. Batches are ready before the URL is known."""
     bodies = {step: body(step) for step in range(1, steps + 1)}
-    with OrchestratorDouble(lambda step, _rank: (200, bodies[step])) as double:
+
+    def ready(step: int, _rank: int) -> tuple[int, bytes]:
+        return 200, bodies[step]
+
+    with OrchestratorDouble(ready, ahead=ready) as double:
         connection.send(double.url)
         connection.recv()
 
@@ -66,9 +70,9 @@ def serve(steps: int, connection: Connection) -> None:
 def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time.perf_counter) -> list[dict[str, Any]]:
     """Lines of metrics."""
     from primerl.models.tiny import write_model
-    from primerl.train import metrics, rl
+    from primerl.train import metrics, policy_trainer, rl
 
-    rl.Clock = partial(metrics.Clock, now)  # type: ignore[attr-defined]
+    policy_trainer.Clock = partial(metrics.Clock, now)  # type: ignore[attr-defined]
     write_model(folder / "model", MODELS[name], seed=0)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(steps, theirs))

@@ -104,9 +104,10 @@ def load_shards(folder: Path) -> dict[str, Any]:
 
 
 def saved_tensors(checkpoint: Path) -> set[str]:
-    """Names of the tensors in a checkpoint."""
+    """Names of the tensors in a checkpoint, without the states of random numbers."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     entries = FileSystemReader(checkpoint / "trainer").read_metadata().state_dict_metadata
-    return {name for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    tensors = {name for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    return {name for name in tensors if not name.startswith("random.")}

@@ -7,39 +7,54 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import sft
 from rank_helpers import Case, load_shards, run_cases
 from sft_helpers import settings, write_rows
+from test_sft_checkpoint import curve
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 
-def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:
-    write_model(tmp_path / "model", TinyConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2), seed=1)
+def write_inputs(folder: Path) -> None:
+    write_model(folder / "model", TinyConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2), seed=1)
     generator = random.Random(1)
     words = ["x" * generator.randint(1, 12) for _ in range(23)]
-    write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": word} for word in words))
+    write_rows(folder / "rows.jsonl", *({"prompt": "a", "completion": word} for word in words))
 
-    def values(output: str) -> dict[str, Any]:
-        return settings(
-            tmp_path,
-            output_dir=str(tmp_path / output),
-            max_steps=4,
-            model={"path": str(tmp_path / "model"), "lora": {"rank": 4}},
-            data={"batch_size": 150, "seq_len": 75},
-            ckpt={"interval": 2, "weights": {"save_adapter_separately": True}},
-        )
 
-    assert sft.main(values("one")) == 0
-    run_cases([Case("sft", 2, values("two"))])
+def values_of(folder: Path, output: str, steps: int = 4, **lora: Any) -> dict[str, Any]:
+    return settings(
+        folder,
+        output_dir=str(folder / output),
+        max_steps=steps,
+        model={"path": str(folder / "model"), "lora": {"rank": 4, **lora}},
+        data={"batch_size": 150, "seq_len": 75},
+        ckpt={"interval": 2, "weights": {"save_adapter_separately": True}},
+    )
+
+
+def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    assert sft.main(values_of(tmp_path, "one")) == 0
+    run_cases([Case("sft", 2, values_of(tmp_path, "two"))])
     for step in (2, 4):
         for part in (".", "lora_adapters"):
             one, two = (load_shards(tmp_path / name / "weights" / f"step_{step}" / part) for name in ("one", "two"))
             assert sorted(one) == sorted(two)
             assert max((one[name] - two[name]).abs().max().item() for name in one) <= 1e-5
     # One rank goes on from what two have saved.
-    given = values("two")
-    given["max_steps"] = 5
+    given = values_of(tmp_path, "two", steps=5)
     given["ckpt"]["resume_step"] = -1
     assert sft.main(given) == 0
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    whole, again = values_of(tmp_path, "whole", dropout=0.3), values_of(tmp_path, "again", dropout=0.3)
+    again["ckpt"]["resume_step"] = 2
+    run_cases([Case("sft", 2, whole), Case("sft", 2, again, copied_from=str(tmp_path / "whole"))])
+    assert curve(tmp_path / "again") == curve(tmp_path / "whole")
+    one, two = (load_shards(tmp_path / name / "weights" / "step_4") for name in ("whole", "again"))
+    assert all(torch.equal(one[name], two[name]) for name in one)

@@ -21,7 +21,7 @@ import tomli_w
 import torch
 from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import sft
+from primerl.train import checkpoint, sft
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
 from primerl.train.optim import Optimizer
@@ -268,6 +268,36 @@ def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path: Path, place: str)
     torch.save({"step": 5, "model": {}, "optimizer": {}, "tokens_seen": 7, "samples_seen": 3}, path)
     with pytest.raises(CheckpointError, match="step_5 is of an earlier version of primerl"):
         Checkpoints(tmp_path, 1).newest()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_random_numbers_that_an_earlier_version_has_kept_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
+) -> None:
+    """Where they matter, the checkpoint is refused."""
+
+    def state_of(seed: int) -> tuple[torch.nn.Module, Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(dropout))
+        return model, Optimizer(model.named_parameters(), OptimConfig(), 9)
+
+    checkpoints, (saved, optimizer) = Checkpoints(tmp_path, None), state_of(1)
+    with monkeypatch.context() as formerly:
+        formerly.setattr(checkpoint, "random_states", lambda rank: {})
+        checkpoints.save(TrainerState(5, 0, 0, "adamw"), saved, optimizer)
+        checkpoints.finish()
+    file = tmp_path / "checkpoints" / "step_5" / "trainer" / "state.pt"
+    torch.save({**torch.load(file, weights_only=True), "rng": {"cpu": torch.get_rng_state(), "cuda": []}}, file)
+    (tmp_path / "checkpoints" / "step_5" / "sums.json").unlink()
+    model, optimizer = state_of(2)
+    found = checkpoints.newest()
+    assert found is not None
+    if dropout:
+        with pytest.raises(CheckpointError, match="step_5 is of an earlier version of primerl"):
+            checkpoints.restore(found, model, optimizer)
+    else:
+        checkpoints.restore(found, model, optimizer)
+        assert torch.equal(model[0].weight, saved[0].weight)
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,15 +215,16 @@ def test_going_on_from_a_checkpoint_is_exact(
         assert torch.equal(whole[name], gone_on[name]), name
 
 
-class Named:
-    """Parameters as a model has them."""
+class Named(torch.nn.Module):
+    """Parameters under names that no module could give them."""
 
-    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self, named: dict[str, torch.nn.Parameter]) -> None:
+        super().__init__()
+        self._named = named
 
-    def state_dict(self, *, keep_vars: bool) -> dict[str, torch.nn.Parameter]:
+    def state_dict(self, *, keep_vars: bool) -> dict[str, torch.nn.Parameter]:  # type: ignore[override]
         assert keep_vars
-        return self._parameters
+        return self._named
 
 
 def test_share_of_zeros_in_the_gradient() -> None:

@@ -18,7 +18,7 @@ from primerl.train.sft_config import SFTConfig
 from rank_helpers import Case, load_shards, run_cases
 from sft_helpers import metrics, settings, write_rows
 from test_train_rl import sequences
-from train_helpers import Answer, OrchestratorDouble, encode_batch
+from train_helpers import AHEAD, Answer, OrchestratorDouble, encode_batch, waiting
 from transformers import AutoModelForCausalLM
 
 STEPS = 6
@@ -171,6 +171,8 @@ def rl_runs(
         name: OrchestratorDouble(lambda step, rank, ranks=ranks: split_batch(step, rank, ranks))
         for name, ranks in (("one", 1), ("two", 2), ("four", 4), ("two_one", 1))
     }
+    # Each time the other one of the two ranks has to ask for its batch once more.
+    doubles["two"].ahead = lambda step, rank: split_batch(step, rank, 2) if rank == step % 2 else waiting("the others")
     for double in doubles.values():
         double.__enter__()
 
@@ -222,8 +224,16 @@ def test_each_rank_asks_for_its_own_and_one_speaks_for_all(
     rl_runs: tuple[dict[str, Path], dict[str, OrchestratorDouble]],
 ) -> None:
     _, doubles = rl_runs
-    asked = {(call["step"], call["rank"]) for call in doubles["two"].called("/trainer/batch")}
-    assert asked == {(step, rank) for step in range(1, STEPS + 1) for rank in (0, 1)}
+    all_batches = {(step, rank) for step in range(1, STEPS + 1) for rank in (0, 1)}
+    ahead, asked = (
+        [(call["step"], call["rank"]) for call in doubles["two"].called(path)] for path in (AHEAD, "/trainer/batch")
+    )
+    assert set(ahead) == {(step, rank) for step, rank in all_batches if step > 1}
+    assert len(asked) == len(set(asked))
+    # One rank of the two has its batch before the other asks for its own.
+    assert set(asked) == {(step, rank) for step, rank in all_batches if step == 1 or rank != step % 2}
+    four = {(call["step"], call["rank"]) for call in doubles["four"].called("/trainer/batch")}
+    assert four == {(step, rank) for step in range(1, STEPS + 1) for rank in range(4)}
     assert [call["version"] for call in doubles["two"].called("/trainer/weights")] == list(range(STEPS + 1))
     # The older of the two that are kept: the batches after it stay with the orchestrator.
     assert [call["step"] for call in doubles["two"].called("/trainer/checkpoint")] == [SAVED, SAVED]

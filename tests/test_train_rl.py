@@ -21,7 +21,7 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
 from rank_helpers import load_shards
 from safetensors.torch import load_file
-from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
+from train_helpers import AHEAD, Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -141,6 +141,34 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
     assert all(torch.equal(saved[name], final[name]) for name in final)
 
 
+def test_the_next_batch_is_fetched_beside_the_step(folder: Path, tmp_path: Path) -> None:
+    with OrchestratorDouble(whole_batch, ahead=whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "ahead")) == 0
+    assert [fields["step"] for fields in double.called("/trainer/batch")] == [1]
+    assert [fields["step"] for fields in double.called(AHEAD)] == [2, 3]
+    answers = iter([(503, b"busy"), (0, b"")])
+    with OrchestratorDouble(whole_batch, ahead=lambda step, rank: next(answers)) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "asked")) == 0
+    assert [fields["step"] for fields in double.called("/trainer/batch")] == [1, 2, 3]
+    one, other = published(tmp_path / "ahead", 3), published(tmp_path / "asked", 3)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_no_batch_ends_the_trainer_also_beside_the_step(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, answer, words in [
+        ("cut", lambda step, rank: (200, whole_batch(step)[1][:-40]), "batch"),
+        ("other", lambda step, rank: whole_batch(step + 1), "asked for step, rank, ranks (2, 0, 1), got (3, 0, 1)"),
+    ]:
+        with OrchestratorDouble(whole_batch, ahead=answer) as double:
+            said = failure(settings(double.url, folder, tmp_path / name), capsys)
+        assert words in said
+        # Nothing was trained with it, and it is not asked for again.
+        assert [fields["step"] for fields in double.called("/trainer/batch")] == [1]
+        assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1]
+
+
 def test_a_checkpoint_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     """Stopped after step 3, gone on from step 2: the same weights, bit for bit, and the same lines of metrics."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -238,8 +266,9 @@ def test_a_checkpoint_that_did_not_tell_environments_apart(folder: Path, tmp_pat
     state = torch.load(path, weights_only=True)
     first = [sum(len(sample) for sample in part) for part in (sequences(1)[:4], sequences(1)[4:])]
     assert state.pop("environments") == {"environment_0": [4, first[0]], "environment_1": [2, first[1]]}
-    # Nor did it write what is checked.
+    # Nor did it write what is checked, nor random numbers beside the tensors.
     del state["model_config"]
+    state["rng"] = {}
     torch.save(state, path)
     (tmp_path / "checkpoints" / "step_1" / "sums.json").unlink()
     with OrchestratorDouble(whole_batch) as double:

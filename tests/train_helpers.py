@@ -107,14 +107,18 @@ def encode_batch(
 Answer = tuple[int, bytes]
 """Status and body; status 0 closes the connection without an answer."""
 
+AHEAD = "/trainer/batch ahead"
+
 
 @dataclass
 class OrchestratorDouble:
-    """Answers the trainer's calls. `batch(step, rank)` decides what a batch request gets."""
+    """Answers the trainer's calls. `batch(step, rank)` decides what a batch request gets, `ahead` what one gets that
+    does not wait."""
 
     batch: Callable[[int, int], Answer]
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     before_weights: Callable[[dict[str, Any]], None] = lambda fields: None
+    ahead: Callable[[int, int], Answer] = lambda step, rank: waiting("it to be asked for")
 
     def __enter__(self) -> OrchestratorDouble:
         double = self
@@ -151,7 +155,11 @@ class OrchestratorDouble:
         self._thread.join()
 
     def answer(self, path: str, fields: dict[str, Any]) -> Answer:
+        if fields.pop("ahead", False):
+            path = AHEAD
         self.calls.append((path, fields))
+        if path == AHEAD:
+            return self.ahead(fields["step"], fields["rank"])
         if path == "/trainer/batch":
             return self.batch(fields["step"], fields["rank"])
         if path == "/trainer/weights":

@@ -85,7 +85,7 @@ WORKER = """
 import json, os, signal, sys
 import xxhash
 from primerl.train import receiver
-from primerl.train.wire import as_bytes
+from primerl.train.tensors import as_bytes
 
 new_group, broadcast = receiver.new_group, receiver.broadcast
 groups, left = 0, -1

@@ -8,13 +8,15 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 |---|---|
 | `config` | dataclasses of the settings, read from a mapping |
 | `model` | a `transformers` model over packed sequences |
-| `data` | the batch of a step as tensors |
+| `policy_trainer` | the policy trainer's loop over steps |
+| `data`, `batches` | the batch of a step as tensors; the next one fetched beside the step |
 | `client` | the orchestrator's trainer endpoints |
 | `loss` | policy loss, with what is measured of it |
 | `optim` | AdamW, learning-rate schedules, gradient clipping |
 | `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
 | `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
 | `weights`, `broadcast` | weights published to the engines; by a thread, beside training |
+| `tensors`, `digest` | dtypes, bytes and hashes of what is published; the digest that engines prove |
 | `probe` | what the model computes of a few tokens, published with its weights |
 | `shards`, `meeting` | weights divided among ranks; where the ranks' threads hear of each other |
 | `transfer`, `receiver`, `wire` | published weights sent from memory, beside the files |

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from primerl.train.config import ALL_LINEAR, ConfigError, LoraConfig
+from primerl.train.digest import digest_of, hash_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -33,6 +33,40 @@ READ_OR_HARMLESS = {
 def is_targeted(module: str, targets: Iterable[str]) -> bool:
     """As peft compares names."""
     return any(module == target or module.endswith("." + target) for target in targets)
+
+
+def targeted_layers(shapes: Mapping[str, Sequence[int]], targets: list[str]) -> list[str]:
+    """The linear layers of a model whose tensors have these shapes that get an adapter, as an engine knows them.
+
+    Raises ValueError for a target that is none of them.
+    """
+    linear = [
+        name.removesuffix(".weight")
+        for name, shape in shapes.items()
+        if ".layers." in name and name.endswith(".weight") and len(shape) == 2
+    ]
+    if targets == [ALL_LINEAR]:
+        return linear
+    for target in targets:
+        if not any(is_targeted(name, [target]) for name in linear):
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            raise ValueError(f"lora.target_modules: the model has no layer {target!r}; there are {known}")
+    return [name for name in linear if is_targeted(name, targets)]
+
+
+def adapter_shapes(shapes: Mapping[str, Sequence[int]], rank: int, targets: list[str]) -> dict[str, tuple[int, int]]:
+    """Names and shapes of an adapter's own tensors, as they are broadcast. Raises ValueError as `targeted_layers`."""
+    adapter: dict[str, tuple[int, int]] = {}
+    for name in targeted_layers(shapes, targets):
+        rows, columns = shapes[f"{name}.weight"]
+        adapter[f"{PREFIX}{name}.lora_A.weight"] = (rank, columns)
+        adapter[f"{PREFIX}{name}.lora_B.weight"] = (rows, rank)
+    return adapter
+
+
+def has_experts(folder: Path) -> bool:
+    """Whether the model is a mixture, by the names in its files."""
+    return any(".experts." in name for name, _, _, _ in tensor_bytes(folder))
 
 
 def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
@@ -74,8 +108,43 @@ def check_base(file: Path, base: Path, digest: str, key: str) -> None:
 def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
     """`adapter_config.json` of the adapter to begin with. Raises ConfigError where the adapter is of another kind."""
     assert config.adapter_path is not None
-    folder = Path(config.adapter_path).expanduser()
+    file = Path(config.adapter_path).expanduser() / ADAPTER_CONFIG
+    found = _of_known_kind(file, key)
+    for name, own, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{key}{own} is {value:g}, but {file} has {name} = {found.get(name)}; set {key}{own} to that"
+            )
+    return found
+
+
+def published_scale(folder: Path, rank: int, alpha: float) -> float:
+    """What multiplies a published adapter's product, by its `adapter_config.json`, of which the manifest has no hash.
+
+    `rank` is the run's, `alpha` that of the broadcast, which has it in float32. Raises ConfigError where the file is of
+    another kind of adapter, or has another rank or alpha.
+    """
     file = folder / ADAPTER_CONFIG
+    found = _of_known_kind(file, "the run's lora.")
+    if found.get("r") != rank:
+        raise ConfigError(f"{file} has r = {found.get('r')}, but the run's adapters are of rank {rank}")
+    own: Any = found.get("lora_alpha")
+    if not is_alpha(own, alpha):
+        raise ConfigError(f"{file} has lora_alpha = {own}, but the broadcast beside it was made with {alpha:g}")
+    return float(own) / rank
+
+
+def is_alpha(value: Any, published: float) -> bool:
+    """Whether a broadcast, which has it in float32, would have this value as `published`."""
+    try:
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+    except (struct.error, OverflowError):
+        return False
+    return bool(rounded == published)
+
+
+def _of_known_kind(file: Path, key: str) -> dict[str, Any]:
+    folder = file.parent
     for needed in (file, folder / ADAPTER_FILE):
         if not needed.is_file():
             raise ConfigError(
@@ -95,11 +164,6 @@ def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
     odd |= {"init_lora_weights"} if found.get("init_lora_weights", True) not in (True, False, "gaussian") else set()
     for name in sorted(odd):
         raise ConfigError(f"{key}adapter_path: {file}: {name} is {found[name]!r}, which is not supported")
-    for name, own, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
-        if found.get(name) != value:
-            raise ConfigError(
-                f"{key}{own} is {value:g}, but {file} has {name} = {found.get(name)}; set {key}{own} to that"
-            )
     return found
 
 
@@ -133,8 +197,4 @@ def _header(file: Path, view: memoryview) -> Iterator[tuple[str, dict[str, Any],
 
 def folder_digest(folder: Path) -> str:
     """Digest of a model folder's tensors as they are in its files (docs/architecture.md, "Weights")."""
-    lines = [
-        f"{name} {dtype} {'x'.join(map(str, shape))} {xxhash.xxh3_64_hexdigest(data)}\n"
-        for name, dtype, shape, data in tensor_bytes(folder)
-    ]
-    return xxhash.xxh3_128_hexdigest("".join(sorted(lines)).encode())
+    return digest_of((name, dtype, shape, hash_of(data)) for name, dtype, shape, data in tensor_bytes(folder))

@@ -29,15 +29,14 @@ from torch import Tensor
 
 from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.distributed import ALONE, Ranks
+from primerl.train.meeting import PATIENCE_S
 from primerl.train.parallel import local
+from primerl.train.shards import Files, Shares
 from primerl.train.step_folders import remove_unfinished
-from primerl.train.weights import Files, Shares, WeightsPublisher
+from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 1800.0
-"""For a disk that takes what is written, and does not come to an end. An orchestrator has a deadline of its own, and so
-have the ranks' threads for each other."""
 STOPPING_S = 1.0
 ENDING_S = 5.0
 """What a process that ends early gives the thread to write what it has."""

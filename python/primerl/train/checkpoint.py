@@ -20,7 +20,7 @@ from primerl.train.files import settle, sync
 from primerl.train.meeting import Meeting
 from primerl.train.merging import adapter_state
 from primerl.train.optim import Optimizer
-from primerl.train.shards import MAX_SHARD_BYTES, computing_dtype, gathered, own_tensors, plan, shares
+from primerl.train.shards import MAX_SHARD_BYTES, Files, by_file, computing_dtype, gathered, own_tensors, plan, shares
 from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saved_steps
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class TrainerState:
     samples_seen: int
     optimizer: str = ""
     """Its type."""
-    rng: dict[str, Any] = field(default_factory=dict)
-    """States of torch's generators, of the leading rank."""
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
     adapter: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +75,8 @@ class CheckpointError(Exception):
 
 class Checkpoints:
     """`<output_dir>/checkpoints/step_<k>/trainer`: `state.pt`, and the tensors in torch's distributed format, of which
-    each rank writes and reads what it holds; any number of ranks may read what another number has written.
+    each rank writes and reads what it holds, and its generators' states; any number of ranks may read what another
+    number has written.
 
     A folder of that name is whole: it is filled under another one, synced and renamed by the leading rank when all
     have written. That is done by a thread: training goes on once the tensors are copied.
@@ -123,6 +122,8 @@ class Checkpoints:
             raise self._unreadable(path, error) from error
         if "model" in values:
             raise self._former(folder)
+        # Of versions that kept the leading rank's random numbers only, and none where the policy was trained.
+        values.pop("rng", None)
         return TrainerState(**values)
 
     def restore(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
@@ -150,12 +151,18 @@ class Checkpoints:
                 if sizes.get(name) != tensor.shape:
                     here, there = _shape(tensor.shape), _shape(sizes.get(name))
                     raise CheckpointError(f"{where} is of another model: {name} is {here}, and there {there}")
-            load(tensors, storage_reader=reader, process_group=self._group, no_dist=self._group is None)
+            if _drops(model) and not any(name.startswith("random.") for name in entries):
+                raise self._former(folder.parent)  # without the random numbers that its dropout goes on with
+            states = random_states(self._ranks.rank)
+            # Of a rank that there was not, there are none.
+            states = {name: state for name, state in states.items() if sizes.get(name) == state.shape}
+            load(tensors | states, storage_reader=reader, process_group=self._group, no_dist=self._group is None)
         except (Exception, CheckpointException) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise self._unreadable(folder, error) from error
         optimizer.use_copies()
+        set_random_states(states)
 
     def _check(self, state: TrainerState, where: str, model: Any) -> None:
         """By all ranks."""
@@ -191,7 +198,7 @@ class Checkpoints:
         self._ranks.wait()
         _say_nothing_of_one_process()
         writing = async_save(
-            training_tensors(model, optimizer),
+            training_tensors(model, optimizer) | random_states(self._ranks.rank),
             storage_writer=FileSystemWriter(folder / "trainer"),
             process_group=self._group,
             no_dist=self._group is None,
@@ -264,14 +271,24 @@ def _shape(size: Any) -> str:
     return "missing" if size is None else "x".join(map(str, size)) or "a number"
 
 
-def random_state() -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+def _drops(model: torch.nn.Module) -> bool:
+    return any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def random_states(rank: int) -> dict[str, torch.Tensor]:
+    """States of this rank's generators, under names that no other rank has: torch lets each rank write its own."""
+    states = {f"random.{rank}.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states[f"random.{rank}.cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_states(states: dict[str, torch.Tensor]) -> None:
+    for name, state in states.items():
+        if name.endswith(".cuda"):
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)
 
 
 def save_checkpoint(
@@ -296,9 +313,7 @@ def save_checkpoint(
         RankError: another rank could not write its share, or did not in time.
     """
     target = output_dir / "weights" / f"step_{step}"
-    files: dict[str, dict[str, torch.Tensor]] = {}
-    for file, name, tensor in shares(model, ranks, plan(model, ranks, max_shard_bytes)):
-        files.setdefault(file, {})[name] = tensor.cpu().contiguous()
+    files = by_file(shares(model, ranks, plan(model, ranks, max_shard_bytes)))
     adapted = gathered(model, adapter_state(own_tensors(model)), keep=ranks.leads) if adapter is not None else {}
 
     def complete(folder: Path, parts: list[dict[str, dict[str, int]]]) -> None:
@@ -315,7 +330,7 @@ def save_checkpoint(
     return target
 
 
-def _write(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, int]]:
+def _write(folder: Path, files: Files) -> dict[str, dict[str, int]]:
     """Returns the tensors' sizes in bytes, by file and name."""
     for file, tensors in files.items():
         save_file(tensors, folder / file, metadata={"format": "pt"})

@@ -137,19 +137,14 @@ class Ranks:
             torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
         return values
 
-    def gathered(self, own: Any) -> list[Any]:
-        """What each rank gives, by rank, on all of them."""
-        found: list[Any] = [own] * self.size
-        if self.size > 1:
-            torch.distributed.all_gather_object(found, own)
-        return found
-
     def union(self, names: Iterable[str]) -> list[str]:
         """Names of all ranks, sorted."""
         own = sorted(set(names))
         if self.size == 1:
             return own
-        return sorted({name for names in self.gathered(own) for name in names})
+        found: list[list[str]] = [[] for _ in range(self.size)]
+        torch.distributed.all_gather_object(found, own)
+        return sorted({name for names in found for name in names})
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))

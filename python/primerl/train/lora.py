@@ -37,9 +37,9 @@ from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
 from primerl.train.model import DTYPES, ModelError
-from primerl.train.shards import gathered, own_tensors
+from primerl.train.shards import Files, Shares, gathered, own_tensors
 from primerl.train.transfer import Sender, address_towards
-from primerl.train.weights import Files, Shares, WeightsPublisher
+from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
+from primerl.train.tensors import DTYPES, as_bytes, tensor_hash
 from primerl.train.wire import (
     SECRET_FILE,
     HashError,
@@ -43,7 +43,6 @@ from primerl.train.wire import (
     TransferError,
     VersionGoneError,
     Wire,
-    as_bytes,
     broadcast,
     buckets,
     leave_group,
@@ -61,17 +60,6 @@ __all__ = [
     "close_links",
     "receive",
 ]
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def receive(
@@ -115,7 +103,7 @@ def receive(
     close_links(but={entry["sender"] for entry in contents["files"] if "sender" in entry})
     tensors = _from_sender(entry["sender"], path.parent.parent, who, contents["policy_version"], file, wanted)
     for entry in wanted:
-        found = xxhash.xxh3_64_hexdigest(as_bytes(tensors[entry["name"]]).cpu().numpy().data)
+        found = tensor_hash(tensors[entry["name"]])
         if found != entry["xxh3"]:
             raise HashError(f"{path.parent.name}, {file}: {entry['name']} has hash {found}")
     return tensors

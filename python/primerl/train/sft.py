@@ -33,9 +33,7 @@ from primerl.train.checkpoint import (
     CheckpointError,
     Checkpoints,
     TrainerState,
-    random_state,
     save_checkpoint,
-    set_random_state,
 )
 from primerl.train.config import ConfigError
 from primerl.train.cross_entropy import forward_backward, row_losses
@@ -195,7 +193,6 @@ class Run:
             self.mixture.go_to(state.data["position"])
         except (ValueError, KeyError) as error:
             raise CheckpointError(f"{where} is of other data: {error}") from error
-        set_random_state(state.rng)
         self.step, self.position = state.step, state.data["position"]
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
@@ -330,7 +327,6 @@ class Run:
             tokens_seen=sum(self.tokens),
             samples_seen=sum(self.samples),
             optimizer=self.config.optim.type,
-            rng=random_state(),
             data={**self.data, **place},
             adapter=self.adapter.facts() if self.adapter else {},
         )

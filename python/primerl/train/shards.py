@@ -10,7 +10,7 @@ mixture's experts), what belongs together is in one group.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,12 @@ class Shard:
     """Which makes it."""
     groups: tuple[tuple[str, ...], ...]
     """Names in the model's state."""
+
+
+Files = dict[str, dict[str, Tensor]]
+"""Tensors by their names, by the names of their files."""
+Shares = Iterable[tuple[str, str, Tensor]]
+"""File, name and tensor of what a rank writes. It may take all ranks to come by the next."""
 
 
 def own_tensors(model: Any) -> dict[str, Tensor]:
@@ -117,6 +123,14 @@ def shares(
             for name in sorted(named):
                 tensor = named[name].detach()
                 yield shard.file, name, tensor.to(dtype or tensor.dtype) if tensor.is_floating_point() else tensor
+
+
+def by_file(shares: Shares) -> Files:
+    """All of them, contiguous on the CPU."""
+    files: Files = {}
+    for file, name, tensor in shares:
+        files.setdefault(file, {})[name] = tensor.cpu().contiguous()
+    return files
 
 
 def gathered(model: Any, state: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:

@@ -26,13 +26,13 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from primerl.train.tensors import as_bytes
 from primerl.train.wire import (
     SECRET_FILE,
     PeerGoneError,
     Piece,
     TransferError,
     Wire,
-    as_bytes,
     broadcast,
     buckets,
     leave_group,

@@ -6,38 +6,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
+from primerl.train.digest import digest_of
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import settle, sync, write_text
 from primerl.train.meeting import Meeting
 from primerl.train.probe import Probe, probe_of
-from primerl.train.shards import MAX_SHARD_BYTES, plan, shares
+from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, plan, shares
 from primerl.train.step_folders import saved_steps
+from primerl.train.tensors import NAMES, tensor_hash
 from primerl.train.transfer import Sender
-
-SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-Files = dict[str, dict[str, Tensor]]
-"""Tensors by their names, by the names of their files."""
-Shares = Iterable[tuple[str, str, Tensor]]
-"""File, name and tensor of what a rank publishes. It may take all ranks to come by the next."""
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
@@ -47,14 +31,10 @@ def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: in
 
 def manifest_of(version: int, files: list[dict[str, Any]], tensors: list[dict[str, Any]]) -> dict[str, Any]:
     """Contents of `manifest.json`; its digest is of all tensors, whatever files they are in."""
-    lines = sorted(
-        (entry["name"], f"{entry['name']} {entry['dtype']} {'x'.join(map(str, entry['shape']))} {entry['xxh3']}\n")
-        for entry in tensors
-    )
     return {
         "format": 1,
         "policy_version": version,
-        "digest": xxhash.xxh3_128_hexdigest("".join(line for _, line in lines).encode()),
+        "digest": digest_of((entry["name"], entry["dtype"], entry["shape"], entry["xxh3"]) for entry in tensors),
         "files": files,
         "tensors": tensors,
     }
@@ -65,7 +45,7 @@ def tensor_entries(files: Files) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "dtype": SAFETENSORS_DTYPES[tensor.dtype],
+            "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "file": file,
             "xxh3": tensor_hash(tensor),
@@ -73,12 +53,6 @@ def tensor_entries(files: Files) -> list[dict[str, Any]]:
         for file, tensors in files.items()
         for name, tensor in sorted(tensors.items())
     ]
-
-
-def tensor_hash(tensor: Tensor) -> str:
-    """XXH3-64 of the raw bytes, 16 hex digits."""
-    # Viewed as bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
-    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 class WeightsPublisher:
@@ -114,10 +88,7 @@ class WeightsPublisher:
 
         `broadcast.Broadcasts` does the same while training goes on.
         """
-        files: Files = {}
-        for file, name, tensor in self.shares(model):
-            files.setdefault(file, {})[name] = tensor.cpu().contiguous()
-        return self.write(version, files)
+        return self.write(version, by_file(self.shares(model)))
 
     def shares(self, model: Any) -> Shares:
         """This rank's share of what is published. All ranks have to call it and take all of it. What was published

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 SECRET_FILE = ".secret"
-SECRET_BYTES = 64
 """In `broadcasts`: hex digits that senders and receivers know."""
+SECRET_BYTES = 64
 MOST_BYTES = 1 << 26
 """Of a message."""
 
@@ -163,11 +163,6 @@ def buckets(sizes: list[int], most: int) -> Iterator[list[Piece]]:
                 bucket, place = [], 0
     if bucket:
         yield bucket
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory, [bytes] uint8."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def new_group(told: dict[str, Any], rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Any:
