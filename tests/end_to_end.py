@@ -64,6 +64,18 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def has_learnt(output: Path) -> None:
+    """A run of the short recipe, evaluated before and after."""
+    reward = column(output, "reward/all/mean")
+    assert len(reward) == 25
+    assert mean(reward[-5:]) >= 0.75
+    assert mean(reward[-5:]) - mean(reward[:2]) >= 0.15
+    before, after = read_lines(output / "evals.jsonl")
+    assert (before["version"], after["version"]) == (0, 25)
+    assert after["metrics"]["exact"] > before["metrics"]["exact"]
+    assert before["failed"] == after["failed"] == 0
+
+
 @dataclass
 class Started:
     """A run that goes on while the test does something to it."""
@@ -122,7 +134,12 @@ def find(*words: str) -> int | None:
 
 
 def launch(model: Path, output: Path, *more: str, variables: dict[str, str] | None = None) -> Started:
-    command = [sys.executable, "-m", "primerl", "rl", *arguments_of(model, output, *more)]
+    return start(output, *arguments_of(model, output, *more), variables=variables)
+
+
+def start(output: Path, *arguments: str, variables: dict[str, str] | None = None) -> Started:
+    """A run whose config says that its folder is `output`."""
+    command = [sys.executable, "-m", "primerl", "rl", *arguments]
     launcher = subprocess.Popen(
         command,
         env={**os.environ, **(variables or {})},

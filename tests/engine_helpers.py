@@ -151,6 +151,14 @@ def torch_command(model: Path, folder: Path, settings: str = "") -> list[str]:
     return [sys.executable, "-m", "primerl", "inference", "@", str(file)]
 
 
+def change(file: Path, old: str, new: str) -> None:
+    """Raises ValueError where there is no `old` to be replaced."""
+    text = file.read_text()
+    if old not in text:
+        raise ValueError(f"{file} has no {old!r}")
+    file.write_text(text.replace(old, new))
+
+
 def vllm_command(model: Path, folder: Path, settings: str = "") -> list[str]:
     return torch_command(model, folder, f'backend = "vllm"\npython = "{VLLM_PYTHON}"\n{settings}')
 

@@ -10,12 +10,13 @@ import peft
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.adapter_files import check_lora_files, folder_digest
+from primerl.reference import adapted_model
+from primerl.train.adapter_files import ADAPTER_CONFIG, LORA_ALPHA, check_lora_files, folder_digest, published_scale
 from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
 from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
 from primerl.train.distributed import ALONE
 from primerl.train.flops import ModelShape
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter, check_facts
+from primerl.train.lora import BROADCAST_FILE, Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.memory import prepare
 from primerl.train.merging import adapter_state, merged_state
 from primerl.train.model import PackedSequences, load_model, predicted_logits
@@ -336,6 +337,28 @@ def test_an_adapter_is_published_once(folder: Path, tmp_path: Path) -> None:
     assert kept == {"LATEST", "step_2", "step_3"}
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), path.parent.parent / "step_3")
     assert (plain_logits(loaded) - logits(model)).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("alpha", [0.1, 12.8])
+def test_the_scale_of_a_published_adapter_is_that_of_its_config(folder: Path, tmp_path: Path, alpha: float) -> None:
+    """The broadcast beside it has alpha in float32, where neither of these can be written."""
+    model, adapter = adapted(folder, alpha=alpha)
+    made = AdapterPublisher(adapter, tmp_path, keep_last=2, keep_all=False).publish(model, 1).parent
+    (sent,) = load_file(made / BROADCAST_FILE)[LORA_ALPHA].tolist()
+    assert sent != alpha
+    assert published_scale(made, 4, sent) == alpha / 4
+    read_by_peft = load_file(made / "adapter_model.safetensors") | load_file(made / BROADCAST_FILE)
+    adapted_model(folder, made, read_by_peft)
+    with pytest.raises(ConfigError, match="r = 4, but the run's adapters are of rank 2"):
+        published_scale(made, 2, sent)
+    config = json.loads((made / ADAPTER_CONFIG).read_text())
+    for other in (alpha * (1 + 1e-6), None, "x", 1e300):
+        (made / ADAPTER_CONFIG).write_text(json.dumps({**config, "lora_alpha": other}))
+        with pytest.raises(ConfigError, match="has lora_alpha = "):
+            published_scale(made, 4, sent)
+    (made / ADAPTER_CONFIG).write_text(json.dumps({**config, "lora_alpha": alpha * 2}))
+    with pytest.raises(ValueError, match="another lora_alpha than the engines were sent"):
+        adapted_model(folder, made, read_by_peft)
 
 
 def test_what_is_not_trained_costs_less(folder: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -131,7 +132,7 @@ def test_what_does_not_fit_ends_the_trainer_before_it_trains(
 @pytest.mark.parametrize(
     ("changes", "lora"),
     [
-        ({}, {"rank": RANK, "target_modules": ["all-linear"]}),
+        ({}, {"rank": RANK, "target_modules": ["all-linear"], "max_adapters": 8}),
         ({"trainer__model__lora__broadcast": "merged"}, None),
         ({"orchestrator__engines": ["http://127.0.0.1:1"]}, None),
     ],
@@ -142,6 +143,33 @@ def test_engines_are_started_for_what_they_are_sent(changes: dict[str, Any], lor
     trainer = resolve.trainer(config, "http://o:1")
     sent = trainer.config.model_dump()["model"]["lora"]["broadcast"]
     assert (engine.config.model_dump()["lora"], sent) == (lora, "adapter" if lora else "merged")
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "kept"),
+    [
+        ("vllm", {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 3}, 25),
+        ("vllm", {"orchestrator__max_off_policy_steps": 4, "orchestrator__max_async_level": 3}, 9),
+        ("vllm", {"orchestrator__max_off_policy_steps": 20, "trainer__weights__keep_last": 30}, 30),
+        ("vllm", {"trainer__model__lora__broadcast": "merged", "orchestrator__max_async_level": 3}, 5),
+        ("torch", {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 3}, 5),
+    ],
+)
+def test_adapters_that_vllm_may_read_again_are_kept(backend: str, changes: dict[str, Any], kept: int) -> None:
+    config = RLConfig.model_validate(tree(trainer__model__lora__rank=RANK, inference__backend=backend, **changes))
+    trainer = resolve.trainer(config, "http://o:1").config
+    assert trainer.model_dump()["weights"]["keep_last"] == kept
+
+
+def test_too_few_kept_adapters_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before the launcher asks vLLM, which is not needed to know.
+    monkeypatch.setattr(preflight.installation, "find", lambda python: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(preflight.installation, "check_model", lambda folder, device: None)
+    given = {"model__path": str(folder), "trainer__model__lora__rank": RANK, "inference__backend": "vllm"}
+    few = {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 1}
+    few["trainer__weights__keep_last"] = 22
+    with pytest.raises(CommandError, match=r"keep_last \(22\) must be at least .* \(23\) with adapters on vLLM"):
+        preflight.check(RLConfig.model_validate(tree(**given, **few)))
 
 
 def test_the_launcher_names_what_does_not_fit_before_it_starts(folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -124,7 +125,8 @@ def test_kv_cache_of_a_cpu(model: Path) -> None:
         ("worker-extension-cls", "loaded and proved"),
         ("data_parallel_size", "raise inference.replicas"),
         ("ssl-keyfile", "without TLS"),
-        ("enable-lora", "merged weights"),
+        ("enable-lora", "follows from trainer.model.lora"),
+        ("max-cpu-loras", "follows from trainer.model.lora"),
         ("api-key", "no key"),
         # vLLM takes the beginning of a flag for the flag.
         ("logprobs-mod", "set inference.logprobs_mode"),
@@ -293,18 +295,47 @@ def test_exactness_is_asked_of_what_the_engine_computes_in(
     assert resolve.orchestrator(run).config.probe_tolerance == tolerance
 
 
-def test_adapters_are_merged_for_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_is_started_for_the_adapters_it_is_sent(model: Path) -> None:
     run = run_config(model)
-    for broadcast, expected in ((None, "merged"), ("merged", "merged")):
-        changed = run.model_copy(deep=True)
-        changed.trainer.model.lora = resolve.TrainerLora(rank=2, broadcast=broadcast)
-        lora = resolve.trained_lora(changed)
-        assert lora is not None
-        assert lora.broadcast == expected
+    run.trainer.model.lora = resolve.TrainerLora(rank=12, target_modules=["q_proj"])
+    (engine,) = resolve.inference(run, "http://o:1")
+    settings = InferenceConfig.from_toml(engine.config.model_dump(exclude_none=True))
+    found = options(flags.command(settings, CPU, 1))
+    # Of the ranks that vLLM knows the next one; room for what rollouts in flight may have begun with, and the newest.
+    assert (found["max-lora-rank"], found["max-loras"], found["max-cpu-loras"]) == ("16", "8", "16")
+    assert "enable-lora" in found
+    assert found["lora-target-modules"] == "q_proj"
+    variables = flags.environment(settings, CPU)
+    assert variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert json.loads(variables[serve.LORA]) == {"rank": 12, "target_modules": ["q_proj"]}
+    trainer = resolve.trainer(run, "http://o:1").config.model_dump()
+    assert (trainer["model"]["lora"]["broadcast"], trainer["weights"]["keep_last"]) == ("adapter", 12)
+    run.trainer.model.lora = resolve.TrainerLora(rank=12, broadcast="merged")
+    (engine,) = resolve.inference(run, "http://o:1")
+    settings = InferenceConfig.from_toml(engine.config.model_dump(exclude_none=True))
+    assert not any("lora" in name for name in options(flags.command(settings, CPU, 1)))
+    assert serve.LORA not in flags.environment(settings, CPU)
+
+
+def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(installation, "find", lambda python: CPU)
-    run.trainer.model.lora = resolve.TrainerLora(rank=2, broadcast="adapter")
-    with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.broadcast is adapter, but vLLM"):
+    run = run_config(model)
+    run.trainer.model.lora = resolve.TrainerLora(rank=513)
+    with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.rank \(513\) is above 512, the highest that vLLM"):
         preflight._model(run)
+    run.trainer.model.lora = resolve.TrainerLora(rank=4, target_modules=["query"])
+    with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.target_modules: no layer of the model in"):
+        preflight._model(run)
+    mixture = shutil.copytree(model, tmp_path / "mixture")
+    save_file({"model.layers.0.mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, mixture / "experts.safetensors")
+    run = run_config(mixture)
+    run.trainer.model.lora = resolve.TrainerLora(rank=4)
+    with pytest.raises(ConfigError, match=r"is a mixture, of which adapters for vLLM are not proved yet"):
+        preflight._model(run)
+    run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="merged")
+    preflight._model(run)
 
 
 def test_preflight_names_what_is_missing(model: Path) -> None:

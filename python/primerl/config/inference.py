@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from primerl.config.base import Port, Seconds, Section, Seed, Threads
+from primerl.config.base import Name, Port, Seconds, Section, Seed, Threads
 from primerl.config.lora import EngineLora
 from primerl.inference.vllm import flags
 
@@ -67,3 +67,6 @@ class InferenceConfig(InferenceSettings):
     """Time until the engine has generated a token, in seconds; in `primerl rl` the run's timeouts.start_s."""
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""
+    join_as: Name | None = None
+    """Name to join by: when the engine is started again, by the same name and at whatever port, it takes its old place
+    in the run."""

@@ -38,8 +38,8 @@ class TrainerLora(Lora):
     """Train a low-rank adapter (LoRA) and leave the model's own weights as they are (docs/lora.md)."""
 
     broadcast: Literal["adapter", "merged"] | None = None
-    """What engines are sent: the adapter, which they merge, or merged weights, which any engine can load. Where it is
-    left out, the adapter if all engines are the run's own and `weights.dtype` is left out too."""
+    """What engines are sent: the adapter, or merged weights, which any engine can load. Where it is left out, the
+    adapter if all engines are the run's own and `weights.dtype` is left out too."""
 
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:
@@ -58,6 +58,8 @@ class EngineLora(Section):
     """Their rank."""
     target_modules: Targets
     """The linear layers they are for, as in `trainer.model.lora`."""
+    max_adapters: PositiveInt = 4
+    """Those that vLLM answers requests by at the same time: of the versions that requests in flight began with."""
 
 
 class AdaptedModel(Section):

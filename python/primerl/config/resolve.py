@@ -30,6 +30,8 @@ from primerl.inference.vllm.installation import UnusableError, chosen_backend, f
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
+MOST_LIVE_VERSIONS = 6
+"""vLLM keeps room for each adapter in the GPU's memory."""
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
 
 
@@ -83,6 +85,7 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     lora = trained_lora(config)
     processes = []
     for index in range(source.replicas):
+        name = "inference" if source.replicas == 1 else f"inference_{index}"
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
@@ -94,12 +97,27 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                 # Two engines with one seed would sample the same tokens for the same prompt.
                 "seed": config.seed + index,
                 "join": orchestrator_url,
-                "lora": EngineLora(**shared(lora, EngineLora)) if lora and lora.broadcast == "adapter" else None,
+                "join_as": name,
+                "lora": _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None,
             }
         )
-        name = "inference" if source.replicas == 1 else f"inference_{index}"
         processes.append(_process(config, "inference", name, resolved, threads=source.threads))
     return processes
+
+
+def _engine_lora(config: RLConfig, lora: TrainerLora) -> EngineLora:
+    # Rollouts in flight are no older than so many versions; the newest is loaded beside those that they began with.
+    live = min(config.orchestrator.max_off_policy_steps, MOST_LIVE_VERSIONS) + 2
+    return EngineLora(**shared(lora, EngineLora), max_adapters=live)
+
+
+def adapters_to_keep(config: RLConfig) -> int | None:
+    """How many versions' folders vLLM may read, which reads one again where it had no room for it: also those that
+    rollouts in flight began with. None where it is sent no adapters."""
+    lora = trained_lora(config)
+    if lora is None or lora.broadcast != "adapter" or engine_backend(config) != "vllm":
+        return None
+    return config.orchestrator.max_off_policy_steps + 2 + config.orchestrator.max_async_level
 
 
 def engine_backend(config: RLConfig) -> str:
@@ -146,9 +164,12 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
 
 def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
-    changes = {"keep_all": True} if config.keep_broadcasts else {}
+    changes: dict[str, Any] = {"keep_all": True} if config.keep_broadcasts else {}
     if "probe" not in config.trainer.weights.model_fields_set and not config.orchestrator.engines:
         changes["probe"] = engine_backend(config) != "torch"
+    lora = trained_lora(config)
+    if "keep_last" not in config.trainer.weights.model_fields_set:
+        changes["keep_last"] = max(config.trainer.weights.keep_last, adapters_to_keep(config) or 0)
     weights = config.trainer.weights.model_copy(update=changes)
     # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
     ckpt = config.trainer.ckpt and config.trainer.ckpt.model_copy(update={"resume_step": None})
@@ -162,7 +183,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "max_steps": config.max_steps,
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
-            "model": TrainedModel(path=absolute(config.model.path), lora=trained_lora(config)),
+            "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )
     return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
@@ -196,8 +217,7 @@ def trained_lora(config: RLConfig) -> TrainerLora | None:
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    merges = bool(config.orchestrator.engines) or engine_backend(config) == "vllm"
-    merges = merges or config.trainer.weights.dtype is not None
+    merges = bool(config.orchestrator.engines) or config.trainer.weights.dtype is not None
     changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merges else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)

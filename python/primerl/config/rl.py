@@ -131,6 +131,7 @@ class RLConfig(Section):
                 f"({needed}): weights that an engine has yet to load would be deleted; raise it, or leave it out"
             )
         weights = weights.model_copy(update={"keep_last": needed})
+        weights.model_fields_set.discard("keep_last")  # nobody gave it
         self.trainer = self.trainer.model_copy(update={"weights": weights})
         return self
 

@@ -10,12 +10,19 @@ import logging
 from pathlib import Path
 
 import torch
-import xxhash
 
 from primerl.inference.model import Decoder
-from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, PREFIX, folder_digest, is_targeted
-from primerl.train.config import ALL_LINEAR
+from primerl.train.adapter_files import (
+    BASE_DIGEST,
+    LORA_ALPHA,
+    PREFIX,
+    adapter_shapes,
+    folder_digest,
+    targeted_layers,
+)
+from primerl.train.digest import digest_of
 from primerl.train.merging import digest_tensor
+from primerl.train.tensors import NAMES, tensor_hash
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +37,11 @@ class MergedAdapter:
         self._decoder = decoder
         self._base_digest = digest_tensor(folder_digest(folder))
         self._rank = rank
-        names = _targeted(decoder, targets)
-        self._base = {name: decoder.tensors[f"{name}.weight"].clone() for name in names}
+        shapes = {name: tuple(tensor.shape) for name, tensor in decoder.tensors.items()}
+        self._base = {name: decoder.tensors[f"{name}.weight"].clone() for name in targeted_layers(shapes, targets)}
         self.tensors = {LORA_ALPHA: torch.zeros(1), BASE_DIGEST: self._base_digest.clone()}
         """By the names of a broadcast (docs/architecture.md, "Adapters")."""
-        for name, weight in self._base.items():
-            self.tensors[f"{PREFIX}{name}.lora_A.weight"] = torch.zeros(rank, weight.shape[1])
-            self.tensors[f"{PREFIX}{name}.lora_B.weight"] = torch.zeros(weight.shape[0], rank)
+        self.tensors |= {name: torch.zeros(shape) for name, shape in adapter_shapes(shapes, rank, targets).items()}
 
     def load(self, name: str, dtype: str, data: bytearray) -> None:
         target = self.tensors[name]
@@ -57,25 +62,6 @@ class MergedAdapter:
     def digest(self) -> str:
         """Of the adapter in memory, and of the weights that it is merged into."""
         held = {**self.tensors, BASE_DIGEST: self._base_digest}
-        kinds = {dtype: name for name, dtype in DTYPES.items()}
-        lines = [
-            f"{name} {kinds[tensor.dtype]} {'x'.join(map(str, tensor.shape))} "
-            f"{xxhash.xxh3_64_hexdigest(tensor.view(torch.uint8).numpy().data)}\n"
-            for name, tensor in sorted(held.items())
-        ]
-        return xxhash.xxh3_128_hexdigest("".join(lines).encode())
-
-
-def _targeted(decoder: Decoder, targets: list[str]) -> list[str]:
-    linear = [
-        name.removesuffix(".weight")
-        for name, tensor in decoder.tensors.items()
-        if ".layers." in name and name.endswith(".weight") and tensor.dim() == 2
-    ]
-    if targets == [ALL_LINEAR]:
-        return linear
-    for target in targets:
-        if not any(is_targeted(name, [target]) for name in linear):
-            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-            raise ValueError(f"lora.target_modules: the model has no layer {target!r}; there are {known}")
-    return [name for name in linear if is_targeted(name, targets)]
+        return digest_of(
+            (name, NAMES[tensor.dtype], tensor.shape, tensor_hash(tensor)) for name, tensor in held.items()
+        )

@@ -103,7 +103,7 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
         print(f"serving {config.served_name} at {engine.url}", flush=True)
         crash = signal.SIGABRT
         if config.join is not None:
-            _join(engine, stop, config.join)
+            _join(engine, stop, config.join, config.join_as)
         while not engine.wait(STOP_INTERVAL_S):
             stop.check()
         # Nobody asks this engine to end but a signal, which does not come by here.
@@ -139,7 +139,7 @@ def _start_vllm(config: InferenceConfig) -> VllmServer:
     """Raises ValueError: vLLM is not installed, or cannot serve this model or these settings."""
     found = installation.find(config.python)
     if config.lora is not None:
-        raise ValueError("lora: vLLM is sent merged weights; leave it out")
+        installation.lora_rank(config.lora.rank)
     installation.check_model(Path(config.model.path), found.device)
     return VllmServer(config, found)
 
@@ -193,9 +193,9 @@ def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> 
     _until(engine, stop, config.start_s, "generate a token", attempt)
 
 
-def _join(engine: _Engine, stop: _Stop, orchestrator: str) -> None:
+def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
-    body = {"url": engine.url}
+    body = {"url": engine.url, **({} if name is None else {"name": name})}
     answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, body, run_key_header()))
     log.info("joined %s as engine %s", orchestrator, answer.get("engine"))
 

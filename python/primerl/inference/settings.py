@@ -32,6 +32,8 @@ class LoraConfig:
 
     rank: int
     target_modules: list[str]
+    max_adapters: int = 4
+    """Of vLLM: those that requests are answered by at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class InferenceConfig:
     """0 takes a free one."""
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""
+    join_as: str | None = None
+    """Name to join by: an engine that joins by it again, at another address, takes its place."""
     max_model_len: int | None = None
     """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
     max_num_seqs: int = 128
@@ -104,9 +108,11 @@ def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict
 
 def _lora(settings: object) -> LoraConfig:
     found = _known("lora.", settings, LoraConfig) if isinstance(settings, Mapping) else {}
-    rank, targets = found.get("rank"), found.get("target_modules")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ValueError(f"lora.rank: must be a whole number from 1, not {rank!r}")
+    targets, numbers = found.get("target_modules"), {"max_adapters": LoraConfig.max_adapters} | found
+    for name in ("rank", "max_adapters"):
+        value = numbers.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"lora.{name}: must be a whole number from 1, not {value!r}")
     if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
         raise ValueError(f"lora.target_modules: must be a list of names, not {targets!r}")
-    return LoraConfig(rank=rank, target_modules=targets)
+    return LoraConfig(**numbers)

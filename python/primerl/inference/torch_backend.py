@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from primerl.inference import adapter
 from primerl.inference.model import Decoder, Segment, load_folder
 from primerl.inference.sampling import Rows, Scores, sample, score
 from primerl.inference.shape import Shape
+from primerl.train.digest import digest_of, hash_of
+from primerl.train.tensors import LOADABLE, NAMES, tensor_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 Columns = bytearray
 """Little-endian values of one column; the dtype is in the parameter's comment."""
@@ -57,7 +57,7 @@ class TorchBackend:
             "slots": self.decoder.slots,
             "eos_token_ids": list(self.shape.eos_token_ids),
             "tensors": [(name, list(tensor.shape)) for name, tensor in loadable.items()],
-            "dtypes": list(SAFETENSORS_DTYPES if self._adapter is None else adapter.DTYPES),
+            "dtypes": list(LOADABLE if self._adapter is None else adapter.DTYPES),
         }
 
     # Weights ------------------------------------------------------------------------------------------------------
@@ -69,14 +69,14 @@ class TorchBackend:
             self._adapter.load(name, dtype, data)
             return
         target = self.decoder.tensors[name]
-        source = torch.frombuffer(data, dtype=SAFETENSORS_DTYPES[dtype]).view(target.shape)
+        source = torch.frombuffer(data, dtype=LOADABLE[dtype]).view(target.shape)
         target.copy_(source)
         self._hashes.pop(name, None)
         if source.dtype != target.dtype:
             # Bytes in memory differ from the file's, so this proves the conversion and remembers the file's hash.
             if not torch.equal(target, source.to(target.dtype)):
                 raise RuntimeError(f"{name} is not in memory what was copied into it")
-            self._hashes[name] = (dtype, xxhash.xxh3_64_hexdigest(data))
+            self._hashes[name] = (dtype, hash_of(data))
 
     @torch.inference_mode()
     def weights_changed(self) -> None:
@@ -90,16 +90,12 @@ class TorchBackend:
         """Digest of the tensors in memory (docs/architecture.md, "Weights" and "Adapters")."""
         if self._adapter is not None:
             return self._adapter.digest()
-        own_dtype = next(name for name, dtype in SAFETENSORS_DTYPES.items() if dtype == self.decoder.dtype)
-        lines = []
-        for name, tensor in sorted(self.decoder.tensors.items()):
-            dtype, xxh3 = self._hashes.get(name) or (own_dtype, self._hash(tensor))
-            lines.append(f"{name} {dtype} {'x'.join(map(str, tensor.shape))} {xxh3}\n")
-        return xxhash.xxh3_128_hexdigest("".join(lines).encode())
-
-    @staticmethod
-    def _hash(tensor: Tensor) -> str:
-        return xxhash.xxh3_64_hexdigest(tensor.contiguous().view(torch.uint8).numpy().data)
+        own_dtype = NAMES[self.decoder.dtype]
+        tensors = []
+        for name, tensor in self.decoder.tensors.items():
+            dtype, xxh3 = self._hashes.get(name) or (own_dtype, tensor_hash(tensor))
+            tensors.append((name, dtype, tensor.shape, xxh3))
+        return digest_of(tensors)
 
     # Computation --------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, dtype
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""What a model can load, by safetensors' names."""
+from primerl.train.digest import digest_of
+from primerl.train.tensors import LOADABLE, tensor_hash
 
 
 class CheckpointError(ValueError):
@@ -65,9 +63,17 @@ Receive = Callable[[Path, str], dict[str, Tensor] | None]
 
 
 def read(
-    folder: Path, expected: Mapping[str, tuple[int, ...]], receive: Receive = lambda manifest, file: None
+    folder: Path,
+    expected: Mapping[str, tuple[int, ...]],
+    receive: Receive = lambda manifest, file: None,
+    *,
+    dtypes: Mapping[str, dtype] = LOADABLE,
+    model: str = "the model",
 ) -> Checkpoint:
-    """Reads and checks names, shapes, dtypes, sizes and every hash. Raises CheckpointError."""
+    """Reads and checks names, shapes, dtypes, sizes and every hash. Raises CheckpointError.
+
+    `dtypes`: those that tensors may have. `model`: what has tensors as expected, in words.
+    """
     manifest = _manifest(folder)
     found: dict[str, tuple[str, Tensor]] = {}
     for entry in manifest["files"]:
@@ -83,25 +89,21 @@ def read(
             )
         with _opened(file) as tensors:
             found |= {name: (entry["name"], tensors.get_tensor(name)) for name in tensors.keys()}  # noqa: SIM118
-    tensors = _as_listed(manifest["tensors"], found)
+    tensors = _as_listed(manifest["tensors"], found, dtypes)
     _refuse(
         (
             name
             for name in tensors.keys() | expected.keys()
             if name not in tensors or _shape(tensors[name]) != expected.get(name)
         ),
-        "names and shapes must equal those of the model that is served",
+        f"names and shapes must equal those of {model} that is served",
     )
-    hashes = {name: _hash(tensor) for name, tensor in tensors.items()}
+    hashes = {name: tensor_hash(tensor) for name, tensor in tensors.items()}
     listed = {entry["name"]: entry for entry in manifest["tensors"]}
     _refuse(
         (name for name in hashes if hashes[name] != listed[name]["xxh3"]), "their bytes are not those of the manifest"
     )
-    lines = [
-        f"{name} {listed[name]['dtype']} {'x'.join(map(str, _shape(tensors[name])))} {hashes[name]}\n"
-        for name in sorted(tensors)
-    ]
-    digest = xxhash.xxh3_128_hexdigest("".join(lines).encode())
+    digest = digest_of((name, listed[name]["dtype"], _shape(tensors[name]), hashes[name]) for name in tensors)
     if digest != manifest["digest"]:
         raise CheckpointError(f"digest of the tensors is {digest}, the manifest says {manifest['digest']}")
     return Checkpoint(int(manifest["policy_version"]), digest, list(tensors.items()))
@@ -150,7 +152,9 @@ def _opened(file: Path) -> Any:
         raise CheckpointError(f"{file} is not a whole safetensors file: {error}") from None
 
 
-def _as_listed(listed: list[dict[str, Any]], found: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _as_listed(
+    listed: list[dict[str, Any]], found: Mapping[str, tuple[str, Tensor]], dtypes: Mapping[str, dtype]
+) -> dict[str, Tensor]:
     """The tensors of the files, which have to be exactly those of the manifest, of dtypes that a model can load."""
     entries = {entry["name"]: entry for entry in listed}
     if len(entries) != len(listed):
@@ -160,11 +164,11 @@ def _as_listed(listed: list[dict[str, Any]], found: Mapping[str, tuple[str, Tens
         if name not in entries or name not in found:
             return True
         (file, tensor), entry = found[name], entries[name]
-        known = DTYPES.get(entry["dtype"])
+        known = dtypes.get(entry["dtype"])
         return file != entry["file"] or list(tensor.shape) != entry["shape"] or known not in (None, tensor.dtype)
 
     _refuse(filter(differs, entries.keys() | found.keys()), "the files hold other tensors than the manifest lists")
-    _refuse((name for name in entries if entries[name]["dtype"] not in DTYPES), "the model cannot load their dtype")
+    _refuse((name for name in entries if entries[name]["dtype"] not in dtypes), "the model cannot load their dtype")
     return {name: tensor for name, (_, tensor) in found.items()}
 
 
@@ -176,9 +180,3 @@ def _refuse(names: Iterable[str], reason: str) -> None:
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
-
-
-def _hash(tensor: Tensor) -> str:
-    """XXH3-64 of the raw bytes, 16 hex digits."""
-    # Viewed as bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
-    return xxhash.xxh3_64_hexdigest(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

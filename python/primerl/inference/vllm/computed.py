@@ -75,6 +75,9 @@ def compare(model: nn.Module, tensors: Mapping[str, Tensor]) -> Comparison:
     found: set[str] = set()
     wrong: list[str] = []
     for path, module in model.named_modules():
+        if hasattr(module, "base_layer"):
+            continue  # it stands around the layer, for adapters, and shows the layer's weights as its own
+        path = path.removesuffix(".base_layer")
         for kind in ("weight", "bias"):
             held = getattr(module, kind, None)
             names = _sources(path, kind, fused, tensors)

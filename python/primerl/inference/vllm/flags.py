@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
-from primerl.inference.vllm.installation import Installation, head_size, model_config
+from primerl.inference.vllm.installation import Installation, head_size, lora_rank, model_config
+from primerl.train.adapter_files import targeted_layers, tensor_bytes
 
 if TYPE_CHECKING:
-    from primerl.inference.settings import InferenceConfig
+    from primerl.inference.settings import InferenceConfig, LoraConfig
 
 _ONE = "one engine is one API server on one machine; for more, raise inference.replicas or start more engines"
-_LORA = "engines are sent merged weights; leave it out"
+_LORA = "it follows from trainer.model.lora; leave it out"
 _TLS = "the orchestrator reaches engines without TLS; leave it out"
 _WEIGHTS = "new weights are loaded and proved through it"
 _SURFACE = "the run needs it as primerl sets it"
@@ -49,7 +50,14 @@ OWNED = {
     "nnodes": _ONE,
     "node-rank": _ONE,
 }
-OWNED_PREFIXES = {"data-parallel": _ONE, "ssl-": _TLS, "enable-lora": _LORA, "max-lora": _LORA, "lora-": _LORA}
+OWNED_PREFIXES = {
+    "data-parallel": _ONE,
+    "ssl-": _TLS,
+    "enable-lora": _LORA,
+    "max-lora": _LORA,
+    "max-cpu-lora": _LORA,
+    "lora-": _LORA,
+}
 CPU_BLOCK_TOKENS = 128
 CPU_LEAST_BATCHED_TOKENS = 2048
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -101,11 +109,28 @@ def command(config: InferenceConfig, installation: Installation, port: int) -> l
     }
     if config.max_model_len is not None:
         own["max-model-len"] = config.max_model_len
+    if config.lora is not None:
+        own |= _adapters(config.lora, Path(config.model.path))
     given = {name.replace("_", "-"): value for name, value in config.vllm.items()}
     usual = {name: value for name, value in _usual(config, installation, given).items() if not _is_given(name, given)}
     # -P: the folder of the script holds modules that would hide others.
     start = [installation.python, "-P", os.fspath(Path(serve.__file__))]
     return [*start, *_arguments(own | usual | given)]
+
+
+def _adapters(lora: LoraConfig, model: Path) -> dict[str, Any]:
+    shapes = {name: shape for name, _, shape, _ in tensor_bytes(model)}
+    layers = {name.rsplit(".", 1)[-1] for name in targeted_layers(shapes, lora.target_modules)}
+    return {
+        "enable-lora": True,
+        "max-lora-rank": lora_rank(lora.rank),
+        # An output layer with room for an adapter ends the engine where log-probabilities of prompts are asked for
+        # beside other requests.
+        "lora-target-modules": sorted(layers),
+        "max-loras": lora.max_adapters,
+        # With room for those that are on their way out: one that lacked room would be read again at its next token.
+        "max-cpu-loras": 2 * lora.max_adapters,
+    }
 
 
 def default_dtype(installation: Installation) -> str:
@@ -183,6 +208,9 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
         variables.setdefault(name, value)
     # Longer than the orchestrator and its probes leave a connection idle.
     variables.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
+    if config.lora is not None:
+        said = {"rank": config.lora.rank, "target_modules": config.lora.target_modules}
+        variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", serve.LORA: json.dumps(said)}
     if installation.device == "cpu":
         variables |= {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(config.threads)}
         # Whole GiB, and stronger than --kv-cache-memory-bytes.

@@ -18,6 +18,8 @@ OLDEST = (0, 32)
 # Of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first request.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 HIGHEST_TEMPERATURE = 2.0
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM can be started for."""
 LOOK_S = 60.0
 LOOK = """
 import importlib.metadata, importlib.util, json
@@ -137,6 +139,17 @@ def check_model(folder: Path, device: str) -> None:
             f"{', '.join(map(str, CPU_HEAD_SIZES))} only (its engine dies of the first request); set "
             'inference.backend = "torch"'
         )
+
+
+def lora_rank(rank: int) -> int:
+    """The rank that vLLM is started for. Raises UnusableError."""
+    for known in LORA_RANKS:
+        if rank <= known:
+            return known
+    raise UnusableError(
+        f"trainer.model.lora.rank ({rank}) is above {LORA_RANKS[-1]}, the highest that vLLM takes; lower it, or set "
+        'trainer.model.lora.broadcast = "merged"'
+    )
 
 
 def model_config(folder: Path) -> dict[str, Any]:

@@ -5,19 +5,22 @@
 
 vLLM's routes stay as they are: /start_weight_update, /update_weights {"update_info": {"path": folder}},
 /finish_weight_update; the digest is `/collective_rpc {"method": "primerl_weight_digest"}`. A checkpoint is checked
-whole before the model is touched, so a bad one leaves the weights that are served as they are.
+whole before the model is touched, so a bad one leaves the weights that are served as they are. An engine that is sent
+adapters has them loaded by /v1/load_lora_adapter (`adapters`), and its own weights stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -28,9 +31,13 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from primerl.inference.vllm.checkpoint import Checkpoint, read, tensors_of
+from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
+from primerl.inference.vllm.serve import LORA
 from primerl.train.receiver import TransferError, receive
+
+if TYPE_CHECKING:
+    from primerl.inference.vllm.adapters import CheckedAdapters
 
 BACKEND = "primerl"
 NOTHING_LOADED = "none: no weights were loaded since the start"
@@ -66,6 +73,13 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         self.digest = NOTHING_LOADED
         self.compared = 0
         self.received = 0
+        self.prepared: tuple[Path, Future[Checkpoint]] | None = None
+        self.reader = ThreadPoolExecutor(1, "primerl-reader")
+        # Not where a user's own server has adapters of its own (--enable-lora).
+        self.adapts = LORA in os.environ
+        if self.adapts:
+            found = None if self.known is None else len(self.known.found)
+            log.info("%s of %d tensors of the base model compared with the model", found, len(began_with))
         # The same in all workers of the server.
         self.engine_name = f"{socket.gethostname()}-{vllm_config.instance_id}"
 
@@ -75,10 +89,32 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
     def start_weight_update(self) -> None:
         pass  # The model is touched by what was checked only.
 
+    def prepare(self, folder: Path) -> None:
+        """Begins to read and check a checkpoint beside the steps; the load takes what comes of it.
+
+        What is received from the trainer comes over a process group, which one thread alone may use: not that.
+        """
+        self.prepared = (folder, self.reader.submit(read, folder, self.expected, _refuse_to_receive))
+
+    def is_prepared(self) -> bool:
+        return self.prepared is None or self.prepared[1].done()
+
+    def _checkpoint(self, folder: Path) -> Checkpoint:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and prepared[0] == folder:
+            with contextlib.suppress(_ToBeReceivedError):
+                return prepared[1].result()
+        return read(folder, self.expected, self._receive)
+
     def receive_weights(self, update_info: FolderUpdate) -> None:
+        if self.adapts:
+            raise CheckpointError(
+                f"{update_info.path}: this engine was started for adapters, whose base model stays as it is; they are "
+                "loaded by /v1/load_lora_adapter"
+            )
         began = time.perf_counter()
         self.received = 0
-        checkpoint = read(Path(update_info.path), self.expected, self._receive)
+        checkpoint = self._checkpoint(Path(update_info.path))
         checked_s = time.perf_counter() - began
         try:
             self._load(checkpoint)
@@ -131,19 +167,64 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         pass
 
     def shutdown(self) -> None:
-        pass
+        self.reader.shutdown(wait=False, cancel_futures=True)
+
+
+class _ToBeReceivedError(Exception):
+    """The trainer offers a file from its memory."""
+
+
+def _refuse_to_receive(manifest: Path, file: str) -> None:
+    raise _ToBeReceivedError(f"{file} of {manifest.parent}")
 
 
 class WorkerExtension:
     """Becomes a base class of vLLM's worker; its methods are called by `/collective_rpc`."""
 
     weight_transfer_engine: Any
+    model_runner: Any
+
+    def primerl_prepare(self, folder: str) -> dict[str, Any]:
+        """Begins to read and check weights, while requests go on. The load of the same folder says what is wrong."""
+        self.weight_transfer_engine.prepare(Path(folder))
+        return self.primerl_is_prepared()
+
+    def primerl_is_prepared(self) -> dict[str, Any]:
+        """Whether the load has nothing more to wait for."""
+        return {"ready": self.weight_transfer_engine.is_prepared()}
 
     def primerl_weight_digest(self) -> dict[str, Any]:
-        """Digest of the tensors that the model was loaded from; `compared`: how many of them were found in it."""
+        """Digest of the tensors that the model was loaded from; `compared`: how many of them were found in it.
+
+        `adapters`, where the engine is sent adapters: how many of them requests may name at the same time.
+        """
         engine = self.weight_transfer_engine
-        return {"digest": engine.digest, "tensors": len(engine.expected), "compared": engine.compared}
+        said = {"digest": engine.digest, "tensors": len(engine.expected), "compared": engine.compared}
+        return {**said, "adapters": self._adapters().most} if engine.adapts else said
+
+    def primerl_adapter_digest(self, name: str) -> dict[str, Any]:
+        """Digest of the adapter that requests get by this name, as its manifest has it."""
+        digest, compared = self._adapters().digest(name)
+        return {"digest": digest, "compared": compared}
+
+    def primerl_keep_adapters(self, names: list[str]) -> dict[str, Any]:
+        """Frees the memory of all other adapters."""
+        return {"removed": self._adapters().keep(names)}
+
+    def _adapters(self) -> CheckedAdapters:
+        if LORA in os.environ:
+            from primerl.inference.vllm.adapters import CheckedAdapters
+
+            manager = getattr(self.model_runner, "lora_manager", None)
+            if isinstance(manager, CheckedAdapters):
+                return manager
+        raise RuntimeError("this engine was not started for the adapters of a run")
 
 
+if LORA in os.environ:
+    # Here: it takes modules of vLLM that other engines can do without.
+    from primerl.inference.vllm import adapters
+
+    adapters.install()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FolderTransfer)
