@@ -39,7 +39,7 @@ $(DEMO)/data.jsonl: examples/reverse-text/make_data.py examples/reverse-text/rev
 	@mkdir -p $(@D)
 	$(BIN)/python $< --output $@
 
-test: lint test-rust test-python ## run every check and test
+test: lint test-rust test-python ## run every check and test that needs no vLLM
 
 lint: lint-rust lint-python ## formatting, lints, types
 
@@ -66,19 +66,20 @@ test-rust: | .make/venv
 
 test-python: build
 	@echo "== pytest"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
 
 test-vllm: build .make/vllm ## run the tests that need vLLM
 	@echo "== pytest, with vLLM"
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm --numprocesses 2 --dist loadfile
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
 bench: build ## run the measurements under benches/
-	cargo bench --locked --workspace --bench "*"
-	@for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@missed=""; cargo bench --locked --workspace --no-fail-fast --bench "*" || missed=" cargo bench"; \
+	for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed="$$missed $$script"; done; \
+	if test -n "$$missed"; then echo "make: failed, or missed a goal:$$missed" >&2; exit 1; fi
 
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
 	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

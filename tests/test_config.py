@@ -167,6 +167,36 @@ def taught(mode: str) -> dict[str, Any]:
             "orchestrator",
             "gives log-probabilities of token ids; use renderer",
         ),
+        (
+            taught("sft") | {"orchestrator__teacher__client__base_url": ["http://a:1/v1", "http://b:1/v1"]},
+            "orchestrator",
+            "teacher.client.base_url names 2 servers, and only a teacher that scores",
+        ),
+        (
+            taught("opd") | {"orchestrator__teacher__client__base_url": ["http://a:1/v1", "http://a:1/v1/"]},
+            "orchestrator.teacher.client",
+            "base_url names http://a:1/v1 twice",
+        ),
+        (
+            taught("opd") | {"orchestrator__teacher__client__base_url": ["http://a:1/", "http://b:1", "http://a:1/v1"]},
+            "orchestrator.teacher.client",
+            "base_url names http://a:1/ twice",
+        ),
+        (
+            taught("opd") | {"orchestrator__teacher__client__base_url": ["http://a:1/v1", 5]},
+            "orchestrator.teacher.client.base_url",
+            "it must be a URL like http://host:port/v1, or a list of URLs",
+        ),
+        (
+            taught("opd") | {"orchestrator__teacher__client__base_url": []},
+            "orchestrator.teacher.client",
+            "base_url is an empty list",
+        ),
+        (
+            taught("opd") | {"orchestrator__teacher__client__base_url": ["http://a:1/v1", "https://b:1/v1"]},
+            "orchestrator.teacher.client",
+            "(https://b:1/v1) is https",
+        ),
         (taught("sft") | {"trainer__loss__rl_weight": 1}, "", "trainer.loss.rl_weight is set, but with"),
         (taught("opd") | {"trainer__loss__ref_kl_weight": 0}, "", "trainer.loss.ref_kl_weight is 0"),
         (taught("opd") | {"trainer__loss__entropy_weight": 0.1}, "", "the bonus is over the rl tokens"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end import REPOSITORY, Started, arguments_of, column, launch, mean, primerl, read_lines, until
+from end_to_end import REPOSITORY, Started, arguments_of, column, has_learnt, launch, mean, primerl, read_lines, until
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -58,14 +58,7 @@ def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
 
 
 def test_reward_rises(trained: Path) -> None:
-    reward = column(trained, "reward/all/mean")
-    assert len(reward) == 25
-    assert mean(reward[-5:]) >= 0.75
-    assert mean(reward[-5:]) - mean(reward[:2]) >= 0.15
-    before, after = read_lines(trained / "evals.jsonl")
-    assert (before["version"], after["version"]) == (0, 25)
-    assert after["metrics"]["exact"] > before["metrics"]["exact"]
-    assert before["failed"] == after["failed"] == 0
+    has_learnt(trained)
 
 
 def test_staleness_is_bounded_and_generation_ran_ahead(trained: Path) -> None:

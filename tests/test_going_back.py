@@ -78,7 +78,7 @@ def test_the_orchestrator_is_asked_before_anything_is_set_aside(tmp_path: Path) 
             going_back.go_back(config(output, resume_step=2), output, double.url)
     assert "ckpt.resume_step is 2, and there are checkpoints of steps 2, 4, 6, but " in str(caught.value)
     assert "batches before step 5 are gone" in str(caught.value)
-    with pytest.raises(RefusedError, match="is over: its batches are not kept"):
+    with pytest.raises(RefusedError, match="is over, and only one that is not can go back"):
         going_back.go_back(config(output, resume_step=2), output, None)
     assert folders(output) == ["step_2", "step_4", "step_6"]
     with OrchestratorDouble(lambda step, rank: gone()) as double:

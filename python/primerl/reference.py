@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, folder_digest
+from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, folder_digest, is_alpha
 
 SLACK = 1e-4
 """How far edges are moved, in nats of a logit and in shares of the probability: well above what fp32 engines round."""
@@ -64,6 +64,6 @@ def adapted_model(base: Path, folder: Path, tensors: dict[str, Tensor]) -> Any:
     library: Any = peft
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa")
     model = library.PeftModel.from_pretrained(plain, str(folder))
-    if model.peft_config["default"].lora_alpha != tensors[LORA_ALPHA].item():
+    if not is_alpha(model.peft_config["default"].lora_alpha, tensors[LORA_ALPHA].item()):
         raise ValueError("adapter_config.json has another lora_alpha than the engines were sent")
     return model.merge_and_unload()

@@ -42,8 +42,8 @@ def go_back(config: RLConfig, folder: Path, url: str | None) -> list[Path]:
         return []
     if url is None:
         raise RefusedError(
-            f"{KEY} is {step}, but the run in {folder} is over: its batches are not kept; leave it out, or begin anew "
-            f"from a model folder of it"
+            f"{KEY} is {step}, but the run in {folder} is over, and only one that is not can go back; leave it out, "
+            "or begin anew from a model folder of it"
         )
     client = OrchestratorClient(url, ANSWER_S)
     try:

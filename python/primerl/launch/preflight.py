@@ -23,9 +23,10 @@ from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import going_back, preflight_model
-from primerl.train.adapter_files import check_lora_files
+from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
+from primerl.train.step_folders import saved_steps
 
 LOCK = Path("run") / "launcher.lock"
 
@@ -88,8 +89,10 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
     if _never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
+        can_go_on = bool(saved_steps(folder / "checkpoints"))
+        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if can_go_on else ""
         raise ConfigError(
-            f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with "
+            f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"
         )
     if not (folder / "configs").is_dir():
@@ -180,11 +183,33 @@ def _vllm(config: RLConfig, folder: Path) -> None:
             f"orchestrator.sampling.temperature ({temperature:g}) is above {installation.HIGHEST_TEMPERATURE:g}, the "
             'highest that vLLM samples at; lower it, or set inference.backend = "torch"'
         )
-    lora = config.trainer.model.lora
+    lora = resolve.trained_lora(config)
     if lora is not None and lora.broadcast == "adapter":
+        _vllm_adapts(lora.rank, folder)
+        _vllm_reads_adapters_again(config)
+
+
+def _vllm_reads_adapters_again(config: RLConfig) -> None:
+    needed, weights = resolve.adapters_to_keep(config), config.trainer.weights
+    keeps_all = config.keep_broadcasts or weights.keep_all
+    if needed is not None and weights.keep_last < needed and "keep_last" in weights.model_fields_set and not keeps_all:
         raise ConfigError(
-            "trainer.model.lora.broadcast is adapter, but vLLM is sent merged weights; leave it out, or set "
-            'inference.backend = "torch"'
+            f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_off_policy_steps + "
+            f"orchestrator.max_async_level + 2 ({needed}) with adapters on vLLM, which reads those of rollouts in "
+            "flight again where it has no room for them; raise it, or leave it out"
+        )
+
+
+def _vllm_adapts(rank: int, folder: Path) -> None:
+    """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
+    try:
+        installation.lora_rank(rank)
+    except installation.UnusableError as error:
+        raise ConfigError(str(error)) from None
+    if has_experts(folder):
+        raise ConfigError(
+            f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved yet; "
+            'set trainer.model.lora.broadcast = "merged"'
         )
 
 

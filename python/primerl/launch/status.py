@@ -42,8 +42,8 @@ def waits(status: dict[str, Any]) -> list[str]:
 
 
 def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
-    """In a few words what holds the run up: no worker that has nothing to do, and no engine while another serves (after
-    a restart the ones of before are never heard of again)."""
+    """In a few words what holds the run up: no worker that has nothing to do, and no engine while another serves (one
+    that left may never be heard of again)."""
     others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
     for since, who, what in _waits(status):
         if since < least_s or who.startswith("worker") or (is_engine(who) and others_serve):
