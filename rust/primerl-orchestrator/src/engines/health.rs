@@ -58,6 +58,8 @@ pub(super) struct Health {
     /// Since when it has been far behind the others, or close enough.
     behind_since: Option<Instant>,
     level_since: Option<Instant>,
+    /// Since when too few requests were answered, by it or the others, to tell.
+    unseen_since: Option<Instant>,
     /// Its pace and the others', when it was found to be slow.
     behind: Option<(f64, f64)>,
     was_out: bool,
@@ -164,28 +166,28 @@ impl Health {
         let lasted = |since: Option<Instant>, long: Duration| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= long)
         };
-        match (self.pace.rate(now), others) {
-            (Some(own), Some(others)) if own < SLOW_SHARE * others => {
-                self.level_since = None;
-                self.behind_since.get_or_insert(now);
-                if lasted(self.behind_since, SLOW_AFTER) {
-                    self.behind = Some((own, others));
-                }
+        let (Some(own), Some(others)) = (self.pace.rate(now), others) else {
+            // An engine that is far behind gives few answers, too: no reason to start counting anew.
+            self.unseen_since.get_or_insert(now);
+            if lasted(self.unseen_since, UNSEEN) {
+                (self.behind_since, self.level_since, self.behind) = (None, None, None);
             }
-            (Some(own), Some(others)) if own < RECOVERED_SHARE * others => {
-                (self.behind_since, self.level_since) = (None, None);
+            return;
+        };
+        self.unseen_since = None;
+        if own < SLOW_SHARE * others {
+            self.level_since = None;
+            self.behind_since.get_or_insert(now);
+            if lasted(self.behind_since, SLOW_AFTER) {
+                self.behind = Some((own, others));
             }
-            (own, _) => {
-                self.behind_since = None;
-                self.level_since.get_or_insert(now);
-                let enough = if own.is_some() {
-                    RECOVERED_AFTER
-                } else {
-                    UNSEEN
-                };
-                if lasted(self.level_since, enough) {
-                    self.behind = None;
-                }
+        } else if own < RECOVERED_SHARE * others {
+            (self.behind_since, self.level_since) = (None, None);
+        } else {
+            self.behind_since = None;
+            self.level_since.get_or_insert(now);
+            if lasted(self.level_since, RECOVERED_AFTER) {
+                self.behind = None;
             }
         }
     }

@@ -141,6 +141,24 @@ fn an_engine_far_behind_the_others_for_long_is_slow_until_it_keeps_up() {
 }
 
 #[test]
+fn a_gap_between_the_answers_of_a_slow_engine_is_no_recovery() {
+    let (mut health, mut now) = (Health::default(), Instant::now());
+    // Four answers tell something for four seconds.
+    for _ in 0..2 {
+        assert!(!health.is_slow());
+        (0..4).for_each(|_| health.answered(now, 1, seconds(1.0)));
+        for _ in 0..30 {
+            now += seconds(1.0);
+            health.compare(now, Some(100.0));
+        }
+        assert_eq!(health.pace(now), None);
+    }
+    assert!(health.is_slow());
+    serve(&mut health, &mut now, 14, 100, Some(100.0));
+    assert!(health.is_slow(), "seen at their pace for less than 15 s");
+}
+
+#[test]
 fn a_slow_engine_that_nobody_uses_gets_another_chance() {
     let (mut health, mut now) = (Health::default(), Instant::now());
     serve(&mut health, &mut now, 60, 1, Some(100.0));
