@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,14 @@ def test_every_metric_is_recorded(trained: Path) -> None:
     for name in ("time/save_ckpt", "time/wait_for_ckpt"):
         assert [line["step"] for line in lines if name in line] == [11, 21]
     assert ["time/broadcast_thread" in line for line in lines] == [False, *[True] * 24]
+
+
+def test_metrics_that_the_pages_name_are_recorded(trained: Path, repository: Path) -> None:
+    page = (repository / "docs" / "concepts.md").read_text()
+    rows = re.findall(r"^.*metrics\.jsonl.*$", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+/[\w/]+)`", row)}
+    assert len(named) >= 6
+    assert named <= set(read_lines(trained / "metrics.jsonl")[-1])
 
 
 def test_every_trained_token_is_exact(trained: Path) -> None:
