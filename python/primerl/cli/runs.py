@@ -11,25 +11,28 @@ from primerl.startup import importing
 
 def rl(arguments: list[str]) -> int:
     from primerl.config.rl import RLConfig
-    from primerl.launch import run
 
     try:
-        return run.run(load(RLConfig, arguments, program="primerl rl"))
+        config = load(RLConfig, arguments, program="primerl rl")
+        from primerl.launch import run
+
+        return run.run(config)
     except ConfigError as error:
         return fail(str(error))
 
 
 def sft(arguments: list[str]) -> int:
-    from primerl.config import resolve
     from primerl.config.sft import SFTConfig
-    from primerl.launch import preflight, preflight_sft
-    from primerl.launch.starting import OMP_WAIT_POLICY
-    from primerl.train import start_ranks
 
     if "RANK" in os.environ:
         return sft_rank(arguments)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
+        from primerl.config import resolve
+        from primerl.launch import preflight, preflight_sft
+        from primerl.launch.starting import OMP_WAIT_POLICY
+        from primerl.train import start_ranks
+
         # What the launcher alone understands stays here.
         config = resolve.sft(config)
         settings = config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"})
