@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from primerl.config.load import ConfigError, fail, load
+from primerl.config import asked
+from primerl.launch import checker
 from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
-    from primerl.config.rl import RLConfig
+    # The longest part of a start, and it needs nothing of the config.
+    with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
+        from primerl.config.load import ConfigError, fail, load
+        from primerl.config.rl import RLConfig
 
-    try:
-        config = load(RLConfig, arguments, program="primerl rl")
-        from primerl.launch import run
+        try:
+            config = load(RLConfig, arguments, program="primerl rl")
+            from primerl.launch import run
 
-        return run.run(config)
-    except ConfigError as error:
-        return fail(str(error))
+            return run.run(config)
+        except ConfigError as error:
+            return fail(str(error))
 
 
 def sft(arguments: list[str]) -> int:
+    from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
 
     if "RANK" in os.environ:
@@ -58,6 +64,7 @@ def sft(arguments: list[str]) -> int:
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
     from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.config.load import ConfigError
     from primerl.train import start_ranks
 
     if len(arguments) != 2 or arguments[0] != "@":

@@ -8,13 +8,8 @@ from primerl.config.explain import WIDTH, UnknownFieldError, explain, of_table, 
 from primerl.config.fields import LEFT_OUT, REQUIRED, Knob, find, first_clause
 from primerl.config.forms import FORMS, tree
 
-ASKED = ("-h", "--help", "--help-all")
 KEY_COLUMN = 38
 COLUMNS = WIDTH - KEY_COLUMN
-
-
-def is_asked(arguments: list[str]) -> bool:
-    return any(argument in ASKED or argument.startswith("--help=") for argument in arguments)
 
 
 def text(form: str, arguments: list[str], program: str) -> str:
@@ -89,4 +84,4 @@ def _row(knob: Knob) -> list[str]:
     return wrapper.wrap(meaning)
 
 
-__all__ = ["UnknownFieldError", "is_asked", "short", "text"]
+__all__ = ["UnknownFieldError", "short", "text"]

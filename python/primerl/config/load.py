@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 import pydantic_config
 from pydantic import BaseModel, ValidationError
 
+from primerl.config import asked
+
 C = TypeVar("C", bound=BaseModel)
 UnknownKey = "extra_forbidden"
 
@@ -46,12 +48,14 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
 
 def show_help(cls: type[BaseModel], arguments: list[str], program: str) -> None:
     """Prints help where it is asked for, and exits 0."""
+    if not asked.for_help(arguments):
+        return
     from primerl.config import forms
     from primerl.config import help as config_help
 
     form = forms.form_of(cls)
-    if form is None or not config_help.is_asked(arguments):
-        return
+    if form is None:
+        return  # the config library has help of its own
     try:
         print(config_help.text(form, arguments, program))
     except config_help.UnknownFieldError as error:
