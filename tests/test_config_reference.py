@@ -11,10 +11,27 @@ from pathlib import Path
 import pytest
 from primerl.cli import main
 from primerl.config import fields, forms, reference
+from primerl.config.base import Section
 from primerl.config.explain import UnknownFieldError, explain
+from pydantic import Field
 from test_config import CONFIGS
 
 COMMANDS = list(forms.FORMS)
+
+
+class ShortSampling(Section):
+    """How it is sampled."""
+
+    max_tokens: int
+    """Longest answer."""
+
+
+class Short(Section):
+    """Another shape of config."""
+
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Peak learning rate."""
+    sampling: ShortSampling
 
 
 def said(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -139,6 +156,17 @@ def test_the_schema_has_every_key(name: str, capsys: pytest.CaptureFixture[str])
     tables = [schema, *schema.get("$defs", {}).values()]
     known = {key for table in tables for key in table.get("properties", {})}
     assert {knob.name for knob in forms.tree(name).all_knobs()} <= known
+
+
+def test_another_form_of_a_command_is_told_by_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config of another shape that the same command reads."""
+    monkeypatch.setitem(forms.FORMS, "short", forms.Form("primerl rl", f"{__name__}:Short", called="short form"))
+    assert explain("learning_rate").startswith("learning_rate  (primerl rl, short form)\n  Peak learning rate.")
+    assert "[sampling]  (primerl rl, short form)" in explain("sampling", "short")
+    assert forms.form_of(Short) == "short"
+    page = reference.page()
+    assert "## `primerl rl`, short form" in page
+    assert "| `learning_rate` | number, `> 0` | `0.0001` |" in page
 
 
 def test_the_committed_page_is_what_is_generated(repository: Path) -> None:

@@ -39,7 +39,7 @@ def explain(asked: str, form: str | None = None) -> str:
 def _unknown(asked: str, forms: list[str]) -> str:
     near = nearest(map(tree, forms), asked)
     hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_top(forms))}"
-    of = f" of `{FORMS[forms[0]].command}`" if len(forms) == 1 else ""
+    of = f" of `{FORMS[forms[0]].title}`" if len(forms) == 1 else ""
     return f"there is no key or section {asked!r}{of}; {hint}"
 
 
@@ -58,7 +58,7 @@ def _of_knob(name: str, knob: Knob) -> str:
         "or": f"--{knob.path.replace('[]', '.0').replace('_', '-')} on the command line",
         "also": "; ".join(also(name, knob)),
     }
-    lines = [f"{knob.path}  ({form.command})", *wrapped(knob.meaning, "  "), ""]
+    lines = [f"{knob.path}  ({form.title})", *wrapped(knob.meaning, "  "), ""]
     for label, text in rows.items():
         if text:
             lines += textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
@@ -79,14 +79,14 @@ def also(name: str, knob: Knob) -> list[str]:
         for same in tree(other).all_knobs():
             is_itself = other == name and same.path == knob.path
             if same.owner is knob.owner and same.name == knob.name and not is_itself:
-                places.append(f"{form.command}: {same.path}")
+                places.append(f"{form.title}: {same.path}")
     return places
 
 
 def of_table(name: str, table: Table) -> str:
     """A section: its keys with their first sentences, and the sections below it."""
     optional = " Left out unless a key of it is given." if table.optional else ""
-    title = f"[{table.path}]  ({FORMS[name].command})" if table.path else FORMS[name].command
+    title = f"[{table.path}]  ({FORMS[name].title})" if table.path else FORMS[name].title
     lines = [title, *wrapped(table.meaning + optional, "  ")]
     if table.knobs:
         lines += ["", *rows_of(table.knobs)]

@@ -62,6 +62,12 @@ class Form:
     """Who reads what is below a path; without any, the command's own process."""
     most_used: tuple[str, ...] = ()
     """Paths that `--help` shows, in this order."""
+    called: str = ""
+    """Tells the forms of one command apart: `short form`."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.command}, {self.called}" if self.called else self.command
 
     @property
     def cls(self) -> type[BaseModel]:

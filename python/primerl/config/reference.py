@@ -45,7 +45,7 @@ def page() -> str:
     where: dict[type[BaseModel], tuple[str, str, str]] = {}
     parts = [INTRODUCTION, "## Contents", *_contents(), ""]
     for name, form in FORMS.items():
-        parts += [f'<a id="{name}"></a>', f"## `{form.command}`", ""]
+        parts += [f'<a id="{name}"></a>', f"## `{form.command}`{f', {form.called}' if form.called else ''}", ""]
         for table in tree(name).all_tables():
             parts += [*_section(name, form, table, where), ""]
     return "\n".join(parts).rstrip() + "\n"
@@ -56,7 +56,8 @@ def _contents() -> list[str]:
     for name, form in FORMS.items():
         paths = dict.fromkeys(table.path for table in tree(name).tables)
         links = ", ".join(f"[`{path}`](#{anchor(name, path)})" for path in paths)
-        lines.append(f"- [`{form.command}`](#{name}){': ' + links if links else ''}")
+        called = f", {form.called}" if form.called else ""
+        lines.append(f"- [`{form.command}`](#{name}){called}{': ' + links if links else ''}")
     return lines
 
 
