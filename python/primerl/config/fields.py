@@ -234,7 +234,8 @@ def first_sentence(text: str) -> str:
 
 def first_clause(text: str) -> str:
     """The first sentence without what it adds in brackets, after a semicolon or after a colon."""
-    return re.sub(r"\s*\([^)]*\)", "", re.split(r"[;:] |, (?:so that|each) |\. ", text)[0]).rstrip(".;:")
+    plain = re.sub(r"\s*\([^)]*\)", "", text)
+    return re.split(r"[;:] |, (?:so that|each) |\. ", plain)[0].rstrip(".;:")
 
 
 def plain_path(asked: str) -> str:
