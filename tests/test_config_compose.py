@@ -10,6 +10,7 @@ import tomli_w
 from primerl.config import resolve
 from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
+from primerl.inference.settings import InferenceConfig
 from primerl.launch import run
 from test_config import tree
 
@@ -157,6 +158,14 @@ def test_the_runs_level_is_that_of_all_who_have_none() -> None:
     assert levels("--log.level", "warn") == {**dict.fromkeys(kinds, "warn"), "trainer": "warning"}
     own = levels("--log.level", "error", "--trainer.log.level", "info", "--orchestrator.log.level", "trace")
     assert own == {"orchestrator": "trace", "trainer": "info", "inference": "error", "env-worker": "trace"}
+
+
+@pytest.mark.parametrize(
+    ("log", "message"), [({"level": "loud"}, "log.level: must be one of trace"), ({"lvl": "info"}, "log.lvl: no such")]
+)
+def test_an_engine_refuses_a_level_that_is_none(log: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InferenceConfig.from_toml({"model": {"path": "m"}, "log": log})
 
 
 def test_harness_and_level_of_verifiers_reach_the_env_workers() -> None:
