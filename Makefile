@@ -21,7 +21,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 EXAMPLES := examples/reverse-text examples/sort-letters
 DEMO := outputs/reverse-text
 
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools \
+.PHONY: help reference demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools \
 	vllm test-vllm constraints-vllm
 
 help: ## list the targets
@@ -80,6 +80,9 @@ bench: build ## run the measurements under benches/
 	@missed=""; cargo bench --locked --workspace --no-fail-fast --bench "*" || missed=" cargo bench"; \
 	for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed="$$missed $$script"; done; \
 	if test -n "$$missed"; then echo "make: failed, or missed a goal:$$missed" >&2; exit 1; fi
+
+reference: build ## write docs/configuration.md from the classes of the configs
+	$(BIN)/primerl config reference --output docs/configuration.md
 
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
 	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -301,14 +301,14 @@ def test_tools_are_run_between_turns() -> None:
     assert [message["role"] for message in gateway.calls[-1][2]["messages"]] == ["user", "assistant", "tool"]
 
 
-def test_another_harness_reaches_the_rollouts_url_too() -> None:
-    """A harness in a process of its own, as a package may bring it."""
+@pytest.mark.parametrize("arguments", [{"agent": {"harness": {"id": "elsewhere"}}}, {"harness": {"id": "elsewhere"}}])
+def test_another_harness_reaches_the_rollouts_url_too(arguments: dict[str, Any]) -> None:
+    """A harness in a process of its own, as a package may bring it; named by seat, or for the only one."""
 
     async def reply(chat: Chat) -> Any:
         return completion(f"<r>{chat.last.removeprefix('Reverse: ')[::-1]}</r>")
 
     with Orchestrator(reply=reply) as orchestrator:
-        arguments = {"agent": {"harness": {"id": "elsewhere"}}}
         sys.modules["elsewhere"] = _elsewhere()
         try:
             outcome = roll_out(
@@ -339,6 +339,50 @@ def _elsewhere() -> Any:
     module.ElsewhereHarness = ElsewhereHarness  # type: ignore[attr-defined]
     module.__all__ = ["ElsewhereHarness"]  # type: ignore[attr-defined]
     return module
+
+
+def test_what_verifiers_logs_is_below_one_logger(caplog: pytest.LogCaptureFixture) -> None:
+    """Whose level is `orchestrator.log.vf_level`."""
+    with caplog.at_level(logging.INFO, "verifiers"):
+        assert trial("plain", saying("hello"))["ok"]
+    assert any(record.name.startswith("verifiers.v1.") for record in caplog.records)
+
+
+def test_settings_of_the_harness_reach_the_one_seat() -> None:
+    adapter.prepare()
+    agent = adapter.load("reverse-text", {"harness": {"tool_timeout": 5}, "agent": {"max_turns": 3}}, ROOT).config.agent
+    assert (agent.harness.id, agent.harness.tool_timeout, agent.harness.root) == (harness.HARNESS_ID, 5, ROOT)
+    assert (agent.max_turns, agent.runtime.type) == (3, "subprocess")
+    other = adapter.load("reverse-text", {"harness": {"id": "null", "forward_env": ["A"]}}, ROOT).config.agent
+    assert (other.harness.id, other.harness.forward_env, other.runtime.type) == ("null", ["A"], "subprocess")
+
+
+def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> None:
+    adapter.prepare()
+    config = adapter.load("reverse-text", {"id": "user-sim", "user": {"harness": {"tool_timeout": 5}}}, ROOT).config
+    assert (config.user.harness.id, config.user.harness.tool_timeout) == ("null", 5)
+    assert config.assistant.harness.id == harness.HARNESS_ID
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"harness": "null"}, "`harness` must be a table of settings"),
+        ({"harness": {"no_such": 1}}, "agent.harness.no_such: Extra inputs"),
+        ({"harness": {"id": "no-such-harness"}}, "no_such_harness"),
+        ({"harness": {"id": "null"}, "agent": {"harness": {"id": "null"}}}, "`agent.harness` are both given"),
+        (
+            {"id": "user-sim", "harness": {"id": "null"}},
+            "has 2 seats (assistant, user), so `harness` does not say whose it is; give it by seat, as "
+            "args.assistant.harness",
+        ),
+    ],
+)
+def test_a_harness_that_cannot_be_meant_is_refused(arguments: dict[str, Any], message: str) -> None:
+    adapter.prepare()
+    with pytest.raises(adapter.EnvironmentRefusedError) as caught:
+        adapter.load("reverse-text", arguments, ROOT)
+    assert message in str(caught.value)
 
 
 def test_examples_depend_on_the_seed_and_nothing_else() -> None:

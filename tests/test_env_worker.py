@@ -91,6 +91,35 @@ async def answer_right(chat: Chat) -> web.Response:
 # A worker takes seconds of CPU to import verifiers, so each test below takes one worker through a whole story.
 
 
+@pytest.mark.parametrize(
+    ("log", "seen"),
+    [
+        ({}, ["ours info", "theirs warning"]),
+        ({"vf_level": "debug"}, ["ours info", "theirs debug", "theirs info", "theirs warning"]),
+        ({"level": "error", "vf_level": "info"}, ["theirs info", "theirs warning"]),
+        ({"level": "trace", "vf_level": "error"}, ["ours debug", "ours info"]),
+    ],
+)
+def test_the_worker_and_verifiers_log_from_levels_of_their_own(log: dict[str, str], seen: list[str]) -> None:
+    code = """
+import json, logging, sys
+from primerl.envs.worker import WorkerConfig, log_to_stderr
+given = {"orchestrator_url": "u", "environment": "e", "id": "e", "log": json.loads(sys.argv[1])}
+log_to_stderr(WorkerConfig.from_dict(given).log)
+ours, theirs = logging.getLogger("primerl.envs"), logging.getLogger("verifiers.v1.rollout")
+ours.debug("ours debug"), ours.info("ours info")
+theirs.debug("theirs debug"), theirs.info("theirs info"), theirs.warning("theirs warning")
+"""
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(log)], check=True, capture_output=True, text=True)
+    assert [line.rsplit(": ", 1)[1] for line in done.stderr.splitlines()] == seen
+
+
+def test_a_level_that_is_none_is_refused() -> None:
+    for log, message in [({"vf_level": "loud"}, "log.vf_level must be one of trace"), ({"lvl": "info"}, "'log.lvl'")]:
+        with pytest.raises(ValueError, match=message):
+            WorkerConfig.from_dict({"orchestrator_url": "u", "environment": "e", "id": "e", "log": log})
+
+
 def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_replaces_it(
     orchestrator: Orchestrator, start: Start
 ) -> None:

@@ -20,6 +20,7 @@ COMMANDS = {
         "tell what happened to a rollout, group or step; where time went; check it all",
     ),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
+    "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "template": (
         "primerl.cli.templates:template",
@@ -88,7 +89,8 @@ def usage() -> str:
     return (
         "usage: primerl COMMAND [@ FILE.toml] [--dotted.key value ...]\n\n"
         f"{commands}\n\n"
-        "`primerl COMMAND --help` lists every key of its config; each can be set in the file or on the command line.\n"
+        "`primerl COMMAND --help` shows the most used keys of its config, `primerl config explain KEY` what one means\n"
+        "(each can be set in the file or on the command line).\n"
         "Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted."
     )
 

@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl.config import asked
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     if len(arguments) == 2 and arguments[0] == "@":
         return leave(native_orchestrator(["--config", arguments[1]]))
-    if "@" not in arguments and "--help" not in arguments and "-h" not in arguments:
+    if "@" not in arguments and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
         settings = settings_from(arguments, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from primerl.config.load import ConfigError, fail, load
+from primerl.config import asked
+from primerl.launch import checker
 from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
-    from primerl.config.rl import RLConfig
-    from primerl.launch import run
+    # The longest part of a start, and it needs nothing of the config.
+    with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
+        from primerl.config.load import ConfigError, fail, load
+        from primerl.config.rl import RLConfig
 
-    try:
-        return run.run(load(RLConfig, arguments, program="primerl rl"))
-    except ConfigError as error:
-        return fail(str(error))
+        try:
+            config = load(RLConfig, arguments, program="primerl rl")
+            from primerl.launch import run
+
+            return run.run(config)
+        except ConfigError as error:
+            return fail(str(error))
 
 
 def sft(arguments: list[str]) -> int:
-    from primerl.config import resolve
+    from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
-    from primerl.launch import preflight, preflight_sft
-    from primerl.launch.starting import OMP_WAIT_POLICY
-    from primerl.train import start_ranks
 
     if "RANK" in os.environ:
         return sft_rank(arguments)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
+        from primerl.config import resolve
+        from primerl.launch import preflight, preflight_sft
+        from primerl.launch.starting import OMP_WAIT_POLICY
+        from primerl.train import start_ranks
+
         # What the launcher alone understands stays here.
         config = resolve.sft(config)
         settings = config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"})
@@ -55,6 +64,7 @@ def sft(arguments: list[str]) -> int:
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
     from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.config.load import ConfigError
     from primerl.train import start_ranks
 
     if len(arguments) != 2 or arguments[0] != "@":

@@ -58,6 +58,14 @@ class Log(Section):
     """Least severe level that is logged."""
 
 
+class RolloutLog(Log):
+    """What is written to the logs of the orchestrator and of env workers."""
+
+    vf_level: LogLevel = "warn"
+    """Least severe level of verifiers' own lines (its `verifiers` loggers) in the logs of env workers; `info` has two
+    lines a rollout, `debug` each call of a program and a tool server."""
+
+
 def kinds(annotation: Any) -> frozenset[Any]:
     """What an annotation is made of: `list[int] | None` -> list, int, None."""
     inner = [part for part in get_args(annotation) if isinstance(part, type) or get_args(part) or part is Any]

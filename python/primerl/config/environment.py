@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Seconds, Section, Seed
+from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, RolloutLog, Seconds, Section, Seed
 from primerl.config.client import Client
 
 
@@ -39,6 +39,10 @@ class Workers(Section):
 
     taskset: dict[str, Any] = {}
     """The taskset's own settings, passed to the environment unchanged."""
+    harness: dict[str, Any] = {}
+    """The harness that plays the environment's seat: `id` of an installed one, and its own settings; verifiers' chat
+    within the worker where it is left out. An environment of several seats takes it by seat, as
+    `args.<seat>.harness`."""
     args: dict[str, Any] = {}
     """The environment's other settings, passed to it unchanged."""
     num_workers: NonNegativeInt = 1
@@ -48,8 +52,16 @@ class Workers(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the environment is built from: `args`, with the taskset's settings under `taskset`."""
-        return {**self.args, "taskset": self.taskset} if self.taskset else dict(self.args)
+        """What the environment is built from: `args`, with those of taskset and harness by their names."""
+        named = {"taskset": self.taskset, "harness": self.harness}
+        return {**self.args, **{name: settings for name, settings in named.items() if settings}}
+
+    @model_validator(mode="after")
+    def _is_given_once(self) -> Self:
+        for name in ("taskset", "harness"):
+            if getattr(self, name) and name in self.args:
+                raise ValueError(f"{name} and args.{name} are both given; leave one of them out")
+        return self
 
 
 class TrainSource(Environment):
@@ -146,10 +158,11 @@ class EnvWorkerConfig(Section):
     id: str = Field(min_length=1)
     """Name of the installed verifiers environment."""
     args: dict[str, Any] = {}
-    """Settings of the environment, its taskset's under `taskset`."""
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: Seed = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     max_concurrent: PositiveInt = 128
     """Rollouts run at the same time."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
+    log: RolloutLog = RolloutLog()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from primerl.config.base import Name, Port, Seconds, Section, Seed, Threads
+from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Threads
 from primerl.config.lora import EngineLora
 from primerl.inference.vllm import flags
 
@@ -38,6 +38,7 @@ class InferenceSettings(Section):
     """CPU threads of the model."""
     vllm: dict[str, Any] = {}
     """vLLM's own options, by their long names without dashes (docs/vllm.md); those that are primerl's are refused."""
+    log: Log = Log()
 
     @model_validator(mode="after")
     def _options_are_vllms(self) -> Self:

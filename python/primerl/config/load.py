@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pydantic_config
 from pydantic import BaseModel, ValidationError
+
+from primerl.config import asked
 
 C = TypeVar("C", bound=BaseModel)
 UnknownKey = "extra_forbidden"
@@ -23,15 +25,18 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
 
     Raises [`ConfigError`][] for anything that is wrong with them.
     """
-    _check_readable(arguments)
+    from primerl.config import compose
+
+    show_help(cls, arguments, program)
     try:
-        summary = (cls.__doc__ or "").split("\n")[0]
-        config: C = pydantic_config.cli(cls, args=arguments, prog=program, description=summary)
+        files, flags = compose.compose(cls, arguments)
+        config: C = pydantic_config.cli(cls, args=flags, default=cast(C, files), prog=program)
         return config
     except pydantic_config.ConfigFileError as error:
         if isinstance(error.__cause__, ValidationError):
             raise ConfigError(describe(error.__cause__, cls, arguments)) from None
-        raise ConfigError(error.message) from None
+        hint = "; a config file is given as `@ FILE.toml`" if error.message.startswith("Unrecognized") else ""
+        raise ConfigError(error.message + hint) from None
     except RecursionError:
         raise ConfigError(
             f"{' and '.join([*_files(arguments), 'the command line'])}: a value is nested too deeply to be read; "
@@ -41,15 +46,21 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
         raise ConfigError(f"a value on the command line is not valid JSON: {error}") from None
 
 
-def _check_readable(arguments: list[str]) -> None:
-    """What the config library does not turn into a message of its own."""
-    for file in _files(arguments):
-        try:
-            Path(file).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            pass  # the library's message is good
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}; give the path of a TOML file after `@`") from None
+def show_help(cls: type[BaseModel], arguments: list[str], program: str) -> None:
+    """Prints help where it is asked for, and exits 0."""
+    if not asked.for_help(arguments):
+        return
+    from primerl.config import forms
+    from primerl.config import help as config_help
+
+    form = forms.form_of(cls)
+    if form is None:
+        return  # the config library has help of its own
+    try:
+        print(config_help.text(form, arguments, program))
+    except config_help.UnknownFieldError as error:
+        raise ConfigError(str(error)) from None
+    raise SystemExit(0)
 
 
 def _files(arguments: list[str]) -> list[str]:

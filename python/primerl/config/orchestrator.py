@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import Fraction, Log, Name, Port, Seconds, Section, Seed
+from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed
 from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     Environment,
@@ -334,6 +334,7 @@ class OrchestratorSettings(Orchestration):
 
     train: TrainEnvironments
     eval: EvaluationEnvironments = EvaluationEnvironments()
+    log: RolloutLog = RolloutLog()
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

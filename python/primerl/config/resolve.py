@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 import tomli_w
 from pydantic import BaseModel
 
+from primerl.config.base import Log, LogLevel, RolloutLog
 from primerl.config.environment import (
     Environment,
     EnvWorkerConfig,
@@ -23,7 +24,7 @@ from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
-from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerSettings
+from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerLog, TrainerSettings
 from primerl.inference.vllm.flags import default_dtype
 from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
 
@@ -32,6 +33,8 @@ EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
+TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
+"""As the trainer, which has Python's names, calls the run's levels."""
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
 
 
@@ -71,6 +74,7 @@ def orchestrator(config: RLConfig) -> ProcessConfig:
             "max_steps": config.max_steps,
             "seq_len": config.seq_len,
             "data_ranks": config.trainer.ranks,
+            "log": Log(level=log_level(config, source.log)),
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
             "train": {"env": [named(environment) for environment in train]},
             "eval": {"env": [named(environment) for environment in evaluation]},
@@ -99,6 +103,7 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                 "join": orchestrator_url,
                 "join_as": name,
                 "lora": _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None,
+                "log": Log(level=log_level(config, source.log)),
             }
         )
         processes.append(_process(config, "inference", name, resolved, threads=source.threads))
@@ -139,6 +144,7 @@ def engine_dtype(config: RLConfig) -> str:
 
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     processes = []
+    rollout_log = config.orchestrator.log
     roles: list[tuple[Literal["train", "eval"], list[Any]]] = [
         ("train", list(config.orchestrator.train.env)),
         ("eval", list(config.orchestrator.eval.env)),
@@ -155,6 +161,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     args=environment.arguments,
                     seed=config.seed,
                     max_concurrent=cast(Workers, environment).max_concurrent,
+                    log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
                 )
                 name = f"env_{environment.label}_{index}"
                 log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
@@ -178,6 +185,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             **settings,
             "weights": weights,
             "ckpt": ckpt,
+            "log": _trainer_log(config),
             "output_dir": absolute(config.output_dir),
             "orchestrator_url": orchestrator_url,
             "max_steps": config.max_steps,
@@ -187,6 +195,19 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
         }
     )
     return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+
+
+def log_level(config: RLConfig, own: Log) -> LogLevel:
+    """Of a process: its own, else the run's."""
+    return own.level if "level" in own.model_fields_set else config.log.level
+
+
+def _trainer_log(config: RLConfig) -> TrainerLog:
+    own = config.trainer.log
+    if "level" in own.model_fields_set or "level" not in config.log.model_fields_set:
+        return own
+    found: TrainerLog = TrainerLog.model_validate({"level": TRAINER_LEVELS.get(config.log.level, config.log.level)})
+    return found
 
 
 def _probe_tolerance(config: RLConfig) -> float:
@@ -273,6 +294,26 @@ def to_toml(config: BaseModel) -> str:
 
 def dump_toml(settings: dict[str, Any]) -> str:
     return tomli_w.dumps(settings)
+
+
+def whole(config: RLConfig, orchestrator: BaseModel, trainer: BaseModel) -> dict[str, Any]:
+    """The config of the run with all that follows from other keys written out, so that `primerl rl @ configs/rl.toml`
+    starts the same processes, also where the defaults are others."""
+    # What the command asked for is not what is trained.
+    tree: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude={"dry_run", "clean_output_dir"})
+    resolved = {
+        "orchestrator": (orchestrator, ("probe_tolerance", "timeouts", "retention", "log")),
+        "trainer": (trainer, ("weights", "log")),
+    }
+    for section, (process, names) in resolved.items():
+        dumped = process.model_dump(mode="json", exclude_none=True)
+        for name in names:
+            both = isinstance(dumped[name], dict)
+            tree[section][name] = {**tree[section][name], **dumped[name]} if both else dumped[name]
+    tree["inference"]["log"] = {"level": log_level(config, config.inference.log)}
+    tree["output_dir"] = absolute(config.output_dir)
+    tree["model"]["path"] = absolute(config.model.path)
+    return tree
 
 
 def write(process: ProcessConfig) -> None:

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Name, Seconds, Section, Seed, check_dry_run
+from primerl.config.base import Log, Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.trainer import Checkpoints, TrainerSettings
@@ -66,6 +66,8 @@ class RLConfig(Section):
     model: Model
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
+    log: Log = Log()
+    """Of all processes that have no `log.level` of their own."""
     trainer: TrainerSettings = TrainerSettings()
     orchestrator: OrchestratorSettings
     inference: RunInference = RunInference()

@@ -72,23 +72,53 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> dict[s
         raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
     config = {**arguments, "taskset": {**taskset, "id": environment_id}}
     fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
+    seats = {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
+    if "harness" not in fields:  # which would be a seat's name
+        _seat_harness(environment_id, config, list(seats))
     # A package that brings its own harness keeps it.
     brings_harness = default_agent_harness(environment_id).id == environment_id
-    for seat, field in fields.items():
-        if not isinstance(field.default, vf.AgentConfig):
-            continue
+    for seat, declared in seats.items():
         given = config.get(seat, {})
         if not isinstance(given, dict):
             raise EnvironmentRefusedError(f"environment {environment_id!r}: seat `{seat}` must be a table of settings")
         # verifiers' own defaults are a shell on this machine and a sandbox in a cloud.
         defaults: dict[str, Any] = {"runtime": {"type": "subprocess"}}
-        if field.default.harness is None and not brings_harness:
+        if declared.harness is not None:
+            own_id = declared.harness.id
+        else:
+            own_id = environment_id if brings_harness else HARNESS_ID
+        if own_id == HARNESS_ID:
             defaults["harness"] = {"id": HARNESS_ID}
         seat_config = {**defaults, **given}
+        if isinstance(given.get("harness"), dict):
+            # Settings without an id are of the seat's own harness; verifiers would take its shell.
+            seat_config["harness"] = {"id": own_id, **given["harness"]}
         if seat_config.get("harness", {}).get("id") == HARNESS_ID:
             seat_config["harness"] = {**seat_config["harness"], "root": root}
         config[seat] = seat_config
     return config
+
+
+def _seat_harness(environment_id: str, config: dict[str, Any], seats: list[str]) -> None:
+    """Puts the environment's `harness` on its one seat, where verifiers has it."""
+    given = config.pop("harness", None)
+    if not given:
+        return
+    if not isinstance(given, dict):
+        raise EnvironmentRefusedError(f"environment {environment_id!r}: `harness` must be a table of settings")
+    if len(seats) != 1:
+        named = f"{len(seats)} seats ({', '.join(seats)})" if seats else "no seat"
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} has {named}, so `harness` does not say whose it is; give it by seat, as "
+            f"args.{seats[0] if seats else '<seat>'}.harness"
+        )
+    seat = config.get(seats[0], {})
+    if isinstance(seat, dict) and "harness" in seat:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r}: `harness` and `{seats[0]}.harness` are both given; leave one of them out"
+        )
+    if isinstance(seat, dict):
+        config[seats[0]] = {**seat, "harness": given}
 
 
 def _explain(environment_id: str, error: ValidationError) -> str:

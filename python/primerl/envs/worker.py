@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
 from primerl.startup import importing
 
@@ -44,6 +45,16 @@ REPORT_MARGIN = 0.95
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What is written to the worker's log."""
+
+    level: str = "info"
+    """Least severe level that is logged."""
+    vf_level: str = "warn"
+    """The same of verifiers' own lines. `info` has two a rollout, which cost more than many an environment."""
+
+
+@dataclass(frozen=True)
 class WorkerConfig:
     """One env worker process."""
 
@@ -58,13 +69,14 @@ class WorkerConfig:
     worker_name: str = ""
     """Unique name of this process; made from host and process id where it is left out."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Settings of the environment, its taskset's under `taskset`."""
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: int = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
+    log: LogConfig = LogConfig()
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> WorkerConfig:
@@ -76,7 +88,7 @@ class WorkerConfig:
         required = [name for name, field in fields.items() if _is_required(field) and not values.get(name)]
         if required:
             raise ValueError(f"{required[0]} is missing")
-        config = WorkerConfig(**values)
+        config = WorkerConfig(**{**values, "log": _log_config(values.get("log", {}))})
         if config.role not in ("train", "eval"):
             raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
         if not isinstance(config.args, dict):
@@ -93,17 +105,36 @@ class WorkerConfig:
         return f"{self.worker_name or socket.gethostname()}:{os.getpid()}"
 
 
+def _log_config(values: Any) -> LogConfig:
+    names = [field.name for field in dataclasses.fields(LogConfig)]
+    if not isinstance(values, Mapping):
+        raise ValueError(f"log must be a table of {', '.join(names)}")
+    for name, level in values.items():
+        if name not in names:
+            raise ValueError(f"unknown key 'log.{name}'; known keys are {', '.join(names)}")
+        if level not in LEVELS:
+            raise ValueError(f"log.{name} must be one of {', '.join(LEVELS)}, not {level!r}")
+    return LogConfig(**values)
+
+
+def log_to_stderr(config: LogConfig) -> None:
+    """The worker's lines and those of every library; verifiers' by a level of their own, whichever of its modules."""
+    logging.basicConfig(
+        level=LEVELS[config.level],
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    logging.getLogger("verifiers").setLevel(LEVELS[config.vf_level])
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def run_worker(config: WorkerConfig) -> int:
     """Runs until the run is over; returns the exit code. On the main thread: environments may set signal handlers."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    # Two lines a rollout would cost more than the environment.
-    logging.getLogger("verifiers").setLevel(logging.WARNING)
+    log_to_stderr(config.log)
     # A message of the last resort must not wait for verifiers, whose import takes seconds.
     with importing():
         from primerl.envs import adapter

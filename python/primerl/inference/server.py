@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import installation
 from primerl.inference.vllm.process import VllmEndedError, VllmServer
+from primerl.log_levels import LEVELS
 from primerl.run_key import run_key_header
 
 log = logging.getLogger("primerl.inference")
@@ -74,7 +75,7 @@ def serve(config: InferenceConfig) -> int:
     cannot be served; nothing was started. A vLLM that ended after it had served ends this process by a signal: who
     watches it may start it again.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _log_from(config.log.level)
     stop = _Stop()
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -85,6 +86,14 @@ def serve(config: InferenceConfig) -> int:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _log_from(level: str) -> None:
+    """All three logs that are in this process's: Python's, the engine's server in Rust, vLLM's."""
+    logging.basicConfig(level=LEVELS[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What the user set for the libraries themselves counts.
+    os.environ.setdefault("RUST_LOG", level)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(LEVELS[level]))
 
 
 def _serve(config: InferenceConfig, stop: _Stop) -> int:

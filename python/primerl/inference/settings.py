@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.inference.vllm import flags
+from primerl.log_levels import LEVELS
 
 CHOICES = {
     "backend": ("auto", "torch", "vllm"),
@@ -34,6 +35,12 @@ class LoraConfig:
     target_modules: list[str]
     max_adapters: int = 4
     """Of vLLM: those that requests are answered by at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    level: str = "info"
+    """Least severe level that is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,7 @@ class InferenceConfig:
     threads: int = 1
     """CPU threads of the model."""
     lora: LoraConfig | None = None
+    log: LogConfig = LogConfig()
 
     @classmethod
     def from_toml(cls, settings: Mapping[str, Any]) -> InferenceConfig:
@@ -78,6 +86,8 @@ class InferenceConfig:
         values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
         if values.get("lora") is not None:
             values["lora"] = _lora(values["lora"])
+        if "log" in values:
+            values["log"] = _log(values["log"])
         config = cls(**values)
         for name, choices in CHOICES.items():
             if getattr(config, name) not in choices:
@@ -104,6 +114,15 @@ def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict
     if unknown := sorted(settings.keys() - names):
         raise ValueError(f"{prefix}{unknown[0]}: no such setting; there are {', '.join(sorted(names))}")
     return dict(settings)
+
+
+def _log(settings: object) -> LogConfig:
+    if not isinstance(settings, Mapping):
+        raise ValueError("log: must be a table with a `level`")
+    found = LogConfig(**_known("log.", settings, LogConfig))
+    if found.level not in LEVELS:
+        raise ValueError(f"log.level: must be one of {', '.join(LEVELS)}, not {found.level!r}")
+    return found
 
 
 def _lora(settings: object) -> LoraConfig:

@@ -1,7 +1,8 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
 Reads a JSON list of `[id, settings]` on standard input; the last line of output is a JSON list of problems (null for
-none) in the same order. One process for all: most of the time goes into importing verifiers.
+none) in the same order. One process for all: most of the time goes into importing verifiers, which is done before the
+list is read, so that this process can be started before it is known.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from __future__ import annotations
 import json
 import sys
 
+from primerl.startup import importing
+
 
 def main() -> int:
-    from primerl.envs.check import check_environment
+    with importing():
+        from primerl.envs import adapter
+        from primerl.envs.check import check_environment
 
-    problems = [check_environment(environment_id, settings) for environment_id, settings in json.load(sys.stdin)]
+        adapter.prepare()
+        wanted = json.load(sys.stdin)
+        problems = [check_environment(environment_id, settings) for environment_id, settings in wanted]
     # On a line of its own, whatever an environment has printed.
     print("\n" + json.dumps(problems))
     return 0

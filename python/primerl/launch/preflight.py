@@ -8,12 +8,9 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import going_back, preflight_model
+from primerl.launch import checker, going_back, preflight_model
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -250,11 +247,11 @@ def _slow_checks(config: RLConfig) -> list[str]:
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
-            _running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
-            _running("primerl.launch.check_environments") as environments,
+            checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
+            checker.environments() as environments,
         ):
-            listed = _ended(environments, check_s, request)
-            checked = _ended(orchestrator, check_s)
+            listed = checker.ended(environments, check_s, request)
+            checked = checker.ended(orchestrator, check_s)
     refusal = _orchestrator_said(checked, file, check_s)
     found = _environments_said(listed, [environment.label for environment in wanted], check_s)
     return [*([refusal] if refusal else []), *found]
@@ -275,49 +272,6 @@ def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: li
     named = [text if label in text else f"environment {label!r}: {text}" for label, text in problems]
     # Entries of one environment may have one problem.
     return list(dict.fromkeys(named))
-
-
-@contextlib.contextmanager
-def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", module, *arguments]
-    process = None
-    try:
-        with _interrupted_after():
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        yield process
-    finally:
-        if process is not None:
-            with process:
-                if process.poll() is None:
-                    process.kill()
-
-
-@contextlib.contextmanager
-def _interrupted_after() -> Iterator[None]:
-    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # It is the main thread that is interrupted.
-        return
-    came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-def _ended(
-    process: subprocess.Popen[str], timeout_s: float, request: str = ""
-) -> subprocess.CompletedProcess[str] | None:
-    """None where it did not end in time."""
-    try:
-        stdout, stderr = process.communicate(request, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:

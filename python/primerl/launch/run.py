@@ -53,6 +53,8 @@ LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
+# Beside those of the processes.
+WHOLE = "rl.toml"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -83,12 +85,15 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
 
 def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     """All but the orchestrator's, which is written before the URL is known, are returned."""
-    resolve.write(resolve.orchestrator(config))
+    orchestrator, trainer = resolve.orchestrator(config), resolve.trainer(config, orchestrator_url)
+    resolve.write(orchestrator)
     others = [
         *resolve.inference(config, orchestrator_url),
         *resolve.env_workers(config, orchestrator_url),
-        resolve.trainer(config, orchestrator_url),
+        trainer,
     ]
+    settings = resolve.whole(config, orchestrator.config, trainer.config)
+    resolve.write_text(orchestrator.file.with_name(WHOLE), resolve.dump_toml(settings))
     for process in others:
         resolve.write(process)
     return others

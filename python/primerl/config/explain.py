@@ -1,0 +1,120 @@
+"""`primerl config explain`: all there is to know about one key or one section."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from primerl.config.fields import REQUIRED, Knob, Table, find, first_sentence, nearest
+from primerl.config.forms import FORMS, tree
+
+WIDTH = 80
+
+
+class UnknownFieldError(Exception):
+    """There is no such key or section; the message has the nearest ones."""
+
+
+def explain(asked: str, form: str | None = None) -> str:
+    """What a dotted path means, in the form that is named or in all that have it.
+
+    Raises:
+        UnknownFieldError: No form has it.
+    """
+    forms = [form] if form is not None else list(FORMS)
+    found = [(name, match) for name in forms if (match := find(tree(name), asked)) is not None]
+    if not found:
+        raise UnknownFieldError(_unknown(asked, forms))
+    told: set[object] = set()
+    blocks = []
+    for name, match in found:
+        # A key that several forms inherit from one class is one key: told once, with the places it has.
+        same = (match.owner, match.name) if isinstance(match, Knob) else match.cls
+        if same not in told:
+            told.add(same)
+            blocks.append(_of_knob(name, match) if isinstance(match, Knob) else of_table(name, match))
+    return "\n\n".join(blocks)
+
+
+def _unknown(asked: str, forms: list[str]) -> str:
+    near = nearest(map(tree, forms), asked)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"sections are {', '.join(_top(forms))}"
+    of = f" of `{FORMS[forms[0]].title}`" if len(forms) == 1 else ""
+    return f"there is no key or section {asked!r}{of}; {hint}"
+
+
+def _top(forms: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(table.path for name in forms for table in tree(name).tables))
+
+
+def _of_knob(name: str, knob: Knob) -> str:
+    form = FORMS[name]
+    rows = {
+        "type": knob.kind,
+        "default": knob.default if knob.default != REQUIRED else "none: it has to be set",
+        "bound": knob.bound,
+        "read by": form.read_by(knob.path),
+        "in a file": _in_file(knob.path),
+        "or": f"--{knob.path.replace('[]', '.0').replace('_', '-')} on the command line",
+        "also": "; ".join(also(name, knob)),
+    }
+    lines = [f"{knob.path}  ({form.title})", *wrapped(knob.meaning, "  "), ""]
+    for label, text in rows.items():
+        if text:
+            lines += textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
+    return "\n".join(lines)
+
+
+def _in_file(path: str) -> str:
+    section, _, key = path.rpartition(".")
+    if not section:
+        return f"{key} = .."
+    return f"[[{section.removesuffix('[]')}]] {key} = .." if section.endswith("[]") else f"[{section}] {key} = .."
+
+
+def also(name: str, knob: Knob) -> list[str]:
+    """Where else the same key can be set: `primerl sft: optim.lr`."""
+    places = []
+    for other, form in FORMS.items():
+        for same in tree(other).all_knobs():
+            is_itself = other == name and same.path == knob.path
+            if same.owner is knob.owner and same.name == knob.name and not is_itself:
+                places.append(f"{form.title}: {same.path}")
+    return places
+
+
+def of_table(name: str, table: Table) -> str:
+    """A section: its keys with their first sentences, and the sections below it."""
+    optional = " Left out unless a key of it is given." if table.optional else ""
+    title = f"[{table.path}]  ({FORMS[name].title})" if table.path else FORMS[name].title
+    lines = [title, *wrapped(table.meaning + optional, "  ")]
+    if table.knobs:
+        lines += ["", *rows_of(table.knobs)]
+    if table.tables:
+        lines += ["", "  sections", *sections_of(table.tables)]
+    return "\n".join(lines)
+
+
+def rows_of(knobs: Iterable[Knob]) -> list[str]:
+    """Two lines a key at least: name, type and default; what it means."""
+    lines = []
+    for knob in knobs:
+        facts = f"{knob.kind}{', ' + knob.bound if knob.bound else ''}; {knob.default}"
+        lines += textwrap.wrap(f"  {knob.name}  {facts}", WIDTH, subsequent_indent=" " * 8)
+        lines += wrapped(first_sentence(knob.meaning), "      ")
+    return lines
+
+
+def sections_of(tables: Iterable[Table]) -> list[str]:
+    by_path = {table.path: first_sentence(table.meaning) for table in tables}
+    longest = max(len(path) for path in by_path) + 2
+    lines = []
+    for path, meaning in by_path.items():
+        lines += textwrap.wrap(
+            meaning, WIDTH, initial_indent=f"  [{path}]".ljust(longest + 4), subsequent_indent=" " * (longest + 4)
+        ) or [f"  [{path}]"]
+    return lines
+
+
+def wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)

@@ -1,0 +1,84 @@
+"""Processes that check something before a start, in the hands of who waits for them. Standard library only, so that the
+one that imports verifiers, which takes seconds, can be under way while the config is still read."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+ENVIRONMENTS = "primerl.launch.check_environments"
+# Of this process: it is started for the next check, and used once.
+_ahead: list[subprocess.Popen[str]] = []
+
+
+@contextlib.contextmanager
+def environments_ahead() -> Iterator[None]:
+    """Within the block, the process that checks environments is importing what they all need.
+
+    It is ended with the block: a config that is refused has started nothing that stays.
+    """
+    with running(ENVIRONMENTS) as process:
+        _ahead.append(process)
+        try:
+            yield
+        finally:
+            if process in _ahead:
+                _ahead.remove(process)
+
+
+@contextlib.contextmanager
+def environments() -> Iterator[subprocess.Popen[str]]:
+    """The process that was started ahead, or a new one."""
+    if _ahead:
+        yield _ahead.pop()
+        return
+    with running(ENVIRONMENTS) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m module`, killed where the block ends before it does."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", module, *arguments]
+    process = None
+    try:
+        with _interrupted_after():
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        yield process
+    finally:
+        if process is not None:
+            with process:
+                if process.poll() is None:
+                    process.kill()
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # It is the main thread that is interrupted.
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def ended(
+    process: subprocess.Popen[str], timeout_s: float, request: str = ""
+) -> subprocess.CompletedProcess[str] | None:
+    """None where it did not end in time."""
+    try:
+        stdout, stderr = process.communicate(request, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

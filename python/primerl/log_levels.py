@@ -1,0 +1,14 @@
+"""Names of log levels, one list for all processes, as Python's logging has them. Standard library only."""
+
+from __future__ import annotations
+
+import logging
+
+LEVELS = {
+    # Python has nothing below it.
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+}
