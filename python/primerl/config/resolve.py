@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import tomli_w
 from pydantic import BaseModel
 
+from primerl.config import monitored
 from primerl.config.environment import (
     Environment,
     EnvWorkerConfig,
@@ -20,6 +22,7 @@ from primerl.config.environment import (
 )
 from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
 from primerl.config.lora import EngineLora, TrainerLora
+from primerl.config.monitors import MonitorConfig
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
@@ -32,7 +35,7 @@ EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
-Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
+Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class ProcessConfig:
     file: Path
     log: Path
     threads: int
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of its environment alone: keys, which are in no file."""
 
 
 def orchestrator(config: RLConfig) -> ProcessConfig:
@@ -183,10 +188,31 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "max_steps": config.max_steps,
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
+            "distributions_interval": monitored.trainer_interval(config),
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )
     return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+
+
+def monitor(config: RLConfig | SFTConfig, variables: Mapping[str, str]) -> ProcessConfig | None:
+    """None where the run has no monitor. `variables`: keys."""
+    entries = monitored.entries(config)
+    if not entries:
+        return None
+    path = config.model.path
+    name = model_name(config) if isinstance(config, RLConfig) else None
+    resolved = MonitorConfig(
+        output_dir=absolute(config.output_dir),
+        kind="rl" if isinstance(config, RLConfig) else "sft",
+        model=name or (Path(absolute(path)).name if path else "tiny"),
+        model_path=absolute(path) if path else None,
+        max_steps=config.max_steps,
+        finish_s=config.monitor.finish_s,
+        monitors=entries,
+        run=monitored.shown(config),
+    )
+    return _process(config, "monitor", "monitor", resolved, threads=1, variables=variables)
 
 
 def _probe_tolerance(config: RLConfig) -> float:
@@ -253,7 +279,14 @@ def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> Evaluat
 
 
 def _process(
-    config: RLConfig, kind: Kind, name: str, resolved: BaseModel, *, threads: int, log: Path | None = None
+    config: RLConfig | SFTConfig,
+    kind: Kind,
+    name: str,
+    resolved: BaseModel,
+    *,
+    threads: int,
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> ProcessConfig:
     folder = Path(absolute(config.output_dir))
     return ProcessConfig(
@@ -263,6 +296,7 @@ def _process(
         file=folder / "configs" / f"{name}.toml",
         log=folder / "logs" / (log or f"{name}.log"),
         threads=threads,
+        variables=variables or {},
     )
 
 
