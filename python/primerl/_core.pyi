@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "inspect_buffer",
     "inspect_run",
+    "inspect_samples",
     "orchestrate",
     "simulate",
 ]
@@ -463,6 +464,15 @@ def inspect_buffer(
     """The difficulty buffer as the journal leaves it; with an environment and an example's index, its history too.
 
     Raises `PrimerlError` if the journal cannot be read or there is no such example.
+    """
+
+def inspect_samples(output_dir: str | PathLike[str], steps: Sequence[int], share: float = 1.0) -> dict[str, Any]:
+    """What was trained in `steps`: `{"story": .., "steps": {step: [sample]}}`, of the steps that the journal holds.
+
+    Each sample has its reward, advantage and lengths; `text` (`token_ids` and `learnt`, one value a token) is None but
+    for the first `share` of each environment's, in an order without a meaning (`place`) that is the same each time.
+    Fields are those of `rust/primerl-orchestrator/src/inspect/samples.rs`. Raises `PrimerlError` if the journal cannot
+    be read.
     """
 
 # Orchestrator (rust/primerl-py/src/orchestrator.rs)

@@ -30,6 +30,7 @@ COMMANDS = {
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
+    "monitor": ("primerl.cli.processes:monitor", "one process of a run: tells W&B, Prime or your own monitors of it"),
 }
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

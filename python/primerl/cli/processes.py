@@ -74,6 +74,16 @@ def env_worker(arguments: list[str]) -> int:
     return int(run_worker(config))
 
 
+def monitor(arguments: list[str]) -> int:
+    try:
+        settings = settings_from(arguments, "primerl.config.monitors:MonitorConfig", "monitor")
+    except BadInputError as error:
+        return refuse(error)
+    from primerl.monitors.process import main
+
+    return int(main(settings))
+
+
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     if len(arguments) == 2 and arguments[0] == "@":

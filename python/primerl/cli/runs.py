@@ -35,13 +35,13 @@ def sft(arguments: list[str]) -> int:
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         from primerl.config import resolve
-        from primerl.launch import preflight, preflight_sft
+        from primerl.launch import monitors, preflight, preflight_sft
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
         # What the launcher alone understands stays here.
         config = resolve.sft(config)
-        settings = config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"})
+        settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
         preflight_sft.check(config, settings)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))
@@ -50,13 +50,14 @@ def sft(arguments: list[str]) -> int:
                 return 0
             # Read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
-            if start_ranks.are_wanted(settings):
-                file = folder / preflight_sft.CONFIG_FILE
-                return start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)])
-            with importing():
-                from primerl.train.sft import main
+            with monitors.beside(config, folder, print) as ended:
+                if start_ranks.are_wanted(settings):
+                    file = folder / preflight_sft.CONFIG_FILE
+                    return ended(start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)]))
+                with importing():
+                    from primerl.train.sft import main
 
-            return int(main(settings))
+                return ended(int(main(settings)))
     except ConfigError as error:
         return fail(str(error))
 

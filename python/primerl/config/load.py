@@ -78,7 +78,7 @@ def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] 
             message = "unknown key" + _suggestion(str(location[-1]), _siblings(cls, location[:-1]))
         elif detail["type"] == "missing":
             message = "missing; it has no default, so set it"
-        elif not isinstance(given, dict | list | BaseModel) and given is not None:
+        elif not isinstance(given, dict | list | BaseModel) and given is not None and location[-1:] != ("api_key",):
             message = f"{message} (it is {given!r})"
         field = dotted(location)
         where = _written_in(location, arguments or [])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import tomli_w
 from pydantic import BaseModel
 
+from primerl.config import monitored
 from primerl.config.base import Log, LogLevel, RolloutLog
 from primerl.config.environment import (
     Environment,
@@ -21,6 +23,7 @@ from primerl.config.environment import (
 )
 from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
 from primerl.config.lora import EngineLora, TrainerLora
+from primerl.config.monitors import MonitorConfig
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
@@ -35,7 +38,7 @@ MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
 TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
 """As the trainer, which has Python's names, calls the run's levels."""
-Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
+Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class ProcessConfig:
     file: Path
     log: Path
     threads: int
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of its environment alone: keys, which are in no file."""
 
 
 def orchestrator(config: RLConfig) -> ProcessConfig:
@@ -191,6 +196,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "max_steps": config.max_steps,
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
+            "distributions_interval": monitored.trainer_interval(config),
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )
@@ -208,6 +214,26 @@ def _trainer_log(config: RLConfig) -> TrainerLog:
         return own
     found: TrainerLog = TrainerLog.model_validate({"level": TRAINER_LEVELS.get(config.log.level, config.log.level)})
     return found
+
+
+def monitor(config: RLConfig | SFTConfig, variables: Mapping[str, str]) -> ProcessConfig | None:
+    """None where the run has no monitor. `variables`: keys."""
+    entries = monitored.entries(config)
+    if not entries:
+        return None
+    path = config.model.path
+    name = model_name(config) if isinstance(config, RLConfig) else None
+    resolved = MonitorConfig(
+        output_dir=absolute(config.output_dir),
+        kind="rl" if isinstance(config, RLConfig) else "sft",
+        model=name or (Path(absolute(path)).name if path else "tiny"),
+        model_path=absolute(path) if path else None,
+        max_steps=config.max_steps,
+        finish_s=config.monitor.finish_s,
+        monitors=entries,
+        run=monitored.shown(config),
+    )
+    return _process(config, "monitor", "monitor", resolved, threads=1, variables=variables)
 
 
 def _probe_tolerance(config: RLConfig) -> float:
@@ -274,7 +300,14 @@ def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> Evaluat
 
 
 def _process(
-    config: RLConfig, kind: Kind, name: str, resolved: BaseModel, *, threads: int, log: Path | None = None
+    config: RLConfig | SFTConfig,
+    kind: Kind,
+    name: str,
+    resolved: BaseModel,
+    *,
+    threads: int,
+    log: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> ProcessConfig:
     folder = Path(absolute(config.output_dir))
     return ProcessConfig(
@@ -284,6 +317,7 @@ def _process(
         file=folder / "configs" / f"{name}.toml",
         log=folder / "logs" / (log or f"{name}.log"),
         threads=threads,
+        variables=variables or {},
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import Log, Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
+from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.trainer import Checkpoints, TrainerSettings
 
@@ -28,6 +29,20 @@ class RunInference(InferenceSettings):
     """Engines started on this machine; 0 where all of orchestrator.engines run elsewhere."""
 
 
+class RunTrainer(TrainerSettings):
+    """The trainer of the run."""
+
+    wandb: TrainerWandb = TrainerWandb()
+
+
+class RunOrchestrator(OrchestratorSettings):
+    """Rollouts, batches and their order."""
+
+    wandb: OrchestratorWandb = OrchestratorWandb()
+    prime_monitor: PrimeMonitor | None = None
+    """Tell the Prime platform of the run, trainer and all."""
+
+
 class RunTimeouts(Section):
     """How long the launcher waits, in seconds, before it stops the run and says what is missing."""
 
@@ -42,7 +57,7 @@ class RunTimeouts(Section):
     """Time a process has to end by itself before it is killed."""
 
 
-class RLConfig(Section):
+class RLConfig(Monitored):
     """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
 
     output_dir: str = Field(default="outputs/rl", min_length=1)
@@ -68,8 +83,8 @@ class RLConfig(Section):
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
     log: Log = Log()
     """Of all processes that have no `log.level` of their own."""
-    trainer: TrainerSettings = TrainerSettings()
-    orchestrator: OrchestratorSettings
+    trainer: RunTrainer = RunTrainer()
+    orchestrator: RunOrchestrator
     inference: RunInference = RunInference()
     timeouts: RunTimeouts = RunTimeouts()
 

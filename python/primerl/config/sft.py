@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.base import Fraction, Name, Section, Seed, check_dry_run
 from primerl.config.lora import CheckpointWeights, Lora
+from primerl.config.monitors import Monitored
 from primerl.config.trainer import Computation, Optimizer, TrainerLog
 
 SeqLen = Annotated[int, Field(ge=2)]
@@ -156,7 +157,7 @@ class SFTCheckpoints(Section):
     weights: CheckpointWeights = CheckpointWeights()
 
 
-class SFTConfig(Computation):
+class SFTConfig(Monitored, Computation):
     """Supervised fine-tuning on conversations; the loss is on what the assistant says."""
 
     output_dir: str = Field(min_length=1)

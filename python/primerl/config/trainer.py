@@ -252,4 +252,6 @@ class TrainerConfig(TrainerSettings):
     """Seed of every random choice."""
     environments: list[str] = []
     """Names of the orchestrator's environments, in its order, for the metrics."""
+    distributions_interval: PositiveInt | None = None
+    """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none where left out."""
     model: TrainedModel

@@ -19,7 +19,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, preflight_model
+from primerl.launch import checker, going_back, monitors, preflight_model
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -31,7 +31,7 @@ LOCK = Path("run") / "launcher.lock"
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _model, _ports):
+    for find in (_output_dir, _resume_step, _model, _ports, monitors.check):
         try:
             find(config)
         except ConfigError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
-from primerl.launch import preflight
+from primerl.launch import monitors, preflight
 from primerl.launch.preflight_model import check_model, longest_sequence
 from primerl.train.adapter_files import check_lora_files, read_adapter_config
 from primerl.train.bad_rows import BadRow, BadRows
@@ -18,6 +18,8 @@ from primerl.train.sft_config import SFTConfig as Settings
 from primerl.train.sources import DataError, Source, sources
 
 CONFIG_FILE = Path("configs") / "sft.toml"
+LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "wandb", "monitors", "monitor"}
+"""Settings that the process which trains has no part in."""
 READ_AT_ONCE = 64 * 2**20
 """Bytes of a file that are read within a second or two; what is longer is read once, when it is tokenised."""
 
@@ -36,6 +38,7 @@ def check(config: SFTConfig, values: dict[str, Any]) -> None:
         goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
     )
     _check_model(settings)
+    monitors.check(config)
     try:
         _check_lora(settings)
         _check_rows(settings.data, "data.")

@@ -29,6 +29,7 @@ from primerl.config.rl import RLConfig
 from primerl.launch import ending, going_back, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
+from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.processes import Process, Processes, describe_end, tail
 from primerl.launch.starting import (
     BAD_INPUT,
@@ -79,6 +80,9 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
         console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
         return 0
     write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
+    monitor = wanted(config)
+    if monitor is not None:
+        resolve.write(monitor)
     console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
     return 0
 
@@ -120,6 +124,7 @@ class Launcher:
         self.early: dict[str, float] = {}
         self.is_trained = False  # the trainer has ended after the last step
         self.orchestrator_back: float | None = None  # when it was last started again
+        self.monitors: MonitorWatch | None = None
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -138,7 +143,7 @@ class Launcher:
                     except Interrupted:
                         code, reason = INTERRUPTED, "interrupted"
                         self.console.say("stopping all processes (Ctrl-C again kills them)")
-                    processes.stop(grace_s=self.config.timeouts.stop_s)
+                    self._stop(processes, code, reason)
             except KeyboardInterrupt:
                 code, reason = INTERRUPTED, "killed"
                 processes.kill()
@@ -147,6 +152,14 @@ class Launcher:
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
         return code
+
+    def _stop(self, processes: Processes, code: int, reason: str) -> None:
+        """The monitors last: they are told how it ended, and have time to send it."""
+        if self.monitors is not None:
+            others = [name for name in processes.by_name if name != self.monitors.name]
+            processes.stop(grace_s=self.config.timeouts.stop_s, names=others)
+            self.monitors.end(processes, code, reason)
+        processes.stop(grace_s=self.config.timeouts.stop_s)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -181,6 +194,7 @@ class Launcher:
             url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
         for path in going_back.go_back(self.config, self.folder, url):
             self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
+        self._start_monitors(processes)
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
@@ -194,6 +208,13 @@ class Launcher:
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
         return True
+
+    def _start_monitors(self, processes: Processes) -> None:
+        described = wanted(self.config)
+        if described is not None:
+            self.described[described.name] = described
+            self.monitors = MonitorWatch(described, self.folder, self.config.restarts, self.console.say)
+            self.monitors.start(processes, going_back.wanted(self.config))
 
     def _watch(self, processes: Processes) -> None:
         """Returns when the run has finished."""
@@ -213,6 +234,8 @@ class Launcher:
                 asked = now
                 self._look(now)
                 self._look_for_workers(processes, now)
+                if self.monitors is not None:
+                    self.monitors.look(processes)
             for name in [name for name, since in self.early.items() if now - since > LAST_WORDS_S]:
                 self._ended_too_early(processes, processes.by_name[name])
 
@@ -246,6 +269,8 @@ class Launcher:
 
     def _ended(self, processes: Processes, process: Process) -> None:
         kind = self.described[process.name].kind
+        if self.monitors is not None and kind == "monitor":
+            return self.monitors.ended(process)
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
             if kind == "trainer":

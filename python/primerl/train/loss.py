@@ -290,6 +290,7 @@ def _measure(tokens: Tokens, masked: Tensor) -> dict[str, Tensor]:
     return {
         # KL(engine || trainer) by the k3 estimator (Schulman, "Approximating KL divergence", 2020).
         "mismatch_kl": torch.expm1(log_ratio) - log_ratio,
+        "log_ratio": log_ratio,
         "abs_log_ratio": log_ratio.abs(),
         "positive": positive,
         "masked_positive": masked & positive,

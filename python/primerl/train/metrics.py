@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -24,12 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Appends one JSON object a step to `<output_dir>/metrics.jsonl`; a line is whole once it is there."""
+    """Appends one JSON object a step to `<output_dir>/metrics.jsonl`, or another file; a line is whole once it is
+    there."""
 
-    def __init__(self, output_dir: Path, *, after: int = 0) -> None:
+    def __init__(self, output_dir: Path, *, after: int = 0, name: str = "metrics.jsonl") -> None:
         """`after`: the step training goes on from; what the file says of later ones will be written again."""
         output_dir.mkdir(parents=True, exist_ok=True)
-        self._path = output_dir / "metrics.jsonl"
+        self._path = output_dir / name
         with saving(self._path):
             remove_temporary(self._path)
             _keep_steps(self._path, after)
@@ -38,7 +39,10 @@ class MetricsWriter:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Raises SavingError."""
         # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
-        values = {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}
+        self.append(step, {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())})
+
+    def append(self, step: int, values: dict[str, Any]) -> None:
+        """Raises SavingError."""
         with saving(self._path):
             self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
             self._file.flush()

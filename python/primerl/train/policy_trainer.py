@@ -31,6 +31,7 @@ from primerl.train.data import Batch, MicroBatch
 from primerl.train.distributed import Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
+from primerl.train.histograms import Histograms
 from primerl.train.lora import Adapter, check_facts
 from primerl.train.loss import Loss, Targets, TokenValues
 from primerl.train.metrics import Clock, MetricsWriter, console_line
@@ -94,6 +95,7 @@ class Trainer:
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.trained = Trained()
+        self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
     def restore(self) -> int:
         """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
@@ -121,7 +123,9 @@ class Trainer:
         log.info("going on from the checkpoint of step %d", state.step)
         return state.step
 
-    def run(self, writer: MetricsWriter | None, began_after: int = 0) -> int:
+    def run(
+        self, writer: MetricsWriter | None, began_after: int = 0, distributions: MetricsWriter | None = None
+    ) -> int:
         """Train from the step after `began_after` until `max_steps`, or until there are no more batches.
 
         Returns:
@@ -148,7 +152,10 @@ class Trainer:
                 raise TrainingDiverged(f"{error}; {kept} (primerl.train.data.decode_batch reads it)") from None
             self.publish(step, clock)
             metrics = self.measure(batch, statistics, update, clock.step())
+            if distributions is not None and self.histograms is not None:
+                distributions.append(step, self.histograms.line())
             if writer is not None:
+                # Whoever reads the step's metrics finds everything else of it.
                 writer.write(step, metrics)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
             clock.lap("metrics")
@@ -193,6 +200,8 @@ class Trainer:
         counts = self.ranks.sum(self.loss.counts(targets).to(device))
         self.loss.check_counts(counts, batch)
         statistics = Statistics(self.groups(batch), device)
+        every = self.config.distributions_interval
+        self.histograms = Histograms(device) if every is not None and batch.step % every == 0 else None
         # Where there is nothing to train, other ranks have a micro-batch more.
         trained = [pair for pair in zip(batch.micro_batches, targets, strict=True) if pair[1].indices.numel()]
         most = int(self.ranks.largest(torch.tensor([len(trained)], device=device)).item())
@@ -213,7 +222,11 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
             statistics.add(values, environments.to(device))
+            if self.histograms is not None:
+                self.histograms.add(values)
         self.doing(batch.step, "adding up what was measured")
+        if self.histograms is not None:
+            self.histograms = self.histograms.over(self.ranks)
         return statistics.over(self.ranks)
 
     def micro_batch_loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,20 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                 closing(broadcasts),
                 closing(batches),
                 MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
+                distributions_writer(config, ranks, began_after) as distributions,
             ):
-                steps = trainer.run(writer, began_after)
+                steps = trainer.run(writer, began_after, distributions)
             trainer.save_weights(steps)
         heartbeat.leave()
     finally:
         heartbeat.close()
         ranks.leave()
+
+
+def distributions_writer(
+    config: TrainerConfig, ranks: Ranks, after: int
+) -> AbstractContextManager[MetricsWriter | None]:
+    """One where some step has distributions."""
+    if config.distributions_interval is None or not ranks.leads:
+        return nullcontext()
+    return MetricsWriter(Path(config.output_dir), after=after, name="distributions.jsonl")

@@ -73,3 +73,19 @@ pub fn inspect_buffer<'py>(
     })?;
     convert(py, answer)
 }
+
+/// What was trained in some steps: every sample, and the tokens of a share of them.
+#[pyfunction]
+#[pyo3(signature = (output_dir, steps, share = 1.0))]
+pub fn inspect_samples<'py>(
+    py: Python<'py>,
+    output_dir: PathBuf,
+    steps: Vec<u64>,
+    share: f64,
+) -> PyResult<Bound<'py, PyAny>> {
+    let steps: Vec<Step> = steps.into_iter().map(Step).collect();
+    let answer = interruptible(py, move || {
+        inspect::answer_samples(&output_dir, &steps, share)
+    })?;
+    convert(py, answer)
+}

@@ -29,7 +29,7 @@ mod _core {
     };
 
     #[pymodule_export]
-    use inspect::{inspect_buffer, inspect_run};
+    use inspect::{inspect_buffer, inspect_run, inspect_samples};
 
     #[pymodule_export]
     use orchestrator::{Orchestrator, orchestrate};

@@ -16,6 +16,7 @@ mod group;
 mod idle;
 mod play;
 mod rollout;
+mod samples;
 mod spans;
 mod step;
 mod summary;
@@ -32,6 +33,7 @@ pub use group::{GroupTrace, group};
 pub use idle::{IdleReport, idle};
 pub use play::Story;
 pub use rollout::{RolloutTrace, rollout};
+pub use samples::{SampleLine, SamplesAnswer, samples};
 pub use step::{StepTrace, step};
 pub use summary::{Summary, summary};
 
@@ -94,6 +96,18 @@ pub fn answer_buffer(
     example: Option<(&str, ExampleIndex)>,
 ) -> Result<serde_json::Value, InspectError> {
     Ok(serde_json::json!(buffer(output_dir, example)?))
+}
+
+/// What was trained in these steps, as JSON; the tokens of `share` of each environment's samples.
+///
+/// # Errors
+/// The journal cannot be read.
+pub fn answer_samples(
+    output_dir: &Path,
+    steps: &[Step],
+    share: f64,
+) -> Result<serde_json::Value, InspectError> {
+    Ok(serde_json::json!(samples(output_dir, steps, share)?))
 }
 
 /// As the run's clock shows it.

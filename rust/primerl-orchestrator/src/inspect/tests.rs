@@ -401,3 +401,49 @@ fn the_buffer_is_shown_with_an_example() {
     assert!(wrong("train", 20).contains("examples 0 to 19"));
     assert!(wrong("trian", 0).contains("there are: train"));
 }
+
+#[test]
+fn samples_are_those_of_the_batch() {
+    for seed in 0..3 {
+        let run = Run::new(seed);
+        let steps = [Step(1), Step(3), Step(1000)];
+        let all = samples(run.path(), &steps, 1.0).expect("reads").steps;
+        let some = samples(run.path(), &steps, 0.3).expect("reads").steps;
+        assert_eq!(all.keys().copied().collect::<Vec<_>>(), [1, 3]);
+        for (step, lines) in &all {
+            let batch = &run.simulator.observer.batches[&Step(*step)];
+            let sequences = batch.ranks.iter().flatten();
+            let sequences = sequences.flat_map(|micro_batch| micro_batch.sequences());
+            let mut packed: Vec<_> = sequences
+                .map(|weighted| (weighted.sample.rollout, weighted.sample.token_ids()))
+                .collect();
+            let mut told: Vec<_> = lines
+                .iter()
+                .map(|line| {
+                    let text = line.text.as_ref().expect("all are shown");
+                    assert_eq!(text.learnt.len(), line.tokens);
+                    let learnt: u64 = text.learnt.iter().map(|one| u64::from(*one)).sum();
+                    assert_eq!(learnt, line.loss_tokens);
+                    assert!(line.reward.is_some());
+                    (line.rollout, text.token_ids.clone())
+                })
+                .collect();
+            packed.sort();
+            told.sort();
+            assert_eq!(told, packed);
+            // A share is the first of the same order.
+            let shown = (lines.len() as f64 * 0.3).ceil() as usize;
+            for (line, of_some) in lines.iter().zip(&some[step]) {
+                assert_eq!(of_some.text.is_some(), of_some.place < shown);
+                let text = of_some.text.clone().or(line.text.clone());
+                assert_eq!(
+                    *line,
+                    SampleLine {
+                        text,
+                        ..of_some.clone()
+                    }
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+"""The monitors of a run: checked before the start, started beside the other processes, told how the run ended.
+
+Nothing here fails a run. A monitor process that ends is started again, as often as `restarts` allows; what it did not
+send stays on the disk, and is named in the launcher's last words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import netrc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from primerl.config import monitored, resolve
+from primerl.config.load import ConfigError
+from primerl.config.monitors import WANDB, MonitorConfig
+from primerl.config.resolve import ProcessConfig
+from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
+from primerl.launch.processes import Process, Processes
+from primerl.launch.starting import BAD_INPUT, start
+from primerl.monitors import load, prime
+from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
+from primerl.monitors.records import last_step
+
+WANDB_URL = "https://api.wandb.ai"
+RESTART_AFTER_S = 1.0
+RESTARTS_WITHIN_S = 600.0
+# The process has `monitor.finish_s`, and then says what is left.
+LAST_WORDS_S = 5.0
+LOOK_EVERY_S = 0.5
+POLL_S = 0.05
+# `primerl sft` has no setting for it, which restarts nothing else.
+SFT_RESTARTS = 5
+
+
+def check(config: RLConfig | SFTConfig) -> None:
+    """Raises ConfigError."""
+    problems = []
+    for entry in monitored.entries(config):
+        if entry.name == WANDB:
+            problems.append(_wandb_problem(config))
+        elif isinstance(config, RLConfig) and entry.path.startswith("primerl.monitors.prime:"):
+            problems.append(_prime_problem(has_samples=entry.samples_interval is not None))
+        else:
+            try:
+                load.find(entry.path, entry.args)
+            except ValueError as error:
+                problems.append(f"monitors: {error}")
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
+    if importlib.util.find_spec("wandb") is None:
+        return "wandb: the package is not installed; pip install 'primerl[wandb]', or leave wandb out (--no-wandb)"
+    if monitored.wandb_mode(config.wandb) == "offline" or _wandb_key(config) is not None or _has_login():
+        return None
+    return (
+        "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize), or run `wandb login`; "
+        "--wandb.offline needs none, and --no-wandb leaves W&B out"
+    )
+
+
+def _wandb_key(config: RLConfig | SFTConfig) -> str | None:
+    given = None if config.wandb is None or config.wandb.api_key is None else config.wandb.api_key.get_secret_value()
+    return given or os.environ.get("WANDB_API_KEY") or None
+
+
+def _has_login() -> bool:
+    """Whether the netrc file has a key for W&B's server."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_URL)).hostname or ""
+    given = os.environ.get("NETRC")
+    files = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    for file in files:
+        try:
+            if netrc.netrc(os.fspath(file)).hosts.get(host) is not None:
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+def _prime_problem(*, has_samples: bool) -> str | None:
+    if prime.api_key() is None:
+        return (
+            "orchestrator.prime_monitor: there is no key: set PRIME_API_KEY, or run `prime login`; "
+            "--no-orchestrator.prime-monitor leaves the platform out"
+        )
+    if has_samples and importlib.util.find_spec("pyarrow") is None:
+        return (
+            "orchestrator.prime_monitor: samples are sent as Parquet, and pyarrow is not installed; "
+            "pip install 'primerl[prime]', or --no-orchestrator.prime-monitor.log-extras.samples"
+        )
+    return None
+
+
+def wanted(config: RLConfig | SFTConfig) -> ProcessConfig | None:
+    """The process, or None where the run has no monitor."""
+    key = _wandb_key(config)
+    given = config.wandb is not None and config.wandb.api_key is not None
+    return resolve.monitor(config, {"WANDB_API_KEY": key} if given and key is not None else {})
+
+
+class MonitorWatch:
+    """The process of the monitors, as its launcher sees it. Not for several threads."""
+
+    def __init__(self, described: ProcessConfig, folder: Path, restarts: int, say: Callable[[str], None]) -> None:
+        self.described = described
+        self.folder = folder
+        self.say = say
+        self._restarts = restarts
+        self._ends: list[float] = []
+        self._start_at: float | None = None
+        self._shown: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self.described.name
+
+    def start(self, processes: Processes, goes_back_to: int | None = None) -> None:
+        if goes_back_to is not None:
+            self._set_aside(goes_back_to)
+        for file in (END_FILE, STATUS_FILE):
+            (self.folder / file).unlink(missing_ok=True)
+        resolve.write(self.described)
+        start(processes, self.described)
+
+    def _set_aside(self, step: int) -> None:
+        """Services cannot take back what they were told of later steps: the run goes on as another one there, which
+        gets all steps up to this one first."""
+        records = self.folder / RECORDS_FILE
+        if not records.is_file() or last_step(records) <= step:
+            return
+        number = 1
+        while (former := self.folder / f"{records.parent.name}.former_{number}").exists():
+            number += 1
+        records.parent.rename(former)
+        self.say(
+            f"monitors were told of steps after {step}, so they are told of a new run, from the first step on; what is "
+            f"known of the one before is renamed to {former}"
+        )
+
+    def ended(self, process: Process) -> None:
+        """While the run goes on."""
+        now = time.monotonic()
+        lately = [at for at in self._ends if now - at < RESTARTS_WITHIN_S]
+        self._ends = [*lately, now]
+        if process.code == BAD_INPUT or len(lately) >= self._restarts:
+            self.say(f"{self.name} {process.describe_end()}, and training goes on without it; see {process.log}")
+            return
+        self.say(f"{self.name} {process.describe_end()}; it is started again")
+        self._start_at = now + RESTART_AFTER_S
+
+    def look(self, processes: Processes) -> None:
+        """Starts it again where that is due; says where the run can be seen, and which monitor fails."""
+        if self._start_at is not None and time.monotonic() >= self._start_at:
+            self._start_at = None
+            start(processes, self.described)
+        for name, monitor in self._status().items():
+            if monitor["is_given_up"]:
+                self._show(name, f"monitor {name} is given up, and training goes on without it: {monitor['error']}")
+            elif monitor["where"]:
+                self._show(name, f"monitor {name}: {monitor['where']}")
+
+    def end(self, processes: Processes, code: int, reason: str) -> None:
+        """With the other processes gone. Raises nothing that the run would fail by."""
+        process = processes.by_name[self.name]
+        status = {0: "finished", 130: "interrupted"}.get(code, "failed")
+        try:
+            resolve.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
+            self._wait(processes, process)
+            processes.stop(grace_s=0.0, names=[self.name])
+            self._start_at = None
+            self.look(processes)
+            for line in self._left():
+                self.say(line)
+        except OSError as error:  # a full disk may be why the run has failed
+            self.say(f"monitors were not told of the end: {error}")
+
+    def _wait(self, processes: Processes, process: Process) -> None:
+        """Until it has sent what is left, or its time is over. It is not sent a signal, which one that has just been
+        started would die of."""
+        config = self.described.config
+        finish_s = config.finish_s if isinstance(config, MonitorConfig) else 0.0
+        deadline = time.monotonic() + finish_s + LAST_WORDS_S
+        while processes.guard_end is None and time.monotonic() < deadline:
+            if process.ended:
+                if self._start_at is None and (process.code is None or process.code >= 0):
+                    return
+                self._start_at = None
+                process = start(processes, self.described)
+            processes.poll(POLL_S)
+
+    def _left(self) -> Iterator[str]:
+        status = self._status()
+        again = f"`primerl monitor @ {self.described.file}` sends the rest"
+        if not status:
+            yield f"the monitors have failed; see {self.described.log}; {again}"
+        for name, monitor in status.items():
+            if not monitor["is_done"]:
+                left = monitor["records"] - monitor["sent"]
+                yield (
+                    f"monitor {name} has failed: {left} of {monitor['records']} records were not sent "
+                    f"({monitor['error'] or 'the time, monitor.finish_s, was over'}); {again}"
+                )
+
+    def _show(self, name: str, message: str) -> None:
+        if self._shown.get(name) != message:
+            self._shown[name] = message
+            self.say(message)
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.folder / STATUS_FILE).read_text())["monitors"]
+        except (OSError, ValueError, LookupError):
+            return {}
+        return found
+
+
+@contextmanager
+def beside(config: SFTConfig, folder: Path, say: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
+    """The monitors of a training in this process. The block calls what it is given with its exit code."""
+    described = wanted(config)
+    if described is None:
+        yield lambda code: code
+        return
+    code, over = [1], threading.Event()
+
+    def ended(number: int) -> int:
+        code[0] = number
+        return number
+
+    with Processes() as processes:
+        watch = MonitorWatch(described, folder, SFT_RESTARTS, say)
+        ckpt = config.ckpt
+        step = None if ckpt is None else ckpt.resume_step
+        watch.start(processes, None if step == -1 else step)
+
+        def look() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                for process in processes.poll(0.0):
+                    watch.ended(process)
+                watch.look(processes)
+
+        looking = threading.Thread(target=look, name="monitors", daemon=True)
+        looking.start()
+        try:
+            yield ended
+        finally:
+            over.set()
+            looking.join()
+            # 128 + n: stopped by a signal, which somebody sent.
+            watch.end(processes, 130 if code[0] > 128 else code[0], f"exit code {code[0]}")

@@ -1,0 +1,174 @@
+"""Settings of monitors, what is checked before the start, and the page about them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monitor_servers import PrimeServer
+from primerl.config import monitored, resolve
+from primerl.config.load import ConfigError, load
+from primerl.config.monitors import MonitorEntry
+from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
+from primerl.launch import monitors as launched
+from primerl.monitors import Distribution, Run
+from primerl.monitors.load import find
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
+SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
+
+
+def rl(*arguments: str) -> RLConfig:
+    return load(RLConfig, ["@", str(EXAMPLE), *arguments], program="primerl rl")
+
+
+def test_flags_turn_monitors_on_and_off() -> None:
+    def names(*arguments: str) -> list[str]:
+        return [entry.name for entry in monitored.entries(rl(*arguments))]
+
+    assert names() == []
+    assert names("--wandb") == ["wandb"]
+    assert names("--wandb", "--no-wandb") == []
+    assert names("--orchestrator.prime-monitor.run-name", "x", "--wandb.offline") == ["wandb", "prime"]
+    (wandb,) = monitored.entries(rl("--wandb.project", "p", "--wandb.tags", '["a"]', "--wandb.entity", "me"))
+    assert wandb.args == {"project": "p", "tags": ["a"], "entity": "me", "offline": False}
+    assert (wandb.samples_interval, wandb.sample_ratio, wandb.distributions_interval) == (10, 0.1, 10)
+    config = rl(
+        "--wandb", "--no-trainer.wandb.log-extras.distributions", "--orchestrator.wandb.log-extras.interval", "5"
+    )
+    (wandb,) = monitored.entries(config)
+    assert (wandb.samples_interval, wandb.trainer_interval) == (5, None)
+    assert resolve.trainer(config, "http://h:1").config.model_dump()["distributions_interval"] is None
+    assert resolve.trainer(rl("--wandb"), "http://h:1").config.model_dump()["distributions_interval"] == 10
+    with pytest.raises(ConfigError, match="known keys here: log_extras"):
+        rl("--trainer.wandb.project", "x")
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_wandbs_own_variable_has_the_last_word(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert [entry.args["offline"] for entry in monitored.entries(rl("--wandb"))] == {"offline": [True]}.get(mode, [])
+
+
+def test_keys_are_looked_for_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "PRIME_API_KEY", "NETRC", "WANDB_BASE_URL", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"wandb: there is no key: set WANDB_API_KEY .*--no-wandb"):
+        launched.check(rl("--wandb"))
+    with pytest.raises(ConfigError, match=r"orchestrator\.prime_monitor: there is no key: set PRIME_API_KEY"):
+        launched.check(rl("--orchestrator.prime-monitor"))
+    with pytest.raises(ConfigError, match="wandb: there is no key"):
+        launched.check(SFTConfig.model_validate({**SFT, "wandb": {}}))
+    launched.check(rl("--wandb.offline"))
+    launched.check(rl("--wandb.api-key", "secret"))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    launched.check(rl("--wandb"))
+    (tmp_path / ".prime").mkdir()
+    (tmp_path / ".prime" / "config.json").write_text('{"api_key": "secret"}')
+    launched.check(rl("--orchestrator.prime-monitor"))
+    config = rl("--wandb")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"primerl\[wandb\]"):
+        launched.check(config)
+
+
+def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
+    config = rl("--wandb.api-key", "very-secret", "--orchestrator.prime-monitor")
+    process = launched.wanted(config)
+    assert process is not None
+    assert process.variables == {"WANDB_API_KEY": "very-secret"}
+    shown = [resolve.to_toml(process.config), resolve.to_toml(config), repr(process), repr(config)]
+    assert not [text for text in shown if "very-secret" in text]
+    with pytest.raises(ConfigError) as refusal:
+        load(SFTConfig, ["--wandb.api-key", "1.5e3", "--data.path", "x"], program="x")
+    assert "1.5e3" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "args", "problem"),
+    [
+        ("nowhere_to_be_found:M", {}, "cannot be imported: ModuleNotFoundError"),
+        ("test_monitors:Nobody", {}, "module test_monitors has no class 'Nobody'"),
+        ("test_monitors:Noting", {"path": "x"}, "does not take these args: missing a required argument: 'file'"),
+        ("test_monitors:Folder", {"folder": "x"}, "has no start, log, finish; derive it from primerl.monitors.Monitor"),
+    ],
+)
+def test_monitors_of_ones_own_are_checked(path: str, args: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        find(path, args)
+    config = RLConfig.model_validate({**rl().model_dump(), "monitors": [{"path": path, "args": args}]})
+    with pytest.raises(ConfigError, match=problem):
+        launched.check(config)
+
+
+def test_names_of_monitors_are_their_own() -> None:
+    given = {**SFT, "monitors": [{"path": "a:B"}, {"path": "c:B"}]}
+    with pytest.raises(ValueError, match="two are called 'B'"):
+        SFTConfig.model_validate(given)
+    given["monitors"][1]["name"] = "wandb"  # type: ignore[index]
+    with pytest.raises(ValueError, match="two are called 'wandb'"):
+        SFTConfig.model_validate(given)
+
+
+def test_values_are_counted_in_bins() -> None:
+    found = Distribution.of([0.0, 0.0, 1.0], bins=2)
+    assert (found.edges, found.counts, found.values) == ([0.0, 0.5, 1.0], [2, 1], [0.0, 0.0, 1.0])
+
+
+def test_tokens_are_counted_in_fixed_bins() -> None:
+    import torch
+    from primerl.train.distributed import ALONE
+    from primerl.train.histograms import Histograms
+    from primerl.train.loss import TokenValues
+
+    histograms = Histograms()
+    sampled = torch.tensor([True, True, True, False])
+    columns = {"entropy": torch.tensor([0.1, 99.0, 0.3, 5.0]), "log_ratio": torch.tensor([-7.0, 0.01, 0.03, 0.0])}
+    histograms.add(TokenValues(columns, sampled))
+    histograms.add(TokenValues(columns, sampled))
+    found = histograms.over(ALONE).line()
+    assert len(found["entropy"]["edges"]) == 49
+    assert {place: count for place, count in enumerate(found["entropy"]["counts"]) if count} == {0: 2, 1: 2, 47: 2}
+    assert {place: count for place, count in enumerate(found["log_ratio"]["counts"]) if count} == {0: 2, 25: 4}
+    assert Histograms().line() == {}
+
+
+def test_trainers_distributions_have_an_interval_that_suits_everybody() -> None:
+    config = rl("--wandb", "--trainer.wandb.log-extras.interval", "6")
+    own = [{"path": "test_monitors:Noting", "log_extras": {"interval": 4}}]
+    config = RLConfig.model_validate({**config.model_dump(), "monitors": own})
+    assert monitored.trainer_interval(config) == 2
+    assert isinstance(monitored.entries(config)[1], MonitorEntry)
+
+
+def test_the_page(repository: Path) -> None:
+    page = (repository / "docs" / "monitors.md").read_text()
+    blocks = dict(re.findall(r"^```(python|bash)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    tables = [tomllib.loads(text) for text in re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    for table in tables:
+        own = rl("--wandb").model_dump()
+        for name, values in table.items():
+            own[name] = {**own[name], **values} if isinstance(values, dict) else values
+        assert monitored.entries(RLConfig.model_validate(own))
+    commands = [line for line in blocks["bash"].splitlines() if line.startswith("primerl rl")]
+    assert len(commands) == 2
+    for command in commands:
+        rl(*shlex.split(command, comments=True)[4:])
+    server = PrimeServer()
+    names: dict[str, Any] = {}
+    exec(blocks["python"], names)
+    with server.serving():
+        monitor = names["Webhook"](f"{server.url}/storage/")
+        monitor.start(Run(Path("x"), "rl", "called", "m", 1, {}))
+        monitor.log(1, {"reward/all/mean": 0.5})
+        monitor.finish("finished", "")
+    told = [json.loads(call[3]) for call in server.calls]
+    assert told[0] == {"run": "called", "step": 1, "reward": 0.5, "number": 0}
+    assert told[1]["ended"] == "finished"
