@@ -194,7 +194,7 @@ def test_dry_run_checks_all_and_writes_the_resolved_files(model: Path, repositor
     assert done.returncode == 0, done.stderr
     written = {path.name for path in (output / "configs").iterdir()}
     environments = {"env_reverse-text_0.toml", "env_reverse-text-eval_0.toml"}
-    assert written == {"orchestrator.toml", "trainer.toml", "inference.toml"} | environments
+    assert written == {"rl.toml", "orchestrator.toml", "trainer.toml", "inference.toml"} | environments
     assert tomllib.loads((output / "configs" / "trainer.toml").read_text())["optim"]["lr"] == 5e-4
     assert not (output / "logs").exists()
     check = primerl(

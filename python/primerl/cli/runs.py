@@ -10,11 +10,13 @@ from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
-    from primerl.config.rl import RLConfig
-    from primerl.launch import run
+    from primerl.config.forms import load_run
 
     try:
-        return run.run(load(RLConfig, arguments, program="primerl rl"))
+        config = load_run(arguments, program="primerl rl")
+        from primerl.launch import run
+
+        return run.run(config)
     except ConfigError as error:
         return fail(str(error))
 

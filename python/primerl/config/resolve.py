@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -45,6 +46,8 @@ class ProcessConfig:
     file: Path
     log: Path
     threads: int
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The user's secrets, of its environment; in no file."""
 
 
 def orchestrator(config: RLConfig) -> ProcessConfig:
@@ -155,6 +158,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     args=environment.arguments,
                     seed=config.seed,
                     max_concurrent=cast(Workers, environment).max_concurrent,
+                    memory_mb=cast(Workers, environment).memory_mb,
                 )
                 name = f"env_{environment.label}_{index}"
                 log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
@@ -264,6 +268,16 @@ def _process(
         log=folder / "logs" / (log or f"{name}.log"),
         threads=threads,
     )
+
+
+def run_file(config: RLConfig) -> Path:
+    return Path(absolute(config.output_dir)) / "configs" / "rl.toml"
+
+
+def run_to_toml(config: RLConfig) -> str:
+    """What was given, so that what is left out is decided anew. Without what is asked for once, to begin with."""
+    once = {"dry_run", "clean_output_dir"}
+    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=once))
 
 
 def to_toml(config: BaseModel) -> str:

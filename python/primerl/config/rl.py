@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.base import Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
+from primerl.config.store import Store
 from primerl.config.trainer import Checkpoints, TrainerSettings
 
 
@@ -16,9 +17,10 @@ class Model(Section):
     """The model that is trained and sampled from."""
 
     path: str
-    """Model folder: config.json, weights, tokenizer.json and a chat template."""
+    """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub, `owner/name`: looked
+    for in this machine's cache, and downloaded where it is not there."""
     name: Name | None = None
-    """Name under which environments see the model; the folder's name where it is left out."""
+    """Name under which environments see the model; the folder's, or the hub's, where it is left out."""
 
 
 class RunInference(InferenceSettings):
@@ -63,6 +65,12 @@ class RLConfig(Section):
     the trainer only where it saves checkpoints (`ckpt.interval`)."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
+    env_files: list[str] = []
+    """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
+    no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Checkpoint of the store to begin with, in place of the model's own weights or a new adapter."""
+    store: Store | None = None
     model: Model
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""

@@ -16,7 +16,7 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import harness, patches
+from primerl.envs import documented, harness, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
 
@@ -52,7 +52,12 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         EnvironmentRefusedError: It is not installed, fails to import, or refuses its config.
     """
     try:
-        return vf.load_environment(vf.resolve_env_config(_config(environment_id, arguments, root)))
+        config, toolsets = _config(environment_id, arguments, root)
+        env = vf.load_environment(vf.resolve_env_config(config))
+        documented.add_toolsets(env, toolsets)
+        return env
+    except documented.UnusableError as error:
+        raise EnvironmentRefusedError(f"environment {environment_id!r}: {error}") from error.__cause__
     except ValidationError as error:
         raise EnvironmentRefusedError(_explain(environment_id, error)) from error
     except ModuleNotFoundError as error:
@@ -66,29 +71,33 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         ) from error
 
 
-def _config(environment_id: str, arguments: dict[str, Any], root: str) -> dict[str, Any]:
+def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What verifiers is told, and the toolsets that are added to the taskset's."""
     taskset = arguments.get("taskset", {})
     if not isinstance(taskset, dict):
         raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
     config = {**arguments, "taskset": {**taskset, "id": environment_id}}
     fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
+    seats = [name for name, field in fields.items() if isinstance(field.default, vf.AgentConfig)]
+    config, toolsets = documented.translate(environment_id, config, seats)
     # A package that brings its own harness keeps it.
     brings_harness = default_agent_harness(environment_id).id == environment_id
-    for seat, field in fields.items():
-        if not isinstance(field.default, vf.AgentConfig):
-            continue
+    for seat in seats:
         given = config.get(seat, {})
         if not isinstance(given, dict):
             raise EnvironmentRefusedError(f"environment {environment_id!r}: seat `{seat}` must be a table of settings")
         # verifiers' own defaults are a shell on this machine and a sandbox in a cloud.
         defaults: dict[str, Any] = {"runtime": {"type": "subprocess"}}
-        if field.default.harness is None and not brings_harness:
+        if fields[seat].default.harness is None and not brings_harness:
             defaults["harness"] = {"id": HARNESS_ID}
         seat_config = {**defaults, **given}
+        if "harness" in given:
+            # Settings without an id are of the harness that the seat would have had; verifiers would take its shell.
+            seat_config["harness"] = {**defaults.get("harness", {}), **given["harness"]}
         if seat_config.get("harness", {}).get("id") == HARNESS_ID:
             seat_config["harness"] = {**seat_config["harness"], "root": root}
         config[seat] = seat_config
-    return config
+    return config, toolsets
 
 
 def _explain(environment_id: str, error: ValidationError) -> str:

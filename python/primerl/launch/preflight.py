@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from primerl.config import resolve
@@ -22,7 +22,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import going_back, preflight_model
+from primerl.launch import going_back, preflight_model, secrets
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -34,7 +34,7 @@ LOCK = Path("run") / "launcher.lock"
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _model, _ports):
+    for find in (_output_dir, _resume_step, _env_files, _model, _ports):
         try:
             find(config)
         except ConfigError as error:
@@ -52,6 +52,10 @@ def _output_dir(config: RLConfig) -> None:
 
 def _resume_step(config: RLConfig) -> None:
     going_back.check(config, Path(resolve.absolute(config.output_dir)))
+
+
+def _env_files(config: RLConfig) -> None:
+    secrets.environment_of_checks(config)
 
 
 def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
@@ -251,7 +255,9 @@ def _slow_checks(config: RLConfig) -> list[str]:
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             _running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
-            _running("primerl.launch.check_environments") as environments,
+            _running(
+                "primerl.launch.check_environments", variables=secrets.environment_of_checks(config)
+            ) as environments,
         ):
             listed = _ended(environments, check_s, request)
             checked = _ended(orchestrator, check_s)
@@ -278,13 +284,15 @@ def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: li
 
 
 @contextlib.contextmanager
-def _running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
+def _running(
+    module: str, *arguments: str, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    pipe, environment = subprocess.PIPE, {**os.environ, **(variables or {})}
     command = [sys.executable, "-m", module, *arguments]
     process = None
     try:
         with _interrupted_after():
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
         yield process
     finally:
         if process is not None:

@@ -26,7 +26,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, preflight, summary
+from primerl.launch import ending, going_back, hub, preflight, secrets, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
@@ -64,6 +64,7 @@ def run(config: RLConfig, console: Console | None = None) -> int:
     console = console or Console()
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
+    config = hub.with_model(config)
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
@@ -82,7 +83,9 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
 
 
 def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    """All but the orchestrator's, which is written before the URL is known, are returned."""
+    """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
+    in the full form: `primerl rl @ configs/rl.toml`."""
+    resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
     resolve.write(resolve.orchestrator(config))
     others = [
         *resolve.inference(config, orchestrator_url),
@@ -91,7 +94,7 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
     ]
     for process in others:
         resolve.write(process)
-    return others
+    return [secrets.with_secrets(process, config) for process in others]
 
 
 class Launcher:
