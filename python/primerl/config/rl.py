@@ -17,8 +17,8 @@ class Model(Section):
     """The model that is trained and sampled from."""
 
     path: str
-    """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub, `owner/name`: looked
-    for in this machine's cache, and downloaded where it is not there."""
+    """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub (`owner/name`),
+    which is looked for in this machine's cache, and downloaded where it is not there."""
     name: Name | None = None
     """Name under which environments see the model; the folder's, or the hub's, where it is left out."""
 

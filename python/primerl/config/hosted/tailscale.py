@@ -46,13 +46,13 @@ class Tailscale(Section):
             raise ValueError(f"enabled is set, and there is no key; set {KEY_VARIABLE} in the environment, or auth_key")
         if not key.get_secret_value().startswith(KEY_PREFIX):
             raise ValueError(
-                f"enabled is set, but {KEY_VARIABLE} in the environment does not begin with {KEY_PREFIX!r}"
+                f"enabled is set, but {KEY_VARIABLE} of the environment does not begin with {KEY_PREFIX!r}"
             )
         name = node_name(self.hostname_prefix, 0, "RUN")
         raise ValueError(
             "enabled is set, but env workers run on this machine and use its network: to join it to a tailnet is for "
-            f"its owner, once, by `tailscale up --auth-key=file:KEYFILE --hostname={name}`, after which all environments "
-            "reach the tailnet; leave enabled out"
+            f"its owner, once, by `tailscale up --auth-key=file:KEYFILE --hostname={name}`; then environments "
+            "reach the tailnet, and enabled is left out"
         )
 
     def key(self) -> SecretStr | None:
