@@ -100,9 +100,9 @@ def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] 
         elif not isinstance(given, dict | list | BaseModel) and given is not None:
             message = f"{message} (it is {given!r})"
         else:
-            # Of a whole section: the key that its words begin with.
-            named = tuple(re.match(r"[\w.]*", message)[0].split("."))  # type: ignore[index]
-            where = written.at((*location, *named)) or where or written.at(location)
+            # Of a whole section: the key that its words begin with, or another whose value they tell.
+            named = [re.split(r"[^\w.]", message)[0], *re.findall(r"([\w.]+) \(", message)]
+            where = next(filter(None, (written.at((*location, *name.split("."))) for name in named)), where)
         field = dotted(location)
         problems.append(f"{field}{where}: {message}" if field else f"{message}{where}")
     return "\n".join(problems)
@@ -129,7 +129,8 @@ def _siblings(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str
     node: dict[str, Any] = schema
     for part in location:
         node = _follow(node, schema)
-        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        inner = node.get("properties", {}).get(part) or node.get("additionalProperties")
+        node = node.get("items", {}) if isinstance(part, int) else inner if isinstance(inner, dict) else {}
     return list(_follow(node, schema).get("properties", {}))
 
 

@@ -22,6 +22,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
@@ -152,9 +153,19 @@ def limit_memory(memory_mb: int) -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = memory_mb * 2**20
+    wanted = memory_mb * 2**20 + _reserved_memory()
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _reserved_memory() -> int:
+    """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
+    try:
+        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    except OSError:  # not on Linux
+        return 0
+    kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmData:", "RssAnon:")}
+    return max(0, kib.get("VmData:", 0) - kib.get("RssAnon:", 0)) * 1024
 
 
 class _Worker:

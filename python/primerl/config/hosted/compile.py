@@ -122,6 +122,7 @@ def _orchestrator(config: HostedConfig) -> dict[str, Any]:
         evaluation += [_validation(env, config.val, config.sampling) | size for env in config.env]
     if config.eval is not None:
         evaluation += _evaluations(config.eval, config.sampling, size)
+    kwargs = _given(enable_thinking=config.sampling.enable_thinking, reasoning_effort=config.sampling.reasoning_effort)
     return {
         "batch_size": config.batch_size,
         "group_size": config.rollouts_per_example,
@@ -131,13 +132,11 @@ def _orchestrator(config: HostedConfig) -> dict[str, Any]:
         "sampling": {
             "max_tokens": config.sampling.max_tokens,
             "temperature": config.sampling.temperature,
-            "chat_template_kwargs": _given(
-                enable_thinking=config.sampling.enable_thinking, reasoning_effort=config.sampling.reasoning_effort
-            ),
+            **_given(chat_template_kwargs=kwargs or None),
         },
         "buffer": config.buffer.model_dump(exclude_none=True),
         "train": {"env": train},
-        "eval": {"env": evaluation},
+        **_given(eval={"env": evaluation} if evaluation else None),
     }
 
 

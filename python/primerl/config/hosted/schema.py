@@ -112,6 +112,9 @@ class HostedSource(Section):
                 f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
                 "digits, '.', '_' and '-'"
             )
+        if self.label == "all" or self.label.startswith("staleness_"):
+            key = "id" if self.name is None else "name"
+            raise ValueError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`")
         for key, table in [("taskset", self.taskset.model_fields_set), ("harness", self.harness)]:
             if table and key in self.args:
                 raise ValueError(
@@ -222,7 +225,6 @@ class HostedConfig(Section):
     elsewhere: ClassVar[dict[str, str]] = {
         "loss": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
         "teacher": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
-        "env_files": "it is env_file here, a list of files",
         "max_inflight_rollouts": "rollouts in flight are oversampling_factor * batch_size",
         "env.version": "write it into the id, as owner/name@version",
         "eval.env.version": "write it into the id, as owner/name@version",
@@ -312,14 +314,14 @@ class HostedConfig(Section):
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
             raise ValueError(
-                f"two environments are called {twice!r}; give one of them another `name` (it names metrics, logs and "
-                "files)"
+                f"env: two environments are called {twice!r}; give one of them another `name` (it names metrics, logs "
+                "and files)"
             )
         ratios = self.buffer.env_ratios
         if ratios is not None and len(ratios) != len(self.env):
             raise ValueError(
-                f"buffer.env_ratios has {len(ratios)} numbers for the {len(self.env)} environments of env; give one "
-                "for each, in order"
+                f"buffer.env_ratios has {len(ratios)} numbers, and there are {len(self.env)} [[env]]; give one for "
+                "each, in order"
             )
         return self
 
