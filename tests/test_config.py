@@ -92,7 +92,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(RLConfig, ["@", str(file), "--max-stepz", "4"], program="primerl rl")
     lines = str(caught.value).splitlines()
-    assert f"orchestrator.train.env[0].ratioo (in {file}, line 17): unknown key; did you mean 'ratio'?" in lines
+    assert f"orchestrator.train.env[0].ratioo (in {file}, line 14): unknown key; did you mean 'ratio'?" in lines
     assert "max_stepz (on the command line): unknown key; did you mean 'max_steps'?" in lines
 
 

@@ -337,9 +337,17 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (
         SHORT,
         "[[env]]",
-        '[wandb]\nname = "n"\n\n[[env]]',
+        '[wandb]\nproject = ""\n\n[[env]]',
         [],
-        "wandb.project (in run.toml, line 9): missing; it has no default, so set it",
+        "wandb.project (in run.toml, line 10): String should have at least 1 character (it is '')",
+    ),
+    (
+        SHORT,
+        "[[env]]",
+        "[checkpoints]\nkeep_cloud = 0\n\n[[env]]",
+        [],
+        "checkpoints.keep_cloud (in run.toml, line 10): 0 would keep none; give how many, or -1 for all of them (it is "
+        "0)",
     ),
     (
         SHORT,

@@ -169,6 +169,7 @@ def test_the_full_form_that_is_written_is_the_same_run(tmp_path: Path) -> None:
         full.write_text(resolve.run_to_toml(config))
         again = load_run(["@", str(full), "--dry-run"], program="primerl rl")
         assert again == config
+        assert resolve.run_to_toml(again) == full.read_text()
         # What is decided by whether it was given is decided alike.
         for of in (resolve.orchestrator, lambda config: resolve.trainer(config, "http://o:1")):
             assert of(again).config == of(config).config

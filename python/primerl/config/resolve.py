@@ -276,8 +276,10 @@ def run_file(config: RLConfig) -> Path:
 
 def run_to_toml(config: RLConfig) -> str:
     """What was given, so that what is left out is decided anew. Without what is asked for once, to begin with."""
-    once = {"dry_run", "clean_output_dir"}
-    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=once))
+    exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
+    if config.ckpt is not None:
+        exclude["trainer"] = {"ckpt"}  # the same settings
+    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude))
 
 
 def to_toml(config: BaseModel) -> str:

@@ -91,7 +91,7 @@ class RLConfig(Section):
         own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
         names = ("rl_weight", "ce_weight", "ref_kl_weight")
         usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
-        loss = loss.model_copy(update=usual)
+        given, loss = loss, loss.model_copy(update=usual)
         without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
         for name in without[mode]:
             if getattr(loss, name):
@@ -105,7 +105,8 @@ class RLConfig(Section):
             raise ValueError(
                 f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out'
             )
-        self.trainer = self.trainer.model_copy(update={"loss": loss})
+        if loss != given:
+            self.trainer = self.trainer.model_copy(update={"loss": loss})
         return self
 
     @model_validator(mode="after")

@@ -1,31 +1,37 @@
-"""Where a run's checkpoints and adapters are kept for other runs, and how many of them."""
+"""Where checkpoints and weights of runs are kept beyond the run's own folder."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt
 
 from primerl.config.base import Section
 
-Kept = Annotated[int, Field(ge=-1)]
-"""How many of the newest; -1 for all."""
+
+def _all_or_some(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 would keep none; leave the store out, or give -1 for all")
+    return value
+
+
+Kept = Annotated[int, Field(ge=-1), AfterValidator(_all_or_some)]
 
 
 class StoredAdapters(Section):
-    """Adapters that are kept in the store."""
+    """Adapters in the store."""
 
     interval: NonNegativeInt = 0
-    """Steps between adapters that are kept; 0 keeps the one of the run's end only."""
+    """Steps between adapters that are stored; 0: only the last one."""
     keep: Kept = 3
-    """Newest adapters that are kept, beside those that are deployed; -1 keeps all."""
+    """Newest adapters of a run that are kept; -1: all. Deployed ones always are."""
 
 
 class Store(Section):
-    """Where checkpoints and adapters are kept beside the run's folder, for other runs to begin with."""
+    """Copies of a run's checkpoints and weights, made while it goes on (docs/runs.md)."""
 
     url: str | None = Field(default=None, min_length=1)
-    """Folder, or any URL that fsspec knows, such as `s3://bucket/runs`; a folder of the user's where it is left out."""
+    """Folder, or a URL that fsspec knows (`s3://`, `gs://`); a folder in the state folder where it is left out."""
     keep: Kept = 5
-    """Newest checkpoints that are kept; -1 keeps all."""
+    """Newest checkpoints, and newest model folders, of a run that are kept; -1: all."""
     adapters: StoredAdapters = StoredAdapters()

@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run
 from primerl.config.hosted.tailscale import Tailscale
 from primerl.config.orchestrator import Buffer
-from primerl.config.store import Kept
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.001, 10.0
+
+
+def all_or_some(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 would keep none; give how many, or -1 for all of them")
+    return value
+
+
+Kept = Annotated[int, Field(ge=-1), AfterValidator(all_or_some)]
 
 
 def check_examples(num_examples: int | None) -> None:
@@ -185,7 +193,7 @@ class HostedValidation(Section):
 class HostedWandb(Section):
     """Weights & Biases."""
 
-    project: str = Field(min_length=1)
+    project: str | None = Field(default=None, min_length=1)
     """Project."""
     name: str | None = None
     """Name of the run."""
