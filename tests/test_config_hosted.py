@@ -211,11 +211,11 @@ def test_env_files_reach_env_workers_only_and_no_file(tmp_path: Path) -> None:
     assert secrets.environment_of_workers(config, "reverse-text") == expected
     assert secrets.environment_of_checks(config) == expected
     [worker] = resolve.env_workers(config, "http://o:1")
-    told = secrets.with_secrets(worker, config)
+    told = secrets.with_variables(config, worker)
     assert environment_of(told).items() >= expected.items()
     assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + resolve.run_to_toml(config)
     for other in [resolve.orchestrator(config), resolve.trainer(config, "http://o:1")]:
-        assert secrets.with_secrets(other, config).variables == {}
+        assert secrets.with_variables(config, other).variables == {}
         assert "JUDGE_KEY" not in environment_of(other)
 
 

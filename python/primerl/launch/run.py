@@ -94,7 +94,7 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
     ]
     for process in others:
         resolve.write(process)
-    return [secrets.with_secrets(process, config) for process in others]
+    return [secrets.with_variables(config, process) for process in others]
 
 
 class Launcher:

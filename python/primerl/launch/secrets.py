@@ -30,7 +30,7 @@ def environment_of_workers(config: RLConfig, environment: str) -> dict[str, str]
     return read_files(config.env_files)
 
 
-def with_secrets(process: ProcessConfig, config: RLConfig) -> ProcessConfig:
+def with_variables(config: RLConfig, process: ProcessConfig) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
     if not isinstance(process.config, EnvWorkerConfig):
         return process
