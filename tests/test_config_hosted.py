@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -183,6 +184,15 @@ def test_overrides_are_in_the_words_of_the_file(tmp_path: Path) -> None:
     assert (config.max_steps, config.orchestrator.sampling.temperature) == (3, 0.5)
     assert [(env.label, env.interval) for env in config.orchestrator.eval.env] == [("reverse-text-val", 2)]
     assert config.env_files == ["a", "b"]
+
+
+def test_a_json_file_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "short.json"
+    file.write_text(json.dumps(LEAST))
+    assert load_run(["@", str(file)], program="primerl rl").model.path == "owner/name"
+    file.write_text(json.dumps({**LEAST, "max_step": 1}))
+    with pytest.raises(ConfigError, match=rf"^max_step \(in {file}\): unknown key; did you mean 'max_steps'"):
+        load_run(["@", str(file)], program="primerl rl")
 
 
 def test_the_command_line_alone_may_be_of_either_form() -> None:

@@ -179,12 +179,15 @@ class Written:
 
 
 def _tree(file: str) -> Any:
+    import json
     import tomllib
 
+    read = json.loads if file.endswith(".json") else tomllib.loads
     try:
-        return tomllib.loads(Path(file).read_text())
+        tree = read(Path(file).read_text())
     except (OSError, ValueError, RecursionError):
         return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _holds(node: Any, location: Location) -> bool:
