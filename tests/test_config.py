@@ -84,7 +84,7 @@ def test_unknown_key_names_file_and_neighbour(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps(tree(orchestrator__bach_size=8)))
     with pytest.raises(ConfigError) as caught:
         load(RLConfig, ["@", str(file)], program="primerl rl")
-    assert str(caught.value) == f"orchestrator.bach_size (in {file}): unknown key; did you mean 'batch_size'?"
+    assert str(caught.value) == f"orchestrator.bach_size (in {file}, line 9): unknown key; did you mean 'batch_size'?"
 
 
 def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_unknown_key_in_a_list_and_on_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(RLConfig, ["@", str(file), "--max-stepz", "4"], program="primerl rl")
     lines = str(caught.value).splitlines()
-    assert f"orchestrator.train.env[0].ratioo (in {file}): unknown key; did you mean 'ratio'?" in lines
+    assert f"orchestrator.train.env[0].ratioo (in {file}, line 14): unknown key; did you mean 'ratio'?" in lines
     assert "max_stepz (on the command line): unknown key; did you mean 'max_steps'?" in lines
 
 

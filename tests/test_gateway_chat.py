@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -124,3 +125,29 @@ def test_refusals_are_the_sdks_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "word " * 1000}], stream=True)
     assert refused.value.code == "context_length_exceeded"
+
+
+def test_the_runs_variables_of_the_template_are_in_every_prompt(mock_binary: Path, tmp_path: Path) -> None:
+    """Turn by turn: what was sampled is gone on from, token by token."""
+    sampling = {"max_tokens": 8, "chat_template_kwargs": {"enable_thinking": False}}
+    with (
+        gateway(tmp_path, mock_binary, template="qwen3", sampling=sampling) as served,
+        openai.OpenAI(base_url=served.base_url, api_key=served.api_key) as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "Hello"}]
+
+        def ask(**more: Any) -> tuple[list[int], list[int], str]:
+            body = {"return_token_ids": True, **more}
+            answer = client.chat.completions.create(model="m", messages=messages, extra_body=body).model_dump()
+            [choice] = answer["choices"]
+            return answer["prompt_token_ids"], choice["token_ids"], choice["message"]["content"]
+
+        first, sampled, said = ask()
+        assert served.renderer.decode(first).endswith("<think>\n\n</think>\n\n")
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Again"}]
+        second, _, _ = ask()
+        assert second[: len(first) + len(sampled)] == first + sampled
+        assert served.renderer.decode(second).endswith("<think>\n\n</think>\n\n")
+        # The request's own counts before the run's.
+        thinking, _, _ = ask(chat_template_kwargs={"enable_thinking": True})
+        assert not served.renderer.decode(thinking).endswith("</think>\n\n")

@@ -25,10 +25,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from primerl.config import resolve
-from primerl.config.load import ConfigError, load
+from primerl.config.load import ConfigError
 from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
-from primerl.launch import preflight
+from primerl.config.run_forms import load_run
+from primerl.launch import hub, preflight, secrets
 from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
@@ -53,14 +54,14 @@ class Run:
     def __init__(self, config: str | Path | Mapping[str, Any] | RLConfig, *overrides: str) -> None:
         """
         Args:
-            config: TOML file (as for `primerl rl`), or the same keys as a mapping.
+            config: TOML file (as for `primerl rl`, in either form), or the keys of the full form as a mapping.
             overrides: as on the command line, for example `"--max-steps", "5"`; only with a file.
 
         Raises:
             ConfigError: a key is unknown, missing or out of bounds; the message names it.
         """
         if isinstance(config, str | Path):
-            self.config = load(RLConfig, ["@", os.fspath(config), *overrides], program="primerl.Run")
+            self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
         # Your loop trains what it likes: engines are told of whole weights.
@@ -68,6 +69,7 @@ class Run:
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
             raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
+        self.config = hub.with_model(self.config)
         self.output_dir = Path(resolve.absolute(self.config.output_dir))
         self.model_path = resolve.absolute(self.config.model.path)
         weights = self.config.trainer.weights
@@ -112,7 +114,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, process)
+                start(self._processes, secrets.with_variables(self.config, process))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()

@@ -14,11 +14,11 @@ from primerl.startup import importing
 def rl(arguments: list[str]) -> int:
     # The longest part of a start, and it needs nothing of the config.
     with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
-        from primerl.config.load import ConfigError, fail, load
-        from primerl.config.rl import RLConfig
+        from primerl.config.load import ConfigError, fail
+        from primerl.config.run_forms import load_run
 
         try:
-            config = load(RLConfig, arguments, program="primerl rl")
+            config = load_run(arguments, program="primerl rl")
             from primerl.launch import run
 
             return run.run(config)

@@ -11,6 +11,9 @@ from primerl.config.algorithm import Algorithm
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, RolloutLog, Seconds, Section, Seed
 from primerl.config.client import Client
 
+# An env worker that has imported verifiers and does nothing has taken half of it.
+LEAST_MEMORY_MB = 1024
+
 
 class Environment(Section):
     """An environment, as the orchestrator needs it."""
@@ -49,6 +52,9 @@ class Workers(Section):
     """Worker processes started on this machine; 0 where they are started elsewhere."""
     max_concurrent: PositiveInt = 128
     """Rollouts one worker runs at the same time."""
+    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
+    `MemoryError`. No limit where it is left out."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -163,6 +169,8 @@ class EnvWorkerConfig(Section):
     """Seed of the order of examples; the same in all workers of an environment."""
     max_concurrent: PositiveInt = 128
     """Rollouts run at the same time."""
+    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
     log: RolloutLog = RolloutLog()

@@ -28,6 +28,7 @@ RL_READERS = {
     "ckpt.resume_step": "the launcher, which goes back to that step before it starts the trainer",
     "trainer.ckpt.resume_step": "the launcher, which goes back to that step before it starts the trainer",
     "log": ALL,
+    "env_files": "the env workers, as variables",
     "wandb": "the monitor",
     "monitors": "the monitor",
     "monitor": "the monitor",
@@ -50,6 +51,7 @@ RL_READERS = {
             "harness": "the env workers",
             "args": "the env workers",
             "max_concurrent": "the env workers",
+            "memory_mb": "the env workers",
             "num_workers": LAUNCHER,
         }.items()
     },
@@ -143,6 +145,7 @@ FORMS: dict[str, Form] = {
             "dry_run",
         ),
     ),
+    "hosted": Form("primerl rl", "primerl.config.hosted.schema:HostedConfig", {"": LAUNCHER}, called="short form"),
     "trainer": Form("primerl trainer", "primerl.config.trainer:TrainerConfig"),
     "orchestrator": Form(
         "primerl orchestrator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,7 +11,8 @@ from typing import Any, TypeVar, cast
 import pydantic_config
 from pydantic import BaseModel, ValidationError
 
-from primerl.config import asked
+from primerl.config import asked, lines
+from primerl.config.lines import Location
 
 C = TypeVar("C", bound=BaseModel)
 UnknownKey = "extra_forbidden"
@@ -64,26 +66,55 @@ def show_help(cls: type[BaseModel], arguments: list[str], program: str) -> None:
 
 
 def _files(arguments: list[str]) -> list[str]:
-    return [arguments[i + 1] for i, argument in enumerate(arguments[:-1]) if argument == "@"]
+    return [file for file, _ in sources(arguments)]
+
+
+def sources(arguments: list[str]) -> list[tuple[str, Location]]:
+    """The files of a command line, each with the place in the tree that it is for: `--trainer @ trainer.toml`."""
+    found: list[tuple[str, Location]] = []
+    for i, argument in enumerate(arguments):
+        before = arguments[i - 1] if i else ""
+        flag = before[2:].replace("-", "_") if before.startswith("--") and "=" not in before else ""
+        place: Location = tuple(flag.split(".")) if flag else ()
+        if argument == "@" and i + 1 < len(arguments):
+            found.append((arguments[i + 1], place))
+        elif flag and argument.startswith("@") and len(argument) > 1:
+            found.append((argument[1:], place))
+    return found
+
+
+def read_sources(arguments: list[str]) -> list[tuple[dict[str, Any], Location]]:
+    """What the files of a command line hold, each with its place; nothing of those that cannot be read."""
+    return [(_tree(file), place) for file, place in sources(arguments)]
 
 
 def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] | None = None) -> str:
     """One line a mistake: dotted field, where it was written, what is wrong, the nearest known name."""
-    lines = []
+    written = Written(arguments or [])
+    # Keys that other programs know, with the reason why they are none here.
+    elsewhere: dict[str, str] = getattr(cls, "elsewhere", {})
+    problems = []
     for detail in error.errors(include_url=False):
         location = detail["loc"]
         message = detail["msg"].removeprefix("Value error, ")
         given = detail.get("input")
+        where = written.at(location)
         if detail["type"] == UnknownKey:
+            reason = elsewhere.get(".".join(part for part in location if isinstance(part, str)))
             message = "unknown key" + _suggestion(str(location[-1]), _siblings(cls, location[:-1]))
+            message = message if reason is None else f"no key here: {reason}"
         elif detail["type"] == "missing":
             message = "missing; it has no default, so set it"
+            where = written.near(location)
         elif not isinstance(given, dict | list | BaseModel) and given is not None and location[-1:] != ("api_key",):
             message = f"{message} (it is {given!r})"
+        else:
+            # Of a whole section: the key that its words begin with, or another whose value they tell.
+            named = [re.split(r"[^\w.]", message)[0], *re.findall(r"([\w.]+) \(", message)]
+            where = next(filter(None, (written.at((*location, *name.split("."))) for name in named)), where)
         field = dotted(location)
-        where = _written_in(location, arguments or [])
-        lines.append(f"{field}{where}: {message}" if field else message)
-    return "\n".join(lines)
+        problems.append(f"{field}{where}: {message}" if field else f"{message}{where}")
+    return "\n".join(problems)
 
 
 def dotted(location: tuple[int | str, ...]) -> str:
@@ -107,7 +138,8 @@ def _siblings(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str
     node: dict[str, Any] = schema
     for part in location:
         node = _follow(node, schema)
-        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
+        inner = node.get("properties", {}).get(part) or node.get("additionalProperties")
+        node = node.get("items", {}) if isinstance(part, int) else inner if isinstance(inner, dict) else {}
     return list(_follow(node, schema).get("properties", {}))
 
 
@@ -121,26 +153,57 @@ def _follow(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _written_in(location: tuple[int | str, ...], arguments: list[str]) -> str:
-    """` (in file.toml)` or ` (on the command line)`, so that the user knows what to open."""
-    names = [str(part) for part in location if isinstance(part, str)]
-    flag = ".".join(names).replace("_", "-")
-    if any(argument.split("=", 1)[0] in (f"--{flag}", f"--no-{flag}") for argument in arguments):
-        return " (on the command line)"
-    for file in reversed(_files(arguments)):
-        if _holds(file, location):
-            return f" (in {file})"
-    return ""
+class Written:
+    """Where the values of a command line were written, so that the user knows what to open."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.flags = {argument.split("=", 1)[0] for argument in arguments if argument.startswith("--")}
+        # The last one that holds a key has set it.
+        self.files = [(file, place, _tree(file), lines.of_file(file)) for file, place in reversed(sources(arguments))]
+
+    def at(self, location: Location) -> str:
+        """` (in file.toml, line 3)` or ` (on the command line)`; nothing where it was not written."""
+        names = [str(part) for part in location if isinstance(part, str)]
+        flag = ".".join(names).replace("_", "-")
+        if names and {f"--{flag}", f"--no-{flag}"} & self.flags:
+            return " (on the command line)"
+        for file, place, tree, found in self.files:
+            inner = location[len(place) :]
+            if location[: len(place)] != place or not inner:
+                continue
+            if inner in found:
+                return f" (in {file}, line {found[inner]})"
+            if _holds(tree, inner):
+                return f" (in {file})"
+        return ""
+
+    def near(self, location: Location) -> str:
+        """Of a key that is missing: of its table, else the file that should have it."""
+        for length in range(len(location) - 1, 0, -1):
+            where = self.at(location[:length])
+            if where:
+                return where
+        roots = [file for file, place, _, _ in self.files if not place]
+        return f" (in {roots[0]})" if roots else ""
 
 
-def _holds(file: str, location: tuple[int | str, ...]) -> bool:
+def _tree(file: str) -> Any:
+    import json
     import tomllib
 
+    read = json.loads if file.endswith(".json") else tomllib.loads
     try:
-        node: Any = tomllib.loads(Path(file).read_text())
+        tree = read(Path(file).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _holds(node: Any, location: Location) -> bool:
+    try:
         for part in location:
             node = node[part]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         return False
     return True
 

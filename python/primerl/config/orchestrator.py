@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -40,6 +40,9 @@ class Sampling(Section):
     """Keeps so many of the most likely tokens; 0 keeps all."""
     min_p: float = 0.0
     """Keeps tokens at least this likely, as a share of the most likely one's probability; 0 keeps all."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template in every rollout, also of evaluations, such as `{ enable_thinking = false }`. Of
+    one that a request names itself, the request's value counts."""
 
     @model_validator(mode="after")
     def _truncated_as_told(self) -> Self:

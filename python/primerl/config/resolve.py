@@ -52,7 +52,7 @@ class ProcessConfig:
     log: Path
     threads: int
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of its environment alone: keys, which are in no file."""
+    """Of its environment alone: keys and secrets, which are in no file."""
 
 
 def orchestrator(config: RLConfig) -> ProcessConfig:
@@ -167,6 +167,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     seed=config.seed,
                     max_concurrent=cast(Workers, environment).max_concurrent,
                     log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
+                    memory_mb=cast(Workers, environment).memory_mb,
                 )
                 name = f"env_{environment.label}_{index}"
                 log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
@@ -321,6 +322,18 @@ def _process(
     )
 
 
+def run_file(config: RLConfig) -> Path:
+    return Path(absolute(config.output_dir)) / "configs" / "rl.toml"
+
+
+def run_to_toml(config: RLConfig) -> str:
+    """What was given, so that what is left out is decided anew. Without what is asked for once, to begin with."""
+    exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
+    if config.ckpt is not None:
+        exclude["trainer"] = {"ckpt"}  # the same settings
+    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude))
+
+
 def to_toml(config: BaseModel) -> str:
     # TOML has no null: a key that is left out is one that was not given.
     return dump_toml(config.model_dump(mode="json", exclude_none=True))
@@ -328,26 +341,6 @@ def to_toml(config: BaseModel) -> str:
 
 def dump_toml(settings: dict[str, Any]) -> str:
     return tomli_w.dumps(settings)
-
-
-def whole(config: RLConfig, orchestrator: BaseModel, trainer: BaseModel) -> dict[str, Any]:
-    """The config of the run with all that follows from other keys written out, so that `primerl rl @ configs/rl.toml`
-    starts the same processes, also where the defaults are others."""
-    # What the command asked for is not what is trained.
-    tree: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude={"dry_run", "clean_output_dir"})
-    resolved = {
-        "orchestrator": (orchestrator, ("probe_tolerance", "timeouts", "retention", "log")),
-        "trainer": (trainer, ("weights", "log")),
-    }
-    for section, (process, names) in resolved.items():
-        dumped = process.model_dump(mode="json", exclude_none=True)
-        for name in names:
-            both = isinstance(dumped[name], dict)
-            tree[section][name] = {**tree[section][name], **dumped[name]} if both else dumped[name]
-    tree["inference"]["log"] = {"level": log_level(config, config.inference.log)}
-    tree["output_dir"] = absolute(config.output_dir)
-    tree["model"]["path"] = absolute(config.model.path)
-    return tree
 
 
 def write(process: ProcessConfig) -> None:

@@ -10,6 +10,7 @@ from primerl.config.base import Log, Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
+from primerl.config.store import Store
 from primerl.config.trainer import Checkpoints, TrainerSettings
 
 
@@ -17,9 +18,10 @@ class Model(Section):
     """The model that is trained and sampled from."""
 
     path: str
-    """Model folder: config.json, weights, tokenizer.json and a chat template."""
+    """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub (`owner/name`),
+    which is looked for in this machine's cache, and downloaded where it is not there."""
     name: Name | None = None
-    """Name under which environments see the model; the folder's name where it is left out."""
+    """Name under which environments see the model; the folder's, or the hub's, where it is left out."""
 
 
 class RunInference(InferenceSettings):
@@ -78,6 +80,12 @@ class RLConfig(Monitored):
     the trainer only where it saves checkpoints (`ckpt.interval`)."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
+    env_files: list[str] = []
+    """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
+    no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Checkpoint of the store to begin with, in place of the model's own weights or a new adapter."""
+    store: Store | None = None
     model: Model
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
@@ -100,7 +108,7 @@ class RLConfig(Monitored):
         own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
         names = ("rl_weight", "ce_weight", "ref_kl_weight")
         usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
-        loss = loss.model_copy(update=usual)
+        given, loss = loss, loss.model_copy(update=usual)
         without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
         for name in without[mode]:
             if getattr(loss, name):
@@ -114,7 +122,8 @@ class RLConfig(Monitored):
             raise ValueError(
                 f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out'
             )
-        self.trainer = self.trainer.model_copy(update={"loss": loss})
+        if loss != given:
+            self.trainer = self.trainer.model_copy(update={"loss": loss})
         return self
 
     @model_validator(mode="after")

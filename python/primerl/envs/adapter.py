@@ -16,7 +16,7 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import harness, patches
+from primerl.envs import documented, harness, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
 
@@ -52,7 +52,12 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         EnvironmentRefusedError: It is not installed, fails to import, or refuses its config.
     """
     try:
-        return vf.load_environment(vf.resolve_env_config(_config(environment_id, arguments, root)))
+        config, toolsets = _config(environment_id, arguments, root)
+        env = vf.load_environment(vf.resolve_env_config(config))
+        documented.add_toolsets(env, toolsets)
+        return env
+    except documented.UnusableError as error:
+        raise EnvironmentRefusedError(f"environment {environment_id!r}: {error}") from error.__cause__
     except ValidationError as error:
         raise EnvironmentRefusedError(_explain(environment_id, error)) from error
     except ModuleNotFoundError as error:
@@ -66,15 +71,15 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         ) from error
 
 
-def _config(environment_id: str, arguments: dict[str, Any], root: str) -> dict[str, Any]:
+def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What verifiers is told, and the toolsets that are added to the taskset's."""
     taskset = arguments.get("taskset", {})
     if not isinstance(taskset, dict):
         raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
     config = {**arguments, "taskset": {**taskset, "id": environment_id}}
     fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
     seats = {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
-    if "harness" not in fields:  # which would be a seat's name
-        _seat_harness(environment_id, config, list(seats))
+    config, toolsets = documented.translate(environment_id, config, list(seats))
     # A package that brings its own harness keeps it.
     brings_harness = default_agent_harness(environment_id).id == environment_id
     for seat, declared in seats.items():
@@ -96,29 +101,7 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> dict[s
         if seat_config.get("harness", {}).get("id") == HARNESS_ID:
             seat_config["harness"] = {**seat_config["harness"], "root": root}
         config[seat] = seat_config
-    return config
-
-
-def _seat_harness(environment_id: str, config: dict[str, Any], seats: list[str]) -> None:
-    """Puts the environment's `harness` on its one seat, where verifiers has it."""
-    given = config.pop("harness", None)
-    if not given:
-        return
-    if not isinstance(given, dict):
-        raise EnvironmentRefusedError(f"environment {environment_id!r}: `harness` must be a table of settings")
-    if len(seats) != 1:
-        named = f"{len(seats)} seats ({', '.join(seats)})" if seats else "no seat"
-        raise EnvironmentRefusedError(
-            f"environment {environment_id!r} has {named}, so `harness` does not say whose it is; give it by seat, as "
-            f"args.{seats[0] if seats else '<seat>'}.harness"
-        )
-    seat = config.get(seats[0], {})
-    if isinstance(seat, dict) and "harness" in seat:
-        raise EnvironmentRefusedError(
-            f"environment {environment_id!r}: `harness` and `{seats[0]}.harness` are both given; leave one of them out"
-        )
-    if isinstance(seat, dict):
-        config[seats[0]] = {**seat, "harness": given}
+    return config, toolsets
 
 
 def _explain(environment_id: str, error: ValidationError) -> str:

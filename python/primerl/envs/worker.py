@@ -22,6 +22,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
@@ -74,6 +75,8 @@ class WorkerConfig:
     """Seed of the order of examples; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
+    memory_mb: int | None = None
+    """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     log: LogConfig = LogConfig()
@@ -95,6 +98,8 @@ class WorkerConfig:
             raise ValueError("args must be a table")
         if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
             raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
+        if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
+            raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
         if not config.unreachable_s > 0:
             raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
         return config
@@ -135,6 +140,8 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 def run_worker(config: WorkerConfig) -> int:
     """Runs until the run is over; returns the exit code. On the main thread: environments may set signal handlers."""
     log_to_stderr(config.log)
+    if config.memory_mb is not None:
+        limit_memory(config.memory_mb)
     # A message of the last resort must not wait for verifiers, whose import takes seconds.
     with importing():
         from primerl.envs import adapter
@@ -169,6 +176,27 @@ def run_worker(config: WorkerConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
     return asyncio.run(worker.work(env, root))
+
+
+def limit_memory(memory_mb: int) -> None:
+    """Of this process, and of each that it starts from now on: what they allocate themselves, not the files and
+    libraries that they map (`RLIMIT_DATA`)."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = memory_mb * 2**20 + _reserved_memory()
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _reserved_memory() -> int:
+    """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
+    try:
+        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    except OSError:  # not on Linux
+        return 0
+    kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmData:", "RssAnon:")}
+    return max(0, kib.get("VmData:", 0) - kib.get("RssAnon:", 0)) * 1024
 
 
 class _Worker:

@@ -19,7 +19,8 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, monitors, preflight_model
+from primerl.launch import checker, going_back, monitors, preflight_model, secrets
+from primerl.launch.secrets import environment_of_workers
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -31,7 +32,7 @@ LOCK = Path("run") / "launcher.lock"
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _model, _ports, monitors.check):
+    for find in (_output_dir, _resume_step, _env_files, _model, _ports, monitors.check):
         try:
             find(config)
         except ConfigError as error:
@@ -49,6 +50,10 @@ def _output_dir(config: RLConfig) -> None:
 
 def _resume_step(config: RLConfig) -> None:
     going_back.check(config, Path(resolve.absolute(config.output_dir)))
+
+
+def _env_files(config: RLConfig) -> None:
+    secrets.read_files(config.env_files)
 
 
 def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
@@ -240,7 +245,9 @@ def check_address(name: str, host: str, port: int) -> None:
 
 def _slow_checks(config: RLConfig) -> list[str]:
     wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
+    variables = [environment_of_workers(config, environment.label) for environment in wanted]
+    entries = zip(wanted, variables, strict=True)
+    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
     check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"

@@ -26,7 +26,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, preflight, summary
+from primerl.launch import ending, going_back, hub, preflight, secrets, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.monitors import MonitorWatch, wanted
@@ -55,7 +55,6 @@ GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 # Beside those of the processes.
-WHOLE = "rl.toml"
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
@@ -67,6 +66,7 @@ def run(config: RLConfig, console: Console | None = None) -> int:
     console = console or Console()
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
+    config = hub.with_model(config)
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
@@ -88,19 +88,18 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
 
 
 def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    """All but the orchestrator's, which is written before the URL is known, are returned."""
-    orchestrator, trainer = resolve.orchestrator(config), resolve.trainer(config, orchestrator_url)
-    resolve.write(orchestrator)
+    """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
+    in the full form: `primerl rl @ configs/rl.toml`."""
+    resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
+    resolve.write(resolve.orchestrator(config))
     others = [
         *resolve.inference(config, orchestrator_url),
         *resolve.env_workers(config, orchestrator_url),
-        trainer,
+        resolve.trainer(config, orchestrator_url),
     ]
-    settings = resolve.whole(config, orchestrator.config, trainer.config)
-    resolve.write_text(orchestrator.file.with_name(WHOLE), resolve.dump_toml(settings))
     for process in others:
         resolve.write(process)
-    return others
+    return [secrets.with_variables(config, process) for process in others]
 
 
 class Launcher:

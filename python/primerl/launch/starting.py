@@ -37,6 +37,7 @@ def start(processes: Processes, process: ProcessConfig) -> Process:
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:
     variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **os.environ}
+    variables |= process.variables
     variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     if process.threads:
         # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.

@@ -35,6 +35,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             max_tokens,
             rollout_max_tokens,
             replayed,
+            template_kwargs,
         } = sampling;
         // In the words of a version that knew no more of it: its runs go on.
         let sampled = format!(
@@ -45,6 +46,10 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         if let Some(truncation) = replayed {
             let name = format!("truncated sampling of environment {index}");
             identity.insert(name, format!("{truncation:?}"));
+        }
+        if let Some(kwargs) = template_kwargs {
+            let name = format!("chat_template_kwargs of environment {index}");
+            identity.insert(name, serde_json::json!(kwargs).to_string());
         }
     }
     // What is usual is left out: runs of before these keys go on.

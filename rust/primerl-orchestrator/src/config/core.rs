@@ -9,7 +9,9 @@ use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Ti
 use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::path::Path;
+use std::sync::Arc;
 
 impl Config {
     /// What the core is told. Training environments come first: an environment's id is its index.
@@ -100,6 +102,7 @@ impl Config {
             max_tokens: self.sampling.max_tokens,
             rollout_max_tokens: self.sampling.rollout_max_tokens,
             replayed: self.sampling.replayed(),
+            template_kwargs: self.sampling.template_kwargs(),
         };
         let training = self.train.env.iter().map(|_| own.clone());
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
@@ -110,12 +113,19 @@ impl Config {
                 .rollout_max_tokens
                 .or(own.rollout_max_tokens),
             replayed: None,
+            template_kwargs: own.template_kwargs.clone(),
         });
         training.chain(evaluation).collect()
     }
 }
 
 impl SamplingConfig {
+    /// `None` where there are none: most requests then stay text that nobody reads.
+    fn template_kwargs(&self) -> Option<Arc<Map<String, Value>>> {
+        let own = &self.chat_template_kwargs;
+        (!own.is_empty()).then(|| Arc::new(own.clone()))
+    }
+
     /// What training rollouts leave out where their requests do not say; `None`: they must leave out nothing.
     pub fn replayed(&self) -> Option<Truncation> {
         (self.truncated == TruncatedSampling::Replay).then(|| Truncation {

@@ -15,7 +15,9 @@ pub use self::teacher::{TeacherConfig, TrainingModeType};
 
 use primerl_core::Truncation;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -197,6 +199,8 @@ pub struct SamplingConfig {
     pub top_p: f64,
     pub top_k: i64,
     pub min_p: f64,
+    /// Variables of the chat template, where a request does not name them.
+    pub chat_template_kwargs: Map<String, Value>,
 }
 
 /// Training rollouts whose requests leave tokens out before sampling (`top_p`, `top_k`, `min_p`).
@@ -220,6 +224,7 @@ impl Default for SamplingConfig {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            chat_template_kwargs: Map::new(),
         }
     }
 }
@@ -427,13 +432,22 @@ pub struct Sampling {
     /// What is left out where a request does not say. `None`: requests must not leave anything out, unless nobody trains
     /// on what they sample.
     pub replayed: Option<Truncation>,
+    /// Variables of the chat template where a request does not name them; `None`: there are none.
+    pub template_kwargs: Option<Arc<Map<String, Value>>>,
 }
 
 impl Sampling {
+    /// Adds the run's variables of the chat template to those of a request.
+    pub fn add_template_kwargs(&self, asked: &mut Map<String, Value>) {
+        for (name, value) in self.template_kwargs.iter().flat_map(|own| own.iter()) {
+            asked.entry(name).or_insert_with(|| value.clone());
+        }
+    }
+
     /// As in a chat request: what a lease tells the environment to ask for. What is left out is not said: not every
     /// client has words for it, and it is left out unless a request says otherwise.
-    pub fn to_wire(&self) -> serde_json::Map<String, serde_json::Value> {
-        let mut wire = serde_json::Map::new();
+    pub fn to_wire(&self) -> Map<String, Value> {
+        let mut wire = Map::new();
         wire.insert("temperature".into(), self.temperature.into());
         wire.insert("max_tokens".into(), self.max_tokens.into());
         wire

@@ -107,6 +107,7 @@ mod tests {
             max_tokens: 8,
             rollout_max_tokens: None,
             replayed: None,
+            template_kwargs: None,
         };
         rollouts.open(&lease, WorkerId(0), sampling);
         rollouts.get(RolloutId(3)).expect("is open")

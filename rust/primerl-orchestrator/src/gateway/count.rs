@@ -12,6 +12,7 @@ use super::prompt;
 use super::request::Incoming;
 use super::rollouts::Rollout;
 use crate::app::App;
+use crate::config::Sampling;
 use crate::http::{ApiError, JSON, RawBody, encoded};
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -33,7 +34,8 @@ pub async fn count_tokens(
         let session = session_of(&headers)?;
         let (app, size) = (Arc::clone(&app), body.len());
         compute(size, move || {
-            let input = messages::read_input(&body)?;
+            let sampling = rollout.as_deref().map(|rollout| &rollout.sampling);
+            let input = messages::read_input(&body, sampling)?;
             let renderer = &app.gateway.renderer;
             match rollout {
                 Some(rollout) => {
@@ -58,11 +60,13 @@ pub async fn tokenize(
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
     let rollout = find(&app, rollout)?;
-    let evaluation = rollout.is_some_and(|rollout| rollout.evaluation);
+    let evaluation = rollout.as_deref().is_some_and(|rollout| rollout.evaluation);
     let max_model_len = app.gateway.context_limit(&app, evaluation);
     let size = body.len();
     let tokens = move || {
-        let (ids, texts) = tokens_of(&app.gateway, Fields::read(&body, "JSON object")?)?;
+        let sampling = rollout.as_deref().map(|rollout| &rollout.sampling);
+        let fields = Fields::read(&body, "JSON object")?;
+        let (ids, texts) = tokens_of(&app.gateway, fields, sampling)?;
         let answer = json!({
             "count": ids.len(), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts,
         });
@@ -93,6 +97,7 @@ fn find(app: &App, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>
 fn tokens_of(
     gateway: &Gateway,
     mut fields: Fields,
+    sampling: Option<&Sampling>,
 ) -> Result<(Vec<u32>, Option<Vec<String>>), ApiError> {
     let tokenizer = gateway.renderer.tokenizer();
     let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
@@ -100,7 +105,7 @@ fn tokens_of(
         (Some(text), None) => ("prompt", tokenizer.encode(&text)),
         (None, Some(messages)) => {
             let messages = read_messages(&gateway.renderer, messages)?;
-            let options = render_options(&mut fields)?;
+            let options = render_options(&mut fields, sampling)?;
             let checked = gateway.renderer.check_tools(&options);
             let ids = checked.and_then(|()| gateway.renderer.render(&messages, &options));
             ("messages", ids)
@@ -140,11 +145,18 @@ fn read_messages(renderer: &Renderer, messages: Vec<Value>) -> Result<Vec<Messag
     messages.into_iter().enumerate().map(read).collect()
 }
 
-fn render_options(fields: &mut Fields) -> Result<RenderOptions, ApiError> {
+fn render_options(
+    fields: &mut Fields,
+    sampling: Option<&Sampling>,
+) -> Result<RenderOptions, ApiError> {
+    let mut template_kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
+    if let Some(sampling) = sampling {
+        sampling.add_template_kwargs(&mut template_kwargs);
+    }
     Ok(RenderOptions {
         tools: fields.list("tools")?.filter(|tools| !tools.is_empty()),
         add_generation_prompt: fields.flag("add_generation_prompt")?.unwrap_or(true),
-        template_kwargs: fields.map("chat_template_kwargs")?.unwrap_or_default(),
+        template_kwargs,
         documents: fields.list("documents")?,
         ..RenderOptions::default()
     })

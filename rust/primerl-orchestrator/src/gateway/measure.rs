@@ -84,6 +84,7 @@ impl Turns {
             max_tokens: LONGEST_ANSWER,
             rollout_max_tokens: None,
             replayed: None,
+            template_kwargs: None,
         };
         gateway.rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = gateway

@@ -130,17 +130,20 @@ impl Rollouts {
     }
 
     pub fn open(&self, lease: &LeasedRollout, worker: WorkerId, sampling: Sampling) {
+        let environment = lease.environment.0 as usize;
+        let endpoint = self.endpoints.get(environment).cloned().flatten();
+        let mut sampling = sampling;
+        if endpoint.is_some() {
+            // Another model answers, with a template of its own.
+            sampling.template_kwargs = None;
+        }
         let rollout = Rollout {
             id: lease.rollout,
             worker,
             evaluation: lease.evaluation,
             budget: Budget::new(sampling.rollout_max_tokens),
             sampling,
-            endpoint: self
-                .endpoints
-                .get(lease.environment.0 as usize)
-                .cloned()
-                .flatten(),
+            endpoint,
             deadline: Instant::now() + Duration::from_micros(lease.deadline.0),
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),

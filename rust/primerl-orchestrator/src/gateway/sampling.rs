@@ -6,6 +6,7 @@
 use super::fields::Fields;
 use crate::config::Sampling;
 use crate::http::ApiError;
+use bytes::Bytes;
 use primerl_core::Truncation;
 use serde_json::{Map, Value};
 
@@ -58,6 +59,23 @@ impl Rules<'_> {
             truncation: self.truncation(fields)?,
             structured_outputs: None,
         })
+    }
+
+    /// Variables of the chat template: the request's, as its text came, and the run's.
+    pub fn template_kwargs(&self, asked: Option<Bytes>) -> Result<Option<Bytes>, ApiError> {
+        if self.sampling.template_kwargs.is_none() {
+            return Ok(asked);
+        }
+        let asked: Result<Option<Map<String, Value>>, _> = match &asked {
+            Some(text) => serde_json::from_slice(text),
+            None => Ok(None),
+        };
+        let name = "chat_template_kwargs";
+        let asked =
+            asked.map_err(|error| ApiError::invalid(format!("{name}: {error}")).param(name))?;
+        let mut kwargs = asked.unwrap_or_default();
+        self.sampling.add_template_kwargs(&mut kwargs);
+        Ok(Some(Value::Object(kwargs).to_string().into()))
     }
 
     fn temperature(&self, fields: &mut Fields) -> Result<f64, ApiError> {

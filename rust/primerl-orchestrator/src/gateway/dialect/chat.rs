@@ -115,7 +115,7 @@ pub(super) fn read(
             recurring: seen.as_deref().map(|seen| unseen.recurring(seen)),
             options: IncomingOptions::Raw {
                 tools: body.tools.filter(|_| has_tools).map(piece),
-                template_kwargs: body.template_kwargs.map(piece),
+                template_kwargs: rules.template_kwargs(body.template_kwargs.map(piece))?,
                 documents: body.documents.map(piece),
             },
         },

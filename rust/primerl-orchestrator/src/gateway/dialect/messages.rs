@@ -4,6 +4,7 @@ mod blocks;
 mod options;
 mod reply;
 
+use crate::config::Sampling;
 use crate::gateway::answer::Reply;
 use crate::gateway::fields::{Fields, missing, unsupported, within};
 use crate::gateway::request::{Incoming, IncomingOptions, Input, Options, Parse, TurnRequest};
@@ -48,7 +49,7 @@ pub(super) fn read(
     digest: u128,
 ) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
     let mut fields = Fields::read(bytes, "messages request")?;
-    let prompt = Prompt::read(&mut fields)?;
+    let prompt = Prompt::read(&mut fields, Some(rules.sampling))?;
     if prompt.ends_with_an_answer {
         let problem = "messages end with an assistant message; prefill is not supported here, end with a user message";
         return Err(ApiError::invalid(problem)
@@ -87,9 +88,13 @@ fn no_threads() -> ApiError {
 
 /// What a request without an answer, to count its tokens, is about. Fields that matter to the answer only are let pass:
 /// clients count the tokens of the request they are about to make.
-pub(in crate::gateway) fn read_input(bytes: &Bytes) -> Result<Input, ApiError> {
+/// `sampling` is that of its rollout, if it has one.
+pub(in crate::gateway) fn read_input(
+    bytes: &Bytes,
+    sampling: Option<&Sampling>,
+) -> Result<Input, ApiError> {
     let mut fields = Fields::read(bytes, "messages request")?;
-    let prompt = Prompt::read(&mut fields)?;
+    let prompt = Prompt::read(&mut fields, sampling)?;
     fields.end(|name, value| SAMPLING.contains(&name) || is_neutral(name, value))?;
     Ok(prompt.input)
 }
@@ -103,7 +108,7 @@ struct Prompt {
 }
 
 impl Prompt {
-    fn read(fields: &mut Fields) -> Result<Prompt, ApiError> {
+    fn read(fields: &mut Fields, sampling: Option<&Sampling>) -> Result<Prompt, ApiError> {
         let messages = fields.list("messages")?.unwrap_or_default();
         if messages.is_empty() {
             return Err(ApiError::invalid("messages is missing or empty").param("messages"));
@@ -114,6 +119,9 @@ impl Prompt {
         let thinking = Thinking::read(fields.take("thinking"))?;
         let mut template_kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
         thinking.switch(&mut template_kwargs)?;
+        if let Some(sampling) = sampling {
+            sampling.add_template_kwargs(&mut template_kwargs);
+        }
         let ends_with_an_answer = messages.last().is_some_and(|last| last.is_assistant());
         let incoming = |message| Incoming::Read(Box::new(message));
         let options = Options::new(Some(tools).filter(|_| choice.told), template_kwargs);

@@ -145,7 +145,7 @@ fn read_fields(
         previous_response_id: fields.text("previous_response_id")?,
         format: Value::Object(format),
         tool_choice: if wanted { "auto" } else { "none" },
-        tools: tools(fields, wanted, store)?,
+        tools: tools(fields, wanted, rules, store)?,
     };
     Ok((form, sampling))
 }
@@ -188,9 +188,15 @@ fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-fn tools(fields: &mut Fields, wanted: bool, store: &Store) -> Result<Arc<Tools>, ApiError> {
+fn tools(
+    fields: &mut Fields,
+    wanted: bool,
+    rules: &Rules<'_>,
+    store: &Store,
+) -> Result<Arc<Tools>, ApiError> {
     let declared = fields.list("tools")?.unwrap_or_default();
-    let kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
+    let mut kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
+    rules.sampling.add_template_kwargs(&mut kwargs);
     let is_same = |tools: &Tools| tools.is(&declared, &kwargs, wanted);
     match store.last_tools().filter(|tools| is_same(tools)) {
         Some(same) => Ok(same),

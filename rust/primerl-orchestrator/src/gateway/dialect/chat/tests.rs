@@ -8,6 +8,7 @@ const SAMPLING: Sampling = Sampling {
     max_tokens: 28,
     rollout_max_tokens: None,
     replayed: None,
+    template_kwargs: None,
 };
 
 fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
@@ -325,4 +326,42 @@ fn events_end_with_done_and_carry_the_usage() {
     assert_eq!(chunks[3]["choices"][0]["finish_reason"], "stop");
     assert_eq!(chunks[4]["usage"]["total_tokens"], 5);
     assert_eq!(chunks[4]["choices"], json!([]));
+}
+
+#[test]
+fn the_runs_variables_of_the_template_are_beside_a_requests() {
+    let own = json!({"enable_thinking": false, "style": "short"});
+    let sampling = Sampling {
+        template_kwargs: own.as_object().cloned().map(Arc::new),
+        ..SAMPLING
+    };
+    let of = |sampling: &Sampling, changes: Value| {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in changes.as_object().expect("an object") {
+            body[name] = value.clone();
+        }
+        let rules = Rules {
+            sampling,
+            evaluation: false,
+        };
+        let (request, _) = read(&body.to_string().into(), &rules, 0, None)?.0;
+        let Input::Messages { options, .. } = request.input else {
+            panic!("messages were sent");
+        };
+        Ok::<_, ApiError>(Value::Object(
+            options.read()?.render.template_kwargs.clone(),
+        ))
+    };
+    assert_eq!(of(&sampling, json!({})).expect("is fine"), own);
+    let asked = json!({"chat_template_kwargs": {"enable_thinking": true, "more": 1}});
+    assert_eq!(
+        of(&sampling, asked.clone()).expect("is fine"),
+        json!({"enable_thinking": true, "style": "short", "more": 1})
+    );
+    assert_eq!(
+        of(&SAMPLING, asked).expect("is fine"),
+        json!({"enable_thinking": true, "more": 1})
+    );
+    let error = of(&sampling, json!({"chat_template_kwargs": 3})).expect_err("is refused");
+    assert_eq!(error.param.as_deref(), Some("chat_template_kwargs"));
 }

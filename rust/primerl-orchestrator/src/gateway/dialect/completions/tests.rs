@@ -8,6 +8,7 @@ const SAMPLING: Sampling = Sampling {
     max_tokens: 28,
     rollout_max_tokens: None,
     replayed: None,
+    template_kwargs: None,
 };
 
 fn read_as(changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {

@@ -10,6 +10,7 @@ const SAMPLING: Sampling = Sampling {
     max_tokens: 28,
     rollout_max_tokens: None,
     replayed: None,
+    template_kwargs: None,
 };
 
 fn body(changes: &Value) -> Value {
@@ -223,13 +224,13 @@ fn a_body_of_another_shape_is_explained() {
         };
         let bytes = Bytes::from_static(bytes.as_bytes());
         assert!(read(&bytes, &rules, 0).is_err());
-        assert!(read_input(&bytes).is_err());
+        assert!(read_input(&bytes, None).is_err());
     }
 }
 
 #[test]
 fn a_count_takes_the_request_that_is_to_be_made() {
-    let count = |changes: Value| read_input(&body(&changes).to_string().into());
+    let count = |changes: Value| read_input(&body(&changes).to_string().into(), None);
     let input = count(json!({"max_tokens": null, "system": "s"})).expect("is fine");
     assert_eq!(
         messages_of(&input),
@@ -242,4 +243,27 @@ fn a_count_takes_the_request_that_is_to_be_made() {
     assert_eq!(messages_of(&input.expect("is fine")).len(), 2);
     let error = count(json!({"container": "c"})).expect_err("is refused");
     assert_eq!(error.param.as_deref(), Some("container"));
+}
+
+#[test]
+fn thinking_of_a_request_counts_before_the_runs() {
+    let own = json!({"enable_thinking": false, "style": "short"});
+    let sampling = Sampling {
+        template_kwargs: own.as_object().cloned().map(std::sync::Arc::new),
+        ..SAMPLING
+    };
+    let of = |changes: Value| {
+        let input = read_input(&body(&changes).to_string().into(), Some(&sampling));
+        let Input::Messages { options, .. } = input.expect("is fine") else {
+            panic!("messages were sent");
+        };
+        let options = options.read().expect("is fine");
+        Value::Object(options.render.template_kwargs.clone())
+    };
+    assert_eq!(of(json!({})), own);
+    let asked = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
+    assert_eq!(
+        of(asked),
+        json!({"enable_thinking": true, "style": "short"})
+    );
 }

@@ -11,6 +11,7 @@ const SAMPLING: Sampling = Sampling {
     max_tokens: 28,
     rollout_max_tokens: None,
     replayed: None,
+    template_kwargs: None,
 };
 
 type Parsed = (TurnRequest, Box<dyn Reply>);

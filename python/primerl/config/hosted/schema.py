@@ -1,0 +1,339 @@
+"""The keys of the short form. Names, defaults and bounds are Hosted Training's, but for what is said to be ours."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run
+from primerl.config.hosted.tailscale import Tailscale
+from primerl.config.orchestrator import Buffer
+
+REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.001, 10.0
+
+
+def all_or_some(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 would keep none; give how many, or -1 for all of them")
+    return value
+
+
+Kept = Annotated[int, Field(ge=-1), AfterValidator(all_or_some)]
+
+
+def check_examples(num_examples: int | None) -> None:
+    """Raises ValueError for 0: -1 is how all of them are asked for."""
+    if num_examples == 0:
+        raise ValueError("num_examples is 0; give how many, or -1 for all of them")
+
+
+class HostedSampling(Section):
+    """How rollouts are sampled, in training and in evaluations."""
+
+    max_tokens: PositiveInt
+    """Longest answer of one turn, in tokens."""
+    temperature: float = Field(default=1.0, ge=0, le=HIGHEST_TEMPERATURE)
+    """Sampling temperature; 0 would be greedy, which cannot be trained on."""
+    enable_thinking: bool | None = None
+    """The chat template's switch for reasoning (Qwen3 and others); the template's own default where it is left out."""
+    reasoning_effort: Literal["low", "medium", "high"] | None = None
+    """The chat template's level of reasoning (gpt-oss and others); the template's own default where it is left out."""
+
+    @model_validator(mode="after")
+    def _one_way_to_think(self) -> Self:
+        if self.enable_thinking is not None and self.reasoning_effort is not None:
+            raise ValueError(
+                "enable_thinking and reasoning_effort are both set, and a model has one of the two; leave one out"
+            )
+        if self.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature ({self.temperature:g}) makes all rollouts of an example the same, with nothing to "
+                f"compare; set it to {LOWEST_TEMPERATURE} or more"
+            )
+        return self
+
+
+class HostedReward(Section):
+    """A reward function beside those of the taskset."""
+
+    fn: str
+    """The function: `module:function`, or `path/to/file.py:function`."""
+    weight: float = 1.0
+    """What its value is multiplied by."""
+    priority: int | None = None
+    """Higher runs first."""
+
+    @model_validator(mode="after")
+    def _is_a_reference(self) -> Self:
+        if not REFERENCE.fullmatch(self.fn):
+            raise ValueError(f"fn ({self.fn!r}) is no function like `module:function` or `path/to/file.py:function`")
+        return self
+
+
+class HostedToolset(Section):
+    """Functions that the model may call as tools, served by one process of each env worker."""
+
+    tools: list[Reference] = Field(min_length=1)
+    """The functions, `module:function`; name, arguments and docstring are the tool's."""
+    objects: dict[str, Reference] = {}
+    """What the tools share: name, and the function that makes it, `module:function`, called once."""
+    bindings: dict[str, Any] = {}
+    """Arguments that the model is not asked for: `"tool.argument"`, and `"objects.name"` or a value."""
+
+
+class HostedTaskset(Section):
+    """Settings of a v1 environment's taskset; keys that are not listed here are passed to it unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    toolsets: dict[str, HostedToolset] = {}
+    """Tools beside those of the taskset, by name."""
+    rewards: list[HostedReward] = []
+    """Rewards beside those of the taskset."""
+
+
+class HostedSource(Section):
+    """An environment."""
+
+    id: str = Field(min_length=1)
+    """The installed environment, as `owner/name`, with or without `@version`; or its name."""
+    name: Name | None = None
+    """Name in metrics, logs and files; the environment's where it is left out."""
+    args: dict[str, Any] = {}
+    """Settings, passed to the environment unchanged."""
+    taskset: HostedTaskset = HostedTaskset()
+    harness: dict[str, Any] = {}
+    """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+
+    @model_validator(mode="after")
+    def _can_be_named(self) -> Self:
+        if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
+            raise ValueError(
+                f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
+                "digits, '.', '_' and '-'"
+            )
+        if self.label == "all" or self.label.startswith("staleness_"):
+            key = "id" if self.name is None else "name"
+            raise ValueError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`")
+        for key, table in [("taskset", self.taskset.model_fields_set), ("harness", self.harness)]:
+            if table and key in self.args:
+                raise ValueError(
+                    f"args.{key} and {key} are the same settings, and both are given; leave one of them out"
+                )
+        return self
+
+
+class HostedEnvironment(HostedSource):
+    """An environment that is trained on."""
+
+    max_retries: NonNegativeInt = 2
+    """How often a failed rollout is tried again before its group is dropped."""
+
+
+class HostedEvaluationEnvironment(HostedSource):
+    """An environment that is measured."""
+
+    num_examples: Annotated[int, Field(ge=-1)] | None = None
+    """As in `eval`, which counts where it is left out."""
+    rollouts_per_example: PositiveInt | None = None
+    """As in `eval`, which counts where it is left out."""
+    interval: PositiveInt | None = None
+    """As in `eval`, which counts where it is left out."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        check_examples(self.num_examples)
+        return self
+
+
+class HostedEvaluations(Section):
+    """Evaluations while the policy is trained, and one at the end."""
+
+    interval: PositiveInt = 100
+    """Steps between evaluations."""
+    num_examples: int = Field(default=-1, ge=-1)
+    """Examples of each environment; -1 for all of them."""
+    rollouts_per_example: PositiveInt = 1
+    """Rollouts of each example."""
+    eval_base_model: bool = True
+    """Also evaluate the model before the first step."""
+    env: list[HostedEvaluationEnvironment] = Field(min_length=1)
+    """Environments, at least one."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        check_examples(self.num_examples)
+        return self
+
+
+class HostedValidation(Section):
+    """Evaluations on the training environments."""
+
+    num_examples: int = Field(default=64, ge=-1)
+    """Examples of each environment; -1 for all of them."""
+    rollouts_per_example: PositiveInt = 1
+    """Rollouts of each example."""
+    interval: PositiveInt = 5
+    """Steps between validations."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        check_examples(self.num_examples)
+        return self
+
+
+class HostedWandb(Section):
+    """Weights & Biases."""
+
+    project: str | None = Field(default=None, min_length=1)
+    """Project."""
+    name: str | None = None
+    """Name of the run."""
+    entity: str | None = None
+    """User or team."""
+
+
+class HostedCheckpoints(Section):
+    """Checkpoints."""
+
+    interval: PositiveInt | None = None
+    """Steps between checkpoints, and one at the end; at the end only where it is left out."""
+    keep_cloud: Kept = 5
+    """Newest checkpoints that the store keeps; -1 keeps all."""
+
+
+class HostedAdapters(Section):
+    """Adapters."""
+
+    interval: NonNegativeInt = 0
+    """Steps between adapters that the store gets; 0 for the one of the run's end only."""
+    keep_last: Kept = 3
+    """Newest adapters that the store keeps, beside those that are deployed; -1 keeps all."""
+
+
+class HostedInfrastructure(Section):
+    """What environments run on."""
+
+    compute_size: Literal["S", "M", "L"]
+    """Env workers of each environment, and their memory: S 1 of 4 GiB, M 2 of 8 GiB, L 4 of 16 GiB."""
+
+
+class HostedConfig(Section):
+    """The short form of `primerl rl`: LoRA training of a model on environments."""
+
+    # Keys of other versions of the form.
+    elsewhere: ClassVar[dict[str, str]] = {
+        "loss": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
+        "teacher": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
+        "max_inflight_rollouts": "rollouts in flight are oversampling_factor * batch_size",
+        "env.version": "write it into the id, as owner/name@version",
+        "eval.env.version": "write it into the id, as owner/name@version",
+        "env.ratio": "shares of environments are buffer.env_ratios, one number for each",
+        "buffer.skip_verification": "every rollout is scored",
+        "lora_rank": "the rank is 16; another is in the full form (trainer.model.lora.rank)",
+    }
+
+    model: str = Field(min_length=1)
+    """The model to train: a name of the hub (`owner/name`), or a folder."""
+    max_steps: PositiveInt
+    """Steps to train."""
+    batch_size: PositiveInt
+    """Rollouts per step, a multiple of `rollouts_per_example`."""
+    rollouts_per_example: int = Field(ge=2)
+    """Rollouts of one example, compared with each other."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Learning rate of the adapter."""
+    lora_alpha: float = Field(default=16.0, gt=0)
+    """The adapter's product is scaled by lora_alpha / rank; the rank is 16."""
+    oversampling_factor: float = Field(default=2.0, ge=1)
+    """Rollouts in flight, as a multiple of `batch_size`."""
+    max_async_level: int = Field(default=2, ge=0, le=1_000_000)
+    """How many steps generation may run ahead of the trainer; 0 is synchronous."""
+    trajectory_strategy: Literal["interleaved", "branching"] = "interleaved"
+    """`interleaved`: turns that extend each other are one sample. `branching`: each turn is a sample, with all before
+    it as context."""
+    env_file: list[str] = []
+    """Files of variables (.env) that environments get, and no other process does."""
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Checkpoint of the store to begin with."""
+    sampling: HostedSampling
+    env: list[HostedEnvironment] = Field(min_length=1)
+    """Environments that are trained on, at least one."""
+    wandb: HostedWandb | None = None
+    eval: HostedEvaluations | None = None
+    val: HostedValidation | None = None
+    buffer: Buffer = Buffer()
+    checkpoints: HostedCheckpoints = HostedCheckpoints()
+    adapters: HostedAdapters = HostedAdapters()
+    infrastructure: HostedInfrastructure | None = None
+    tailscale: Tailscale = Tailscale()
+    output_dir: str = Field(default="outputs/rl", min_length=1)
+    """Ours: folder of the run: logs, metrics, weights."""
+    seq_len: PositiveInt | None = None
+    """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
+    least four times sampling.max_tokens, from 2048."""
+    seed: Seed = 0
+    """Ours: seed of every random choice."""
+    clean_output_dir: bool = False
+    """Ours: delete what an earlier run left in output_dir."""
+    dry_run: bool = False
+    """Ours: check everything and write the full form to `configs/rl.toml` of output_dir, but start nothing."""
+
+    @model_validator(mode="after")
+    def _is_dry_or_cleans(self) -> Self:
+        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.batch_size % self.rollouts_per_example:
+            lower = self.batch_size - self.batch_size % self.rollouts_per_example
+            nearest = " or ".join(str(size) for size in (lower, lower + self.rollouts_per_example) if size)
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of rollouts_per_example "
+                f"({self.rollouts_per_example}); set batch_size to {nearest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.seq_len is not None and self.sampling.max_tokens >= self.seq_len:
+            raise ValueError(
+                f"sampling.max_tokens ({self.sampling.max_tokens}) must be below seq_len ({self.seq_len}), which holds "
+                "the prompt too; lower one or raise the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Self:
+        labels = [environment.label for environment in self.env]
+        if self.val is not None:
+            labels += [validation_label(label) for label in labels]
+        if self.eval is not None:
+            labels += [environment.label for environment in self.eval.env]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"env: two environments are called {twice!r}; give one of them another `name` (it names metrics, logs "
+                "and files)"
+            )
+        ratios = self.buffer.env_ratios
+        if ratios is not None and len(ratios) != len(self.env):
+            raise ValueError(
+                f"buffer.env_ratios has {len(ratios)} numbers, and there are {len(self.env)} [[env]]; give one for "
+                "each, in order"
+            )
+        return self
+
+
+def validation_label(label: str) -> str:
+    """Name of the evaluation that `[val]` makes of a training environment."""
+    return f"{label}-val"

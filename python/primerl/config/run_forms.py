@@ -1,0 +1,100 @@
+"""The two forms of a run's config: the full one, and the short one of Hosted Training, which becomes the full one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from primerl.config.hosted import HostedConfig, compile_hosted
+from primerl.config.hosted.compile import written_at
+from primerl.config.lines import Location
+from primerl.config.load import ConfigError, Written, dotted, load, read_sources, sources
+from primerl.config.rl import RLConfig
+
+# Keys of one form only. `model` is in both: a name or folder in the short one, a table in the full one.
+SHORT_KEYS = set(HostedConfig.model_fields) - set(RLConfig.model_fields)
+FULL_KEYS = set(RLConfig.model_fields) - set(HostedConfig.model_fields)
+
+
+def load_run(arguments: list[str], program: str) -> RLConfig:
+    """Reads `@ file.toml` and dotted overrides, both in either form. Exits 0 after `--help`.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] for anything that is wrong with them.
+    """
+    if not is_short(arguments):
+        return load(RLConfig, arguments, program=program)
+    short = load(HostedConfig, arguments, program=program)
+    try:
+        config: RLConfig = RLConfig.model_validate(compile_hosted(short))
+        return config
+    except ValidationError as error:
+        raise ConfigError(_in_words_of_the_short_form(error, arguments)) from None
+    except ValueError as error:
+        raise ConfigError(_placed(str(error), arguments)) from None
+
+
+def is_short(arguments: list[str]) -> bool:
+    """Whether the files, and the overrides where there is no file, are of the short form.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] where keys of both forms are mixed.
+    """
+    short, full = [], []
+    for place, source in _keys(arguments):
+        if _is_short_key(place, source):
+            short.append(place)
+        elif _is_full_key(place, source):
+            full.append(place)
+    if short and full:
+        written = Written(arguments)
+        raise ConfigError(
+            f"two forms of config are mixed: {_listed(short, written)} of the short form (Hosted Training's), and "
+            f"{_listed(full, written)} of the full form; write all in one of them (docs/hosted.md says what becomes "
+            "what, and --dry-run of a file in the short form writes the full one)"
+        )
+    return bool(short)
+
+
+def _listed(places: list[Location], written: Written) -> str:
+    named = list(dict.fromkeys(f"{dotted(place)}{written.at(place)}" for place in places))
+    return f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
+
+
+def _keys(arguments: list[str]) -> list[tuple[Location, Any]]:
+    """The first key of everything that is set, with its value; of the command line's, a table for a dotted one."""
+    found: list[tuple[Location, Any]] = []
+    for tree, place in read_sources(arguments):
+        found += [((place[0],), {})] if place else [((key,), value) for key, value in tree.items()]
+    places = {place for _, place in sources(arguments) if place}
+    for argument in arguments:
+        if not argument.startswith("--"):
+            continue
+        first, *rest = argument[2:].split("=", 1)[0].removeprefix("no-").replace("-", "_").split(".")
+        if (first, *rest) not in places:
+            found.append(((first,), {} if rest else ""))
+    return found
+
+
+def _is_short_key(place: Location, value: Any) -> bool:
+    return place[0] in SHORT_KEYS or (place == ("model",) and isinstance(value, str))
+
+
+def _is_full_key(place: Location, value: Any) -> bool:
+    return place[0] in FULL_KEYS or (place == ("model",) and isinstance(value, dict))
+
+
+def _in_words_of_the_short_form(error: ValidationError, arguments: list[str]) -> str:
+    """What only the full form's own checks have found."""
+    written = Written(arguments)
+    problems = []
+    for detail in error.errors(include_url=False):
+        location = written_at(detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        field, where = dotted(location), written.at(location)
+        problems.append(f"{field}{where}: {message}" if field else message)
+    return "\n".join(problems)
+
+
+def _placed(message: str, arguments: list[str]) -> str:
+    key, _, rest = message.partition(": ")
+    return f"{key}{Written(arguments).at(tuple(key.split('.')))}: {rest}"

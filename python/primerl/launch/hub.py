@@ -1,0 +1,63 @@
+"""A model by its name on the hub: its folder in this machine's cache."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from primerl.config import resolve
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# What a model is made of: other formats of the same weights are left where they are.
+FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
+
+
+def with_model(config: RLConfig) -> RLConfig:
+    """The config with the model's folder in place of a name of the hub.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] where there is neither folder nor model.
+    """
+    name = config.model.path
+    if not is_hub_name(name):
+        return config
+    label = config.model.name or name.rsplit("/", 1)[-1]
+    model = config.model.model_copy(update={"path": os.fspath(folder_of(name)), "name": label})
+    found: RLConfig = config.model_copy(update={"model": model})
+    return found
+
+
+def is_hub_name(path: str) -> bool:
+    """A folder that is there is meant before a name of the hub."""
+    return NAME.fullmatch(path) is not None and not Path(resolve.absolute(path)).exists()
+
+
+def folder_of(name: str) -> Path:
+    """Where the model is in the cache; it is downloaded where it is not there.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError].
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        cached = Path(snapshot_download(name, allow_patterns=FILES, local_files_only=True))
+        if (cached / "config.json").is_file() and any(cached.glob("*.safetensors")):
+            return cached
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    mend = (
+        "give the path of a model folder, or make it available: `hf download` puts models into the cache on a machine "
+        "that reaches the hub (HF_TOKEN for those that need a login)"
+    )
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ConfigError(
+            f"model.path: {name!r} is neither a folder nor in the hub's cache of this machine ({HF_HUB_CACHE}), and it "
+            f"cannot be downloaded ({type(error).__name__}: {reason}); {mend}"
+        ) from None

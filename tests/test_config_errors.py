@@ -1,0 +1,314 @@
+"""Broken configs, in both forms: each message in full, with the file, the line and the key, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from primerl.config.load import ConfigError
+from primerl.config.run_forms import load_run
+
+SHORT = """\
+model = "owner/name"
+max_steps = 10
+batch_size = 16
+rollouts_per_example = 4
+
+[sampling]
+max_tokens = 64
+
+[[env]]
+id = "owner/reverse-text"
+"""
+FULL = """\
+max_steps = 10
+
+[model]
+path = "model"
+
+[orchestrator]
+batch_size = 16
+group_size = 4
+
+[[orchestrator.train.env]]
+id = "reverse-text"
+"""
+# A form, what of it is replaced, by what, the command line's overrides, the message.
+# fmt: off
+CASES: list[tuple[str, str, str, list[str], str]] = [
+    (SHORT, "max_tokens = 64", "max_tokens = 64\ntemperature = -1", [],
+     "sampling.temperature (in run.toml, line 8): Input should be greater than or equal to 0 (it is -1)"),
+    (SHORT, "max_tokens = 64", "max_tokens = 64\ntemperature = 0", [],
+     "sampling (in run.toml, line 8): temperature (0) makes all rollouts of an example the same, with nothing to "
+     "compare; set it to 0.001 or more"),
+    (SHORT, "max_tokens = 64", "temperature = 1.0", [],
+     "sampling.max_tokens (in run.toml, line 6): missing; it has no default, so set it"),
+    (SHORT, "max_tokens = 64", 'max_tokens = "many"', [],
+     "sampling.max_tokens (in run.toml, line 7): Input should be a valid integer, unable to parse string as an "
+     "integer (it is 'many')"),
+    (SHORT, "max_tokens = 64", 'max_tokens = 64\nenable_thinking = true\nreasoning_effort = "low"', [],
+     "sampling (in run.toml, line 8): enable_thinking and reasoning_effort are both set, and a model has one of "
+     "the two; leave one out"),
+    (SHORT, "max_tokens = 64", 'max_tokens = 64\nreasoning_effort = "extreme"', [],
+     "sampling.reasoning_effort (in run.toml, line 8): Input should be 'low', 'medium' or 'high' (it is 'extreme')"),
+    (SHORT, "max_tokens = 64", "max_tokens = 64\ntop_p = 0.9", [],
+     "sampling.top_p (in run.toml, line 8): unknown key; known keys here: enable_thinking, max_tokens, "
+     "reasoning_effort, temperature"),
+    (SHORT, "[sampling]\nmax_tokens = 64\n", "", [],
+     "sampling (in run.toml): missing; it has no default, so set it"),
+    (SHORT, "max_steps = 10", "max_step = 10", [],
+     "max_steps (in run.toml): missing; it has no default, so set it\nmax_step (in run.toml, line 2): unknown key; "
+     "did you mean 'max_steps'?"),
+    (SHORT, "max_steps = 10", "max_steps = 0", [],
+     "max_steps (in run.toml, line 2): Input should be greater than 0 (it is 0)"),
+    (SHORT, "max_steps = 10", "max_steps = true", [],
+     "max_steps is true or false, where a number is expected; write the number (in run.toml, line 2)"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nlearning_rate = 0", [],
+     "learning_rate (in run.toml, line 3): Input should be greater than 0 (it is 0)"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nlora_rank = 8", [],
+     "lora_rank (in run.toml, line 3): no key here: the rank is 16; another is in the full form "
+     "(trainer.model.lora.rank)"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\nloss = "sft"', [],
+     "loss (in run.toml, line 3): no key here: rewards are learnt from; distillation is in the full form "
+     "(docs/distillation.md)"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_files = ["a.env"]', [],
+     "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 4), "
+     "rollouts_per_example (in run.toml, line 5), sampling (in run.toml, line 7), env (in run.toml, line 10) are "
+     "of the short form (Hosted Training's), and env_files (in run.toml, line 3) is of the full form; write all in "
+     "one of them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the "
+     "full one)"),
+    (SHORT, "max_steps = 10", "max_steps = 10\noversampling_factor = 0.5", [],
+     "oversampling_factor (in run.toml, line 3): Input should be greater than or equal to 1 (it is 0.5)"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\ntrajectory_strategy = "linear"', [],
+     "trajectory_strategy (in run.toml, line 3): Input should be 'interleaved' or 'branching' (it is 'linear')"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nseq_len = 64", [],
+     "sampling.max_tokens (64) must be below seq_len (64), which holds the prompt too; lower one or raise the "
+     "other (in run.toml, line 8)"),
+    (SHORT, "batch_size = 16", "batch_size = 18", [],
+     "batch_size (18) must be a multiple of rollouts_per_example (4); set batch_size to 16 or 20 (in run.toml, "
+     "line 3)"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\nname = "all"', [],
+     "env[0] (in run.toml, line 11): name makes 'all', which is a name of metrics; set another `name`"),
+    (SHORT, "rollouts_per_example = 4", "rollouts_per_example = 1", [],
+     "rollouts_per_example (in run.toml, line 4): Input should be greater than or equal to 2 (it is 1)"),
+    (SHORT, 'id = "owner/reverse-text"', 'name = "x"', [],
+     "env[0].id (in run.toml, line 9): missing; it has no default, so set it"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/../_"', [],
+     "env[0] (in run.toml, line 10): id ('owner/../_') makes '_', which cannot name metrics and files; set `name` "
+     "to letters, digits, '.', '_' and '-'"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\nversion = "1.0"', [],
+     "env[0].version (in run.toml, line 11): no key here: write it into the id, as owner/name@version"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env]]\nid = "other/reverse-text"', [],
+     "env: two environments are called 'reverse-text'; give one of them another `name` (it names metrics, logs and "
+     "files) (in run.toml, line 9)"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env.taskset.rewards]]\nweight = 0.5', [],
+     "env[0].taskset.rewards[0].fn (in run.toml, line 12): missing; it has no default, so set it"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env.taskset.rewards]]\nfn = "no function"', [],
+     "env[0].taskset.rewards[0] (in run.toml, line 13): fn ('no function') is no function like `module:function` "
+     "or `path/to/file.py:function`"),
+    (SHORT, 'id = "owner/reverse-text"',
+     'id = "owner/reverse-text"\n\n[env.taskset.toolsets.search]\nfn = "my:toolset"', [],
+     "env[0].taskset.toolsets.search.tools (in run.toml, line 12): missing; it has no default, so set it\n"
+     "env[0].taskset.toolsets.search.fn (in run.toml, line 13): unknown key; known keys here: bindings, objects, "
+     "tools"),
+    (SHORT, 'id = "owner/reverse-text"',
+     'id = "owner/reverse-text"\nargs = { harness = { max_turns = 1 } }\n\n[env.harness]\nmax_turns = 8', [],
+     "env[0] (in run.toml, line 11): args.harness and harness are the same settings, and both are given; leave one "
+     "of them out"),
+    (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", [],
+     "env (in run.toml): missing; it has no default, so set it"),
+    (SHORT, "[[env]]", "[env]", [],
+     "env (in run.toml, line 9): Input should be a valid list"),
+    (SHORT, "[[env]]", "[eval]\ninterval = 10\n\n[[env]]", [],
+     "eval.env (in run.toml, line 9): missing; it has no default, so set it"),
+    (SHORT, "[[env]]", '[eval]\nnum_examples = 0\n[[eval.env]]\nid = "a"\n\n[[env]]', [],
+     "eval (in run.toml, line 10): num_examples is 0; give how many, or -1 for all of them"),
+    (SHORT, "[[env]]", "[val]\ninterval = 0\n\n[[env]]", [],
+     "val.interval (in run.toml, line 10): Input should be greater than 0 (it is 0)"),
+    (SHORT, "[[env]]", "[val]\nnum_examples = -2\n\n[[env]]", [],
+     "val.num_examples (in run.toml, line 10): Input should be greater than or equal to -1 (it is -2)"),
+    (SHORT, "[[env]]", "[buffer]\neasy_threshold = 0.1\n\n[[env]]", [],
+     "buffer (in run.toml, line 10): hard_threshold (0.2) must be below easy_threshold (0.1): an example would be "
+     "both; lower the first or raise the second"),
+    (SHORT, "[[env]]", "[buffer]\nenv_ratios = [1, 2]\n\n[[env]]", [],
+     "buffer.env_ratios has 2 numbers, and there are 1 [[env]]; give one for each, in order (in run.toml, line 10)"),
+    (SHORT, "[[env]]", "[buffer]\nskip_verification = true\n\n[[env]]", [],
+     "buffer.skip_verification (in run.toml, line 10): no key here: every rollout is scored"),
+    (SHORT, "[[env]]", "[checkpoints]\nkeep_cloud = -2\n\n[[env]]", [],
+     "checkpoints.keep_cloud (in run.toml, line 10): Input should be greater than or equal to -1 (it is -2)"),
+    (SHORT, "[[env]]", "[adapters]\ninterval = -1\n\n[[env]]", [],
+     "adapters.interval (in run.toml, line 10): Input should be greater than or equal to 0 (it is -1)"),
+    (SHORT, "[[env]]", '[infrastructure]\ncompute_size = "XL"\n\n[[env]]', [],
+     "infrastructure.compute_size (in run.toml, line 10): Input should be 'S', 'M' or 'L' (it is 'XL')"),
+    (SHORT, "[[env]]", "[infrastructure]\n\n[[env]]", [],
+     "infrastructure.compute_size (in run.toml, line 9): missing; it has no default, so set it"),
+    (SHORT, "[[env]]", '[wandb]\nproject = ""\n\n[[env]]', [],
+     "wandb.project (in run.toml, line 10): String should have at least 1 character (it is '')"),
+    (SHORT, "[[env]]", "[checkpoints]\nkeep_cloud = 0\n\n[[env]]", [],
+     "checkpoints.keep_cloud (in run.toml, line 10): 0 would keep none; give how many, or -1 for all of them (it "
+     "is 0)"),
+    (SHORT, "[[env]]", '[tailscale]\nauth_key = "tskey-api-SECRET"\n\n[[env]]', [],
+     "tailscale (in run.toml, line 10): auth_key does not begin with 'tskey-auth-'; give an auth key of Tailscale, "
+     "no API key"),
+    (SHORT, "[[env]]", '[tailscale]\nhostname_prefix = "9lives"\n\n[[env]]', [],
+     "tailscale (in run.toml, line 10): hostname_prefix ('9lives') must be 1 to 30 of a-z, 0-9 and -, and begin "
+     "with a letter"),
+    (SHORT, "[[env]]", "[tailscale]\nenabled = true\n\n[[env]]", [],
+     "tailscale (in run.toml, line 10): enabled is set, and there is no key; set TAILSCALE_AUTH_KEY in the "
+     "environment, or auth_key"),
+    (SHORT, "[[env]]", '[tailscale]\nenabled = true\nauth_key = "tskey-auth-SECRET"\n\n[[env]]', [],
+     "tailscale (in run.toml, line 10): enabled is set, but env workers run on this machine and use its network: "
+     "to join it to a tailnet is for its owner, once, by `tailscale up --auth-key=file:KEYFILE "
+     "--hostname=primerl-env-0-RUN`; then environments reach the tailnet, and enabled is left out"),
+    (SHORT, "[[env]]", "[trainer.optim]\nlr = 1e-4\n\n[[env]]", [],
+     "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 3), "
+     "rollouts_per_example (in run.toml, line 4), sampling (in run.toml, line 6), env (in run.toml, line 12) are "
+     "of the short form (Hosted Training's), and trainer (in run.toml, line 9) is of the full form; write all in "
+     "one of them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the "
+     "full one)"),
+    (SHORT, "", "", ["--orchestrator.batch-size", "8"],
+     "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 3), "
+     "rollouts_per_example (in run.toml, line 4), sampling (in run.toml, line 6), env (in run.toml, line 9) are of "
+     "the short form (Hosted Training's), and orchestrator is of the full form; write all in one of them "
+     "(docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the full one)"),
+    (SHORT, "", "", ["--sampling.temperature", "-1"],
+     "sampling.temperature (on the command line): Input should be greater than or equal to 0 (it is '-1')"),
+    (SHORT, "", "", ["--no-such-key", "1"],
+     "no_such_key (on the command line): unknown key; known keys here: adapters, batch_size, buffer, "
+     "checkpoint_id, checkpoints, clean_output_dir, dry_run, env, env_file, eval, infrastructure, learning_rate, "
+     "lora_alpha, max_async_level, max_steps, model, output_dir, oversampling_factor, rollouts_per_example, "
+     "sampling, seed, seq_len, tailscale, trajectory_strategy, val, wandb"),
+    (SHORT, "", "", ["--clean-output-dir", "--dry-run"],
+     "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
+     "(--no-clean-output-dir where the file sets it), or dry_run to delete and start (on the command line)"),
+    (SHORT, "max_steps = 10", "max_steps = = 10", [],
+     "Invalid TOML in run.toml: Invalid value (at line 2, column 13)"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nmax_steps = 11", [],
+     "Invalid TOML in run.toml: Cannot overwrite a value (at line 3, column 15)"),
+    (FULL, "max_steps = 10", "max_steps = 10\nmax_stepz = 11", [],
+     "max_stepz (in run.toml, line 2): unknown key; did you mean 'max_steps'?"),
+    (FULL, "max_steps = 10", "max_steps = 10\nseq_len = 512", [],
+     "orchestrator.sampling.max_tokens (512) must be below seq_len (512), which holds the prompt too; lower one or "
+     "raise the other (in run.toml, line 2)"),
+    (FULL, '[model]\npath = "model"\n', "", [],
+     "model (in run.toml): missing; it has no default, so set it"),
+    (FULL, 'path = "model"', 'name = "n"', [],
+     "model.path (in run.toml, line 3): missing; it has no default, so set it"),
+    (FULL, "group_size = 4", "group_size = 5", [],
+     "orchestrator (in run.toml, line 7): batch_size (16) must be a multiple of group_size (5); set batch_size to "
+     "15 or 20"),
+    (FULL, "group_size = 4", "group_size = 4\nsampling.temperature = -1", [],
+     "orchestrator.sampling.temperature (in run.toml, line 9): Input should be greater than or equal to 0.001 (it "
+     "is -1)"),
+    (FULL, "group_size = 4", "group_size = 4\nsampling = { temperature = 1, max_token = 3 }", [],
+     "orchestrator.sampling.max_token (in run.toml, line 9): unknown key; did you mean 'max_tokens'?"),
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\nratioo = 2', [],
+     "orchestrator.train.env[0].ratioo (in run.toml, line 12): unknown key; did you mean 'ratio'?"),
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\nmemory_mb = 10', [],
+     "orchestrator.train.env[0].memory_mb (in run.toml, line 12): Input should be greater than or equal to 1024 "
+     "(it is 10)"),
+    (FULL, "[model]", "[trainer.optim]\nlr = -1\n\n[model]", [],
+     "trainer.optim.lr (in run.toml, line 4): Input should be greater than 0 (it is -1)"),
+    (FULL, "[model]", '[trainer.optim]\ntype = "adam"\n\n[model]', [],
+     "trainer.optim (in run.toml, line 4): type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
+    (FULL, "[model]", "[trainer]\nckpt.interval = 2\n\n[ckpt]\ninterval = 3\n\n[model]", [],
+     "ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out (in run.toml, line 6)"),
+    (FULL, "[model]", "[store]\nkeep = -5\n\n[model]", [],
+     "store.keep (in run.toml, line 4): Input should be greater than or equal to -1 (it is -5)"),
+    (FULL, "[model]", "[inference]\nreplicas = 0\n\n[model]", [],
+     "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (in run.toml, line 4)"),
+    (FULL, "[model]", "[sampling]\nmax_tokens = 3\n\n[model]", [],
+     "two forms of config are mixed: sampling (in run.toml, line 3) is of the short form (Hosted Training's), and "
+     "model (in run.toml, line 6), orchestrator (in run.toml, line 9) are of the full form; write all in one of "
+     "them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the full one)"),
+    (FULL, '[model]\npath = "model"', "[foo]\nmodel = 1", [],
+     "model (in run.toml): missing; it has no default, so set it\nfoo (in run.toml, line 3): unknown key; known "
+     "keys here: checkpoint_id, ckpt, clean_output_dir, dry_run, env_files, inference, keep_broadcasts, max_steps, "
+     "model, orchestrator, output_dir, restarts, seed, seq_len, store, timeouts, trainer"),
+    (FULL, "", "", ["--model.path"],
+     "--model.path requires a value"),
+    (FULL, "", "", ["--trainer.optim.lr", "0"],
+     "trainer.optim.lr (on the command line): Input should be greater than 0 (it is '0')"),
+    (FULL, "", "", ["--max-steps", "[1"],
+     "max_steps (on the command line): Input should be a valid integer, unable to parse string as an integer (it "
+     "is '[1')"),
+]
+# fmt: on
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TAILSCALE_AUTH_KEY", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("form", "old", "new", "overrides", "message"), CASES)
+def test_a_broken_config_is_explained(form: str, old: str, new: str, overrides: list[str], message: str) -> None:
+    assert old in form
+    Path("run.toml").write_text(form.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_run(["@", "run.toml", *overrides], program="primerl rl")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("form", [SHORT, FULL])
+def test_the_forms_themselves_are_fine(form: str) -> None:
+    Path("run.toml").write_text(form.replace("max_tokens = 64", "max_tokens = 64\ntemperature = 0.7"))
+    assert load_run(["@", "run.toml"], program="primerl rl").max_steps == 10
+
+
+def test_a_key_is_named_in_the_file_that_has_set_it_last() -> None:
+    Path("run.toml").write_text(FULL)
+    Path("more.toml").write_text("[orchestrator]\n\nbatch_size = 0\n")
+    Path("optim.toml").write_text("# slow\nlr = -1\n")
+    files = ["@", "run.toml", "@", "more.toml", "--trainer.optim", "@", "optim.toml"]
+    for arguments in (files, [*files[:-2], "@optim.toml"]):
+        with pytest.raises(ConfigError) as caught:
+            load_run(arguments, program="primerl rl")
+        assert str(caught.value).splitlines() == [
+            "trainer.optim.lr (in optim.toml, line 2): Input should be greater than 0 (it is -1)",
+            "orchestrator.batch_size (in more.toml, line 3): Input should be greater than 0 (it is 0)",
+        ]
+
+
+def test_keys_are_found_wherever_toml_lets_them_be_written() -> None:
+    Path("run.toml").write_text(
+        '# A comment\n"max_steps" = 10\noutput_dir = """\n[sampling]\nmax_tokens = 1"""\n'
+        'model = { path = "m" }\n'
+        'orchestrator.train.env = [\n  { id = "a" }, # first\n  { id = "b", max_concurrent = 0 },\n]\n'
+        "[orchestrator.timeouts]\n'rollout_s' = 0\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_run(["@", "run.toml"], program="primerl rl")
+    assert str(caught.value).splitlines() == [
+        "orchestrator.timeouts.rollout_s (in run.toml, line 12): Input should be greater than 0 (it is 0)",
+        # Of a value over several lines, where it begins.
+        "orchestrator.train.env[1].max_concurrent (in run.toml, line 7): Input should be greater than 0 (it is 0)",
+    ]
+
+
+def test_nothing_shows_the_key_of_a_tailnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = '[tailscale]\nauth_key = "tskey-auth-SECRET"\nno_such = 1\nenabled = true\n\n[[env]]'
+    Path("run.toml").write_text(SHORT.replace("[[env]]", section))
+    monkeypatch.setenv("TAILSCALE_AUTH_KEY", "tskey-auth-SECRET")
+    with pytest.raises(ConfigError) as caught:
+        load_run(["@", "run.toml"], program="primerl rl")
+    assert "no_such" in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", [SHORT, FULL])
+def test_a_config_error_imports_nothing_heavy_and_exits_2(form: str) -> None:
+    Path("run.toml").write_text(form + "\n[no_such]\n")
+    code = (
+        "import sys; from primerl.cli import main; code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'transformers', 'verifiers', 'huggingface_hub', 'primerl._core'} & set(sys.modules)\n"
+        "print(code, heavy or 'light')"
+    )
+    command = [sys.executable, "-c", code, "rl", "@", "run.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "2 light", done.stderr
+    assert "no_such (in run.toml, line" in done.stderr

@@ -1,0 +1,334 @@
+"""The short form: what each key becomes, that the full form it writes is the same run, and what workers get."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from primerl.config import resolve
+from primerl.config.environment import EnvWorkerConfig
+from primerl.config.hosted import HostedConfig, compile_hosted
+from primerl.config.hosted.compile import sequence_length
+from primerl.config.hosted.tailscale import Tailscale, node_name
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.config.run_forms import load_run
+from primerl.launch import hub, secrets
+from primerl.launch.starting import environment_of
+
+REPOSITORY = Path(__file__).parent.parent
+LEAST: dict[str, Any] = {
+    "model": "owner/name",
+    "max_steps": 10,
+    "batch_size": 16,
+    "rollouts_per_example": 4,
+    "sampling": {"max_tokens": 64},
+    "env": [{"id": "owner/reverse-text@1.0"}],
+}
+TASKSET: dict[str, Any] = {
+    "split": "train",
+    "toolsets": {"search": {"tools": ["m:search"], "objects": {"index": "m:load"}, "bindings": {"search.k": 3}}},
+    "rewards": [{"fn": "m:exact", "weight": 0.5}],
+}
+# Each key with a value other than its default.
+MORE: dict[str, Any] = {
+    "learning_rate": 3e-5,
+    "lora_alpha": 32.0,
+    "oversampling_factor": 1.5,
+    "max_async_level": 1,
+    "trajectory_strategy": "branching",
+    "env_file": ["secrets.env"],
+    "checkpoint_id": "ckpt-1",
+    "sampling": {"max_tokens": 600, "temperature": 0.7, "reasoning_effort": "high"},
+    "env": [
+        {"id": "owner/a", "name": "first", "args": {"x": 1}, "taskset": TASKSET, "harness": {"max_turns": 8}},
+        {"id": "owner/b", "max_retries": 0},
+    ],
+    "eval": {
+        "interval": 50,
+        "num_examples": 30,
+        "rollouts_per_example": 2,
+        "eval_base_model": False,
+        "env": [{"id": "owner/c"}, {"id": "owner/d", "num_examples": -1, "rollouts_per_example": 4, "interval": 5}],
+    },
+    "val": {"num_examples": 8, "rollouts_per_example": 2, "interval": 3},
+    "buffer": {"online_difficulty_filtering": True, "easy_threshold": 0.9, "env_ratios": [1.0, 3.0], "seed": 5},
+    "checkpoints": {"interval": 20, "keep_cloud": -1},
+    "adapters": {"interval": 4, "keep_last": 7},
+    "infrastructure": {"compute_size": "L"},
+    "tailscale": {"hostname_prefix": "lab"},
+    "output_dir": "outputs/mine",
+    "seq_len": 8192,
+    "seed": 3,
+}
+
+
+def compiled(**changes: Any) -> RLConfig:
+    return RLConfig.model_validate(compile_hosted(HostedConfig.model_validate({**LEAST, **changes})))
+
+
+def test_what_is_left_out_has_the_defaults_of_hosted_training() -> None:
+    config = compiled()
+    lora = config.trainer.model.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, config.trainer.optim.lr) == (16, 16.0, 1e-4)
+    orchestrator = config.orchestrator
+    assert (orchestrator.batch_size, orchestrator.group_size) == (16, 4)
+    assert (orchestrator.oversampling_factor, orchestrator.max_async_level) == (2.0, 2)
+    assert (orchestrator.sampling.temperature, orchestrator.sampling.chat_template_kwargs) == (1.0, {})
+    assert orchestrator.eval.env == []
+    assert config.store is not None
+    assert (config.store.keep, config.store.adapters.interval, config.store.adapters.keep) == (5, 0, 3)
+    assert config.ckpt is not None
+    assert (config.ckpt.interval, config.ckpt.weights.save_adapter_separately) == (None, True)
+    assert config.model.path == "owner/name"
+    [environment] = orchestrator.train.env
+    assert (environment.label, environment.num_workers, environment.memory_mb) == ("reverse-text", 1, None)
+
+
+def test_every_key_becomes_something() -> None:
+    config = compiled(**MORE)
+    orchestrator, trainer = config.orchestrator, config.trainer
+    assert trainer.model.lora is not None
+    assert (trainer.optim.lr, trainer.model.lora.alpha) == (3e-5, 32.0)
+    assert (orchestrator.oversampling_factor, orchestrator.max_async_level) == (1.5, 1)
+    assert orchestrator.trajectory_strategy == "branching"
+    assert (config.env_files, config.checkpoint_id) == (["secrets.env"], "ckpt-1")
+    assert (orchestrator.sampling.max_tokens, orchestrator.sampling.temperature) == (600, 0.7)
+    assert orchestrator.sampling.chat_template_kwargs == {"reasoning_effort": "high"}
+    first, second = orchestrator.train.env
+    assert (first.id, first.name, first.max_retries, second.max_retries) == ("owner/a", "first", 2, 0)
+    assert first.arguments == {"x": 1, "harness": {"max_turns": 8}, "taskset": TASKSET}
+    assert (orchestrator.buffer.easy_threshold, orchestrator.buffer.env_ratios) == (0.9, [1.0, 3.0])
+    assert (orchestrator.buffer.online_difficulty_filtering, orchestrator.buffer.seed) == (True, 5)
+    measured = [
+        (env.label, env.num_examples, env.rollouts_per_example, env.interval, env.base_model, env.sampling.temperature)
+        for env in orchestrator.eval.env
+    ]
+    assert measured == [
+        ("first-val", 8, 2, 3, True, 0.7),
+        ("b-val", 8, 2, 3, True, 0.7),
+        ("c", 30, 2, 50, False, 0.7),
+        ("d", None, 4, 5, False, 0.7),
+    ]
+    assert orchestrator.eval.env[0].arguments == first.arguments, "validation is on the training environment"
+    assert {(env.num_workers, env.memory_mb) for env in [first, *orchestrator.eval.env]} == {(4, 16384)}
+    assert config.store is not None
+    assert config.ckpt is not None
+    assert (config.ckpt.interval, config.store.keep) == (20, -1)
+    assert (config.store.adapters.interval, config.store.adapters.keep) == (4, 7)
+    assert (config.output_dir, config.seq_len, config.seed) == ("outputs/mine", 8192, 3)
+
+
+def test_the_table_of_keys_is_whole() -> None:
+    from primerl.config.hosted import compile as compiler
+
+    documented = compiler.__doc__ or ""
+    page = (REPOSITORY / "docs" / "hosted.md").read_text()
+    for name in HostedConfig.model_fields:
+        assert name in documented, name
+        assert f"`{name}" in page, name
+
+
+@pytest.mark.parametrize(("max_tokens", "seq_len"), [(1, 2048), (512, 2048), (513, 4096), (4096, 16384)])
+def test_sequences_have_room_for_several_answers(max_tokens: int, seq_len: int) -> None:
+    assert sequence_length(max_tokens) == seq_len
+
+
+def test_weights_and_biases_is_told_or_refused() -> None:
+    wandb = {"project": "p", "name": "n", "entity": "e"}
+    if "wandb" in RLConfig.model_fields:
+        assert compiled(wandb=wandb).model_dump()["wandb"].items() >= wandb.items()
+    else:
+        with pytest.raises(ValueError, match="wandb: this version"):
+            compiled(wandb=wandb)
+
+
+def variants() -> list[dict[str, Any]]:
+    """Each key alone, all together, and seeded mixtures."""
+    generator = random.Random(0)
+    keys = list(MORE)
+    chosen = [[key] for key in keys] + [keys] + [generator.sample(keys, generator.randint(2, 9)) for _ in range(24)]
+    # Ratios are of two environments.
+    return [{key: MORE[key] for key in {*some, *(["env"] if "buffer" in some else [])}} for some in chosen]
+
+
+def test_the_full_form_that_is_written_is_the_same_run(tmp_path: Path) -> None:
+    short, full = tmp_path / "short.toml", tmp_path / "rl.toml"
+    for changes in variants():
+        short.write_text(tomli_w.dumps({**LEAST, **changes}))
+        config = load_run(["@", str(short), "--dry-run"], program="primerl rl")
+        full.write_text(resolve.run_to_toml(config))
+        again = load_run(["@", str(full), "--dry-run"], program="primerl rl")
+        assert again == config
+        assert resolve.run_to_toml(again) == full.read_text()
+        # What is decided by whether it was given is decided alike.
+        for of in (resolve.orchestrator, lambda config: resolve.trainer(config, "http://o:1")):
+            assert of(again).config == of(config).config
+
+
+def test_overrides_are_in_the_words_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "short.toml"
+    file.write_text(tomli_w.dumps(LEAST))
+    arguments = ["--max-steps", "3", "--sampling.temperature=0.5", "--val.interval", "2", "--env-file", "a", "b"]
+    config = load_run(["@", str(file), *arguments], program="primerl rl")
+    assert (config.max_steps, config.orchestrator.sampling.temperature) == (3, 0.5)
+    assert [(env.label, env.interval) for env in config.orchestrator.eval.env] == [("reverse-text-val", 2)]
+    assert config.env_files == ["a", "b"]
+
+
+def test_a_json_file_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "short.json"
+    file.write_text(json.dumps(LEAST))
+    assert load_run(["@", str(file)], program="primerl rl").model.path == "owner/name"
+    file.write_text(json.dumps({**LEAST, "max_step": 1}))
+    with pytest.raises(ConfigError, match=rf"^max_step \(in {file}\): unknown key; did you mean 'max_steps'"):
+        load_run(["@", str(file)], program="primerl rl")
+
+
+def test_the_command_line_alone_may_be_of_either_form() -> None:
+    environment = '[{"id": "owner/e"}]'
+    short = ["--model", "owner/name", "--max-steps", "1", "--batch-size", "4", "--rollouts-per-example", "2"]
+    config = load_run([*short, "--sampling.max-tokens", "8", "--env", environment], program="primerl rl")
+    assert (config.model.path, config.orchestrator.train.env[0].id) == ("owner/name", "owner/e")
+    full = ["--model.path", "m", "--max-steps", "1", "--orchestrator.train.env", environment]
+    assert load_run(full, program="primerl rl").orchestrator.train.env[0].id == "owner/e"
+
+
+# Variables of env workers
+
+
+def env_file(folder: Path, text: str, name: str = "secrets.env") -> str:
+    file = folder / name
+    file.write_text(text)
+    return str(file)
+
+
+def test_env_files_reach_env_workers_only_and_no_file(tmp_path: Path) -> None:
+    first = env_file(tmp_path, "# keys\nexport JUDGE_KEY='s3cret # 1'\nBASE=http://j\nURL=${BASE}/v1\n\nTWICE=a\n")
+    second = env_file(tmp_path, 'TWICE="b"\n', "more.env")
+    config = compiled(env_file=[first, second], output_dir=str(tmp_path / "run"))
+    expected = {"JUDGE_KEY": "s3cret # 1", "BASE": "http://j", "URL": "http://j/v1", "TWICE": "b"}
+    assert secrets.environment_of_workers(config, "reverse-text") == expected
+    assert secrets.environment_of_checks(config) == expected
+    [worker] = resolve.env_workers(config, "http://o:1")
+    told = secrets.with_variables(config, worker)
+    assert environment_of(told).items() >= expected.items()
+    assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + resolve.run_to_toml(config)
+    for other in [resolve.orchestrator(config), resolve.trainer(config, "http://o:1")]:
+        assert secrets.with_variables(config, other).variables == {}
+        assert "JUDGE_KEY" not in environment_of(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("A=1\n\nB\n", "line 3: B has no value; write B=value"),
+        ("A=1\nB='open\n", "line 2 cannot be read; write NAME=value, and quotes that are closed"),
+        ("A=1\n1B=SECRET\n", "line 2: '1B' is no name of a variable; use letters, digits and '_'"),
+        ("PRIMERL_API_KEY=SECRET\n", "line 1: PRIMERL_API_KEY is primerl's own; export it where primerl is started"),
+    ],
+)
+def test_a_bad_line_of_an_env_file_is_named_without_its_value(tmp_path: Path, text: str, message: str) -> None:
+    file = env_file(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        secrets.read_files([file])
+    assert str(caught.value) == f"env_files: {file}, {message}"
+
+
+def test_an_env_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^env_files: there is no file {tmp_path}/none; give the path"):
+        secrets.read_files([str(tmp_path / "none")])
+    (tmp_path / "bytes").write_bytes(b"A=\xff\n")
+    for unreadable in (tmp_path, tmp_path / "bytes"):
+        with pytest.raises(ConfigError, match=rf"^env_files: {unreadable} cannot be read: "):
+            secrets.read_files([str(unreadable)])
+
+
+# The model
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache, with one model, on a machine that reaches no hub."""
+    from huggingface_hub import constants
+
+    folder = tmp_path / "hub"
+    for name, value in [("HF_HUB_CACHE", str(folder)), ("HF_HUB_OFFLINE", True)]:
+        monkeypatch.setattr(constants, name, value)
+    snapshot = folder / "models--owner--name" / "snapshots" / "0" / ""
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"")
+    refs = folder / "models--owner--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0")
+    return folder
+
+
+def test_a_name_of_the_hub_is_looked_for_in_the_cache(cache: Path) -> None:
+    config = hub.with_model(compiled())
+    assert config.model.path == str(cache / "models--owner--name" / "snapshots" / "0")
+    assert resolve.model_name(config) == "name"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_that_is_nowhere_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.path: 'owner/none' is neither a folder nor in the hub's cache"
+    ) as no:
+        hub.with_model(compiled(model="owner/none"))
+    assert "give the path of a model folder" in str(no.value)
+
+
+def test_a_folder_is_meant_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert hub.with_model(compiled()).model.path == "owner/name"
+    # No name of the hub: the checks say that there is no such folder.
+    assert hub.with_model(compiled(model="./no/such")).model.path == "./no/such"
+
+
+# Other
+
+
+def test_the_name_in_a_tailnet() -> None:
+    assert node_name(Tailscale(hostname_prefix="lab-1").hostname_prefix, 2, "abc") == "lab-1-env-2-abc"
+    assert "SECRET" not in repr(Tailscale.model_validate({"auth_key": "tskey-auth-SECRET"}))
+
+
+def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
+    """A real process: what it allocates, and what a process that it starts does."""
+    config = compiled(infrastructure={"compute_size": "S"}, output_dir=str(tmp_path))
+    [worker] = resolve.env_workers(config, "http://o:1")
+    assert isinstance(worker.config, EnvWorkerConfig)
+    assert worker.config.memory_mb == 4096
+    code = (
+        "import subprocess, sys\nfrom primerl.envs.worker import limit_memory\nlimit_memory(512)\n"
+        "def fits(mb):\n    try:\n        bytearray(mb << 20)\n        return True\n"
+        "    except MemoryError:\n        return False\n"
+        "child = subprocess.run([sys.executable, '-c', 'bytearray(3000 << 20)'], capture_output=True, text=True)\n"
+        "print(fits(64), fits(600), child.stderr.strip().splitlines()[-1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "True False MemoryError", done.stderr
+
+
+def test_the_example_is_in_the_short_form() -> None:
+    file = REPOSITORY / "examples" / "reverse-text" / "hosted.toml"
+    config = load_run(["@", str(file)], program="primerl rl")
+    assert [env.label for env in config.orchestrator.eval.env] == ["reverse-text-val", "reverse-text-eval"]
+    keys = set(tomllib.loads(file.read_text()))
+    assert keys <= set(HostedConfig.model_fields)
+    assert not list(itertools.chain(keys & {"orchestrator", "trainer"}))
