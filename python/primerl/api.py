@@ -30,6 +30,7 @@ from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.launch import preflight
 from primerl.launch.processes import Processes, describe_end
+from primerl.launch.secrets import with_variables
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
 from primerl.train.data import Batch, MicroBatch, decode_batch
@@ -112,7 +113,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, process)
+                start(self._processes, with_variables(self.config, process))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()

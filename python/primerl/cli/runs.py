@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from primerl.config.load import ConfigError, fail, load
 from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
+    from primerl.cli import run
+
+    return run.of_rl(arguments) if run.is_word(arguments) else start_rl(arguments)
+
+
+def start_rl(arguments: list[str]) -> int:
+    from primerl.config.load import ConfigError, fail, load
     from primerl.config.rl import RLConfig
     from primerl.launch import run
 
@@ -21,6 +27,7 @@ def rl(arguments: list[str]) -> int:
 
 def sft(arguments: list[str]) -> int:
     from primerl.config import resolve
+    from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
     from primerl.launch import preflight, preflight_sft
     from primerl.launch.starting import OMP_WAIT_POLICY
@@ -55,6 +62,7 @@ def sft(arguments: list[str]) -> int:
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
     from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.config.load import ConfigError
     from primerl.train import start_ranks
 
     if len(arguments) != 2 or arguments[0] != "@":

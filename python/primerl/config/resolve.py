@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -45,6 +45,8 @@ class ProcessConfig:
     file: Path
     log: Path
     threads: int
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
+    """Of its environment alone; secrets, so written to no file."""
 
 
 def orchestrator(config: RLConfig) -> ProcessConfig:

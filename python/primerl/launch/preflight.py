@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -23,12 +22,13 @@ from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import going_back, preflight_model
+from primerl.launch.lock import LOCK, in_use, take
+from primerl.launch.secrets import environment_of_workers
+from primerl.runs.state import StateError
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
-
-LOCK = Path("run") / "launcher.lock"
 
 
 def check(config: RLConfig) -> None:
@@ -110,20 +110,6 @@ def _never_began(folder: Path) -> bool:
     return entries == {"configs", run.name} and {entry.name for entry in run.iterdir()} <= {LOCK.name}
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a launcher holds the folder's lock."""
-    try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return True
-        raise
-    return False
-
-
 @contextlib.contextmanager
 def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
@@ -139,10 +125,8 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir") from None
+        if not take(file):
+            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
         yield folder
 
 
@@ -243,7 +227,12 @@ def check_address(name: str, host: str, port: int) -> None:
 
 def _slow_checks(config: RLConfig) -> list[str]:
     wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    request = json.dumps([(environment.id, environment.arguments) for environment in wanted], default=str)
+    try:
+        variables = [environment_of_workers(config, environment.label) for environment in wanted]
+    except StateError as error:
+        return [str(error)]
+    entries = zip(wanted, variables, strict=True)
+    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
     check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"

@@ -16,6 +16,7 @@ orchestrator refused the run in the folder), 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from primerl.launch import ending, going_back, preflight, summary
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
+from primerl.launch.registration import registered
+from primerl.launch.secrets import with_variables
 from primerl.launch.starting import (
     BAD_INPUT,
     RefusedError,
@@ -40,6 +43,7 @@ from primerl.launch.starting import (
     unchanged_if_refused,
     wait_for_orchestrator,
 )
+from primerl.redaction import redact
 
 FAILED, INTERRUPTED = 1, 130
 # The orchestrator lives but does not answer: as bad as dead.
@@ -59,8 +63,11 @@ class Interrupted(Exception):  # noqa: N818 - not an error
     """Ctrl-C, SIGTERM or a closed terminal."""
 
 
-def run(config: RLConfig, console: Console | None = None) -> int:
-    """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
+def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
+    """Runs to the end. `form` is the one that the config was given in, for the list of runs.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts.
+    """
     console = console or Console()
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
@@ -68,7 +75,10 @@ def run(config: RLConfig, console: Console | None = None) -> int:
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console)
-        return Launcher(config, folder, console).run()
+        goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
+        with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
+            session.exit_code = Launcher(config, folder, console).run()
+            return session.exit_code
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
@@ -183,7 +193,8 @@ class Launcher:
         again = ending.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
-        for process in write_configs(self.config, self.url):
+        for written in write_configs(self.config, self.url):
+            process = with_variables(self.config, written)
             self.described[process.name] = process
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
@@ -345,10 +356,11 @@ class Launcher:
         kinds = [(self.described[name].kind, process) for name, process in processes.by_name.items()]
         content = {
             "exit_code": code,
-            "reason": reason,
+            "reason": redact(reason),
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
-            "status": self.status,
+            # What an environment says of a failure may hold a secret of its own.
+            "status": json.loads(redact(json.dumps(self.status))),
         }
         # The last steps may be over before every part was seen; without a URL nothing was left to do.
         has_run = self.training_began is not None or (code == 0 and self.url != "")

@@ -42,7 +42,7 @@ def environment_of(process: ProcessConfig) -> dict[str, str]:
         # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             variables[name] = str(process.threads)
-    return variables
+    return variables | process.variables
 
 
 def wait_for_orchestrator(
