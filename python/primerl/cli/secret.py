@@ -78,9 +78,7 @@ def _do(action: str, name: str | None, environment: str | None) -> int:
     secrets.check_name(name)
     if action == "set":
         replaced = secrets.put(name, _value(name), environment)
-        print(
-            f"{'replaced' if replaced else 'set'} {name}{of}; env workers of later starts get it"
-        )
+        print(f"{'replaced' if replaced else 'set'} {name}{of}; env workers of later starts get it")
         return 0
     if not secrets.remove(name, environment):
         print(f"there is no secret {name}{of}", file=sys.stderr)

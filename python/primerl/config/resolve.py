@@ -32,7 +32,7 @@ EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
-Kind = Literal["orchestrator", "inference", "env-worker", "trainer"]
+Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "store-worker"]
 
 
 @dataclass(frozen=True, slots=True)

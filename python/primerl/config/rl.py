@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.base import Name, Seconds, Section, Seed, check_dry_run
 from primerl.config.inference import InferenceSettings
 from primerl.config.orchestrator import OrchestratorSettings
+from primerl.config.store import Store
 from primerl.config.trainer import Checkpoints, TrainerSettings
 
 
@@ -64,6 +65,11 @@ class RLConfig(Section):
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     model: Model
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
+    (docs/runs.md); the model has to be the one that run began with."""
+    store: Store | None = None
+    """Copies of checkpoints and weights; none are made where it is left out."""
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
     trainer: TrainerSettings = TrainerSettings()

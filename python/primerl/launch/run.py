@@ -27,7 +27,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, preflight, summary
+from primerl.launch import ending, going_back, preflight, storing, summary, warm_start
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end, tail
@@ -71,13 +71,14 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     console = console or Console()
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
+    given, config = config, warm_start.applied(config)
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console)
         goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
-        with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
-            session.exit_code = Launcher(config, folder, console).run()
+        with registered(given, folder, console.say, goes_on=goes_on, form=form) as session:
+            session.exit_code = Launcher(config, folder, console, session.run_id).run()
             return session.exit_code
 
 
@@ -105,7 +106,7 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
 
 
 class Launcher:
-    def __init__(self, config: RLConfig, folder: Path, console: Console) -> None:
+    def __init__(self, config: RLConfig, folder: Path, console: Console, run_id: str | None = None) -> None:
         self.config = config
         self.folder = folder
         self.console = console
@@ -125,6 +126,8 @@ class Launcher:
         self.early: dict[str, float] = {}
         self.is_trained = False  # the trainer has ended after the last step
         self.orchestrator_back: float | None = None  # when it was last started again
+        self.uploads = storing.process_of(config, run_id, folder)
+        self.storing: storing.Storing | None = None
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -134,6 +137,8 @@ class Launcher:
                     try:
                         if self._start(processes):
                             self._watch(processes)
+                        if self.storing is not None:
+                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s)
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
                         self.console.say(reason)
@@ -184,6 +189,7 @@ class Launcher:
             resolve.write(orchestrator)
             started = start(processes, orchestrator)
             url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        self._start_uploads(processes)
         for path in going_back.go_back(self.config, self.folder, url):
             self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
         if url is None:
@@ -200,6 +206,14 @@ class Launcher:
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
         return True
+
+    def _start_uploads(self, processes: Processes) -> None:
+        if self.uploads is None:
+            return
+        self.storing = storing.Storing(self.folder)
+        resolve.write(self.uploads)
+        self.described[self.uploads.name] = self.uploads
+        start(processes, self.uploads)
 
     def _watch(self, processes: Processes) -> None:
         """Returns when the run has finished."""
@@ -252,6 +266,8 @@ class Launcher:
 
     def _ended(self, processes: Processes, process: Process) -> None:
         kind = self.described[process.name].kind
+        if kind == "store-worker":
+            return self._uploads_ended(processes, process)
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
             if kind == "trainer":
@@ -267,6 +283,13 @@ class Launcher:
                 "ckpt.interval (without weights_only) it would go on from the last one"
             )
         raise failure_of(process)
+
+    def _uploads_ended(self, processes: Processes, process: Process) -> None:
+        """Training goes on without: the last word is said at the end, and the next start uploads the rest."""
+        if processes.guard_end is None and self._may_restart(process):
+            self._restart(processes, process)
+        else:
+            self.console.say(f"nothing is stored any more: {describe_end(process)}")
 
     def _may_restart(self, process: Process) -> bool:
         if (process.code or 0) >= 0:
@@ -320,6 +343,8 @@ class Launcher:
                 raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
             return
         self.heard, self.status = now, status
+        if self.storing is not None:
+            self.storing.look(self.console)
         self.console.update(status)
         if not self.progress.started:
             missing = orchestrator_status.missing(status, self.environments)

@@ -17,6 +17,15 @@ def main(arguments: list[str]) -> int:
     return with_run(parser, arguments, _checkpoints)
 
 
+def _failed(run: Run) -> dict[str, str]:
+    from primerl.runs.uploads import REPORT
+
+    try:
+        return dict(json.loads((run.output_dir / REPORT).read_text())["failed"])
+    except (OSError, ValueError, LookupError):
+        return {}
+
+
 def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
     from primerl.runs.saved import local_checkpoints
     from primerl.runs.store import StoreError, store_of_run
@@ -36,6 +45,8 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             for s in found
         ]
         show(["step", "what", "status", "size", "weights only", "id or folder"], rows, right=(0, 3))
+        for name, reason in _failed(run).items():
+            print(f"{name} is not stored yet: {reason}")
     elif problem is None:
         print(f"{run.id} has saved nothing yet; `ckpt.interval` says after how many steps it does")
     return 0 if problem is None else fail(problem, title="The store cannot be read")
