@@ -148,6 +148,7 @@ class Store:
         data = f"{base}/data/{step}_{secrets.token_hex(4)}"
         files = {}
         with self._errors("written to"):
+            former = self._read(f"{base}/step_{step}.json") if self._fs.exists(f"{base}/step_{step}.json") else None
             for file in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = file.relative_to(folder).as_posix()
                 files[name] = self._upload(file, f"{data}/{name}")
@@ -156,6 +157,8 @@ class Store:
             entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files)
             manifest = {name: getattr(entry, name) for name in Entry.__slots__} | {"version": 1, "stored": time.time()}
             self._write(f"{base}/step_{step}.json", json.dumps(manifest, indent=1).encode())
+            if former is not None:
+                self._fs.rm(f"{self._root}/{former.data}", recursive=True)
         return entry
 
     def _upload(self, file: Path, target: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from primerl.config.resolve import write_text
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.store import Store, StoreError, model_digest
 from primerl.train.adapter_files import ADAPTER_CONFIG
@@ -34,6 +35,7 @@ LOOK_EVERY_S = 0.5
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 REPORT = Path("run") / "store.json"
 STAGED = Path("run") / "store"
+DONE = Path("run") / "stored.json"
 STAGED_NAME = re.compile(r"(checkpoint|weights|adapter)_step_(\d+)")
 FAILED = 1
 
@@ -62,7 +64,8 @@ class Uploader:
     uploaded: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Why, by the id it would have."""
-    _seen: set[str] = field(default_factory=set)
+    _seen: dict[str, str] = field(default_factory=dict)
+    """What was staged, by name: a run that went back saves the same step again, and another folder."""
 
     def __post_init__(self) -> None:
         self.folder = Path(self.settings.output_dir)
@@ -70,9 +73,11 @@ class Uploader:
         self.staged.mkdir(parents=True, exist_ok=True)
         for cut_off in self.staged.glob(".*"):
             shutil.rmtree(cut_off)
+        self._stored: dict[str, str] = self._read_done()
+        self._seen |= self._stored
 
     def run(self) -> int:
-        self._patiently("the store", self._begin)
+        self._patiently("the store", lambda: self.store.remove_unfinished(self.settings.run))
         while True:
             over = self.ending.is_set()  # before it is looked what there is
             self.stage(last=over)
@@ -82,9 +87,13 @@ class Uploader:
                 return FAILED if self.failed else 0
             self.ending.wait(LOOK_EVERY_S)
 
-    def _begin(self) -> None:
-        self.store.remove_unfinished(self.settings.run)
-        self._seen |= {f"{entry.kind}_step_{entry.step}" for entry in self.store.entries(self.settings.run)}
+    def _read_done(self) -> dict[str, str]:
+        """What earlier starts have stored there. Older ones may have been cleaned up there since, and stay so."""
+        try:
+            found = json.loads((self.folder / DONE).read_text())
+            return dict(found["stored"]) if found["url"] == self.store.url else {}
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
 
     def stage(self, *, last: bool) -> None:
         """Links what is whole and was not seen yet. `last`: with the last adapter, whatever its step."""
@@ -100,13 +109,16 @@ class Uploader:
                 self._link("adapter", step, path)
 
     def _link(self, kind: str, step: int, path: Path) -> None:
-        name = f"{kind}_step_{step}"
-        if name in self._seen or (self.staged / name).exists():
-            return
-        temporary = self.staged / f".{name}"
+        name, temporary = f"{kind}_step_{step}", self.staged / f".{kind}_step_{step}"
         try:
+            facts = path.stat()
+            identity = f"{facts.st_ino} {facts.st_mtime_ns}"
+            if self._seen.get(name) == identity:
+                return
             shutil.copytree(path, temporary, copy_function=_link_or_copy)
+            shutil.rmtree(self.staged / name, ignore_errors=True)
             temporary.rename(self.staged / name)
+            self._seen[name] = identity
         except (OSError, shutil.Error) as error:
             # The run has deleted it meanwhile: what it does not keep for so long it does not miss either.
             shutil.rmtree(temporary, ignore_errors=True)
@@ -127,7 +139,7 @@ class Uploader:
 
             if self._patiently(name, put):
                 shutil.rmtree(path)
-                self._seen.add(match[0])
+                self._note_done(match[0])
                 self.uploaded.append(name)
                 log.info("stored %s", name)
                 self.report()
@@ -149,9 +161,13 @@ class Uploader:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY_S)
 
-    def report(self) -> None:
-        from primerl.config.resolve import write_text
+    def _note_done(self, name: str) -> None:
+        if name in self._seen:  # else an earlier start staged it: whether it is the same as now is found out next
+            self._stored[name] = self._seen[name]
+            content = {"url": self.store.url, "stored": self._stored}
+            write_text(self.folder / DONE, json.dumps(content, indent=1) + "\n")
 
+    def report(self) -> None:
         waiting = sorted(path.name for path in self.staged.iterdir() if STAGED_NAME.fullmatch(path.name))
         content = {"url": self.store.url, "uploaded": self.uploaded, "waiting": waiting, "failed": self.failed}
         write_text(self.folder / REPORT, json.dumps(content, indent=1) + "\n")

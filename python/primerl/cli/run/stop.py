@@ -36,7 +36,7 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
             "another machine, or with another state folder, so stop it there"
         )
         return FAILED
-    while in_use(run.output_dir):
+    while in_use(run.output_dir) or run.launcher_lives():
         if time.monotonic() - began > WAIT_S:
             print(f"{run.id} has not stopped within {WAIT_S:.0f} s; --force kills it")
             return FAILED
