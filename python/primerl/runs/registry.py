@@ -2,7 +2,7 @@
 
 What is kept of a run is what cannot be read from its folder: where that is, what was started when, and by which
 process. Whether it goes on is not kept but looked at (`status`), so that nothing has to be put right after a kill -9.
-Every change is one transaction; several runs write at the same time, one after the other (WAL, `BUSY_S`).
+Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from primerl.runs.state import StateError, private_folder, process_started, stat
 
 FILE = "runs.db"
 VERSION = 1
-BUSY_S = 5.0
+BUSY_S = 10.0
 """How long a writer waits for another one."""
 ID_BYTES = 4
 TABLE = """
@@ -102,16 +102,30 @@ class Registry:
 
     def _prepare(self) -> None:
         self._connection.row_factory = sqlite3.Row
+        # Within a transaction nothing waits for the disk; a power cut may cost the last changes, and breaks nothing.
+        self._connection.execute("PRAGMA synchronous = NORMAL")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise StateError(f"{self.file} was written by a newer version of primerl; use that one")
         if version == VERSION:
             return
         os.chmod(self.file, 0o600)
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._change_to_wal()
         with self._transaction():
             self._connection.execute(TABLE)
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _change_to_wal(self) -> None:
+        """SQLite does not wait here by itself, where another one does the same."""
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def __enter__(self) -> Registry:
         return self
@@ -156,16 +170,19 @@ class Registry:
             "pid": pid,
             "process_started": process_started(pid),
         }
-        with self._errors(), self._transaction():
+        # The caller has locked the folder, so nobody else changes what is noted of it.
+        with self._errors():
             found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
             row = found.fetchone()
+            run_id = str(row["id"]) if row is not None and goes_on else self._new_id()
+        # Before the transaction, which others wait for.
+        private_folder("runs", run_id)
+        write_private(config_file(run_id), config)
+        with self._errors(), self._transaction():
             if row is not None and not goes_on:
                 # What was noted is of a run whose folder has been emptied.
                 self._connection.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
                 row = None
-            run_id = self._new_id() if row is None else str(row["id"])
-            private_folder("runs", run_id)
-            write_private(config_file(run_id), config)
             if row is None:
                 values |= {"id": run_id, "started": now}
                 names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
