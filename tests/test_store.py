@@ -15,7 +15,7 @@ from end_to_end import primerl, read_lines
 from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch import warm_start
+from primerl.launch import preflight, warm_start
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.saved import local_checkpoints
 from primerl.runs.store import Store, StoreError, model_digest
@@ -181,6 +181,8 @@ def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Pat
 def test_an_unknown_kind_of_url_is_named() -> None:
     with pytest.raises(StoreError, match=r"store\.url: nosuch://x cannot be opened: .*nosuch"):
         Store("nosuch://x")
+    with pytest.raises(ConfigError, match=r"store\.url: nosuch://x cannot be opened"):
+        preflight.check(config_of(store={"url": "nosuch://x"}))
 
 
 def config_of(**more: Any) -> RLConfig:

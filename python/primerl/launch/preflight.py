@@ -34,7 +34,7 @@ from primerl.train.step_folders import saved_steps
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _model, _ports):
+    for find in (_output_dir, _resume_step, _model, _store, _ports):
         try:
             find(config)
         except ConfigError as error:
@@ -154,6 +154,18 @@ def _model(config: RLConfig) -> None:
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+
+
+def _store(config: RLConfig) -> None:
+    """Whether there is such a kind of store; whether it can be written to is found out beside training."""
+    if config.store is None:
+        return
+    from primerl.runs.store import Store, StoreError
+
+    try:
+        Store(config.store.url)
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _vllm(config: RLConfig, folder: Path) -> None:
