@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tomllib
@@ -271,3 +272,10 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     assert main(["undeploy", "small/step_1"]) == 2
     assert store.deployed() == set()
     fsspec.filesystem("memory").store.clear()
+
+
+def test_the_section_in_the_docs(repository: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (repository / "docs" / "runs.md").read_text(), re.DOTALL)
+    store = config_of(**tomllib.loads(block)).store
+    assert store is not None
+    assert (store.url, store.keep, store.adapters.interval) == ("s3://bucket/primerl", 5, 20)
