@@ -68,6 +68,7 @@ def test_a_start_is_kept_and_a_second_one_in_the_folder_goes_on_with_it(tmp_path
     # The folder was emptied: what was there is no run any more.
     again = begin(tmp_path / "run", goes_on=False)
     assert again != first
+    assert not run.config.parent.exists()
     with Registry() as registry, pytest.raises(UnknownRunError):
         registry.find(first)
 

@@ -174,7 +174,8 @@ class Registry:
         with self._errors():
             found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
             row = found.fetchone()
-            run_id = str(row["id"]) if row is not None and goes_on else self._new_id()
+            found_id = None if row is None else str(row["id"])
+            run_id = found_id if found_id is not None and goes_on else self._new_id()
         # Before the transaction, which others wait for.
         private_folder("runs", run_id)
         write_private(config_file(run_id), config)
@@ -190,6 +191,8 @@ class Registry:
             else:
                 changes = ", ".join(f"{key} = :{key}" for key in values)
                 self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", {**values, "id": run_id})
+        if found_id not in (None, run_id):
+            _remove_config(found_id)
         return run_id
 
     def _new_id(self) -> str:
@@ -209,10 +212,7 @@ class Registry:
     def delete(self, run_id: str) -> None:
         with self._errors(), self._transaction():
             self._connection.execute("DELETE FROM runs WHERE id = ?", (run_id,))
-        file = config_file(run_id)
-        with contextlib.suppress(OSError):  # it is out of the list, which is what counts
-            file.unlink(missing_ok=True)
-            file.parent.rmdir()
+        _remove_config(run_id)
 
     def all(self) -> list[Run]:
         """The newest first."""
@@ -232,6 +232,13 @@ class Registry:
             listed = ", ".join(f"{run.id} ({run.name})" for run in found)
             raise UnknownRunError(f"{given!r} is the beginning or the name of several runs: {listed}; give more of it")
         raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
+
+
+def _remove_config(run_id: str) -> None:
+    file = config_file(run_id)
+    with contextlib.suppress(OSError):  # the run is out of the list, which is what counts
+        file.unlink(missing_ok=True)
+        file.parent.rmdir()
 
 
 def _near(given: str, runs: list[Run]) -> str:
