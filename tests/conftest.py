@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Runs of tests are not to be among the user's own.
+os.environ["PRIMERL_STATE_DIR"] = STATE = tempfile.mkdtemp(prefix="primerl-state-")
+atexit.register(shutil.rmtree, STATE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

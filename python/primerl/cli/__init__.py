@@ -12,6 +12,7 @@ from importlib import import_module
 
 COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
+    "run": ("primerl.cli.run:run", "start runs and look after them: list, logs, stop, resume, metrics, ..."),
     "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
@@ -26,9 +27,14 @@ COMMANDS = {
         "primerl.cli.templates:template",
         "check which conversations a model's chat template lets grow, and why",
     ),
+    "deploy": ("primerl.cli.deploy:deploy", "serve an adapter of the store, which then is never cleaned up"),
+    "undeploy": ("primerl.cli.deploy:undeploy", "let an adapter be cleaned up again"),
+    "secret": ("primerl.cli.secret:secret", "keep values that env workers alone get to see"),
+    "env": ("primerl.cli.secret:env", "the same for one environment: primerl env secret ..."),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
+    "store-worker": ("primerl.cli.processes:store_worker", "one process of a run: copies what it saves to the store"),
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
     "monitor": ("primerl.cli.processes:monitor", "one process of a run: tells W&B, Prime or your own monitors of it"),
 }

@@ -84,6 +84,16 @@ def monitor(arguments: list[str]) -> int:
     return int(main(settings))
 
 
+def store_worker(arguments: list[str]) -> int:
+    try:
+        settings = settings_from(arguments, "primerl.config.store:StoreWorkerConfig", "store-worker")
+    except BadInputError as error:
+        return refuse(error)
+    from primerl.runs.uploads import main
+
+    return main(settings)
+
+
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     if len(arguments) == 2 and arguments[0] == "@":

@@ -12,16 +12,22 @@ from primerl.startup import importing
 
 
 def rl(arguments: list[str]) -> int:
+    from primerl.cli import run
+
+    return run.of_rl(arguments) if run.is_word(arguments) else start_rl(arguments)
+
+
+def start_rl(arguments: list[str]) -> int:
     # The longest part of a start, and it needs nothing of the config.
     with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
         from primerl.config.load import ConfigError, fail
-        from primerl.config.run_forms import load_run
+        from primerl.config.run_forms import is_short, load_run
 
         try:
             config = load_run(arguments, program="primerl rl")
             from primerl.launch import run
 
-            return run.run(config)
+            return run.run(config, form="hosted" if is_short(arguments) else "full")
         except ConfigError as error:
             return fail(str(error))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,7 +11,10 @@ import pydantic_config
 from pydantic import BaseModel, ValidationError
 
 from primerl.config import asked, lines
+from primerl.config.complaint import fail
 from primerl.config.lines import Location
+
+__all__ = ["ConfigError", "describe", "dotted", "fail", "load"]
 
 C = TypeVar("C", bound=BaseModel)
 UnknownKey = "extra_forbidden"
@@ -206,18 +208,3 @@ def _holds(node: Any, location: Location) -> bool:
     except (LookupError, TypeError):
         return False
     return True
-
-
-def fail(message: str, *, title: str = "Nothing was started") -> int:
-    """Prints the message in a box (a plain block where there is no terminal) and returns exit code 2."""
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
-    else:
-        # Unwrapped, so that a log or a test finds the words of a message on one line.
-        print(f"{title}:", *(f"  {line}" for line in message.splitlines()), sep="\n", file=sys.stderr)
-    return 2

@@ -38,7 +38,7 @@ MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
 TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
 """As the trainer, which has Python's names, calls the run's levels."""
-Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor"]
+Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor", "store-worker"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,12 @@ class RLConfig(Monitored):
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
-    checkpoint_id: str | None = Field(default=None, min_length=1)
-    """Checkpoint of the store to begin with, in place of the model's own weights or a new adapter."""
-    store: Store | None = None
     model: Model
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
+    (docs/runs.md); the model has to be the one that run began with."""
+    store: Store | None = None
+    """Copies of checkpoints and weights; none are made where it is left out."""
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
     log: Log = Log()

@@ -35,3 +35,22 @@ class Store(Section):
     keep: Kept = 5
     """Newest checkpoints, and newest model folders, of a run that are kept; -1: all."""
     adapters: StoredAdapters = StoredAdapters()
+
+
+class StoreWorkerConfig(Section):
+    """The process that uploads (`primerl store-worker @ file`)."""
+
+    run: str
+    """Id of the run."""
+    output_dir: str
+    """Its folder."""
+    model: str
+    """Model folder that it began with."""
+    url: str | None = None
+    """Of the store."""
+    keep: Kept = 5
+    """Newest checkpoints and model folders that are kept."""
+    adapters_interval: NonNegativeInt = 0
+    """Steps between adapters."""
+    adapters_keep: Kept = 3
+    """Newest adapters that are kept."""

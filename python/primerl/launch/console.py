@@ -7,6 +7,7 @@ import time
 from typing import Any, TextIO
 
 from primerl.launch import status as status_module
+from primerl.redaction import redact
 
 PLAIN_EVERY_S = 10.0
 LONG_WAIT_S = 2.0
@@ -45,10 +46,10 @@ class Console:
     def say(self, message: str) -> None:
         """A message that stays."""
         self._clear()
-        print(message, file=self.output, flush=True)
+        print(redact(message), file=self.output, flush=True)
 
     def update(self, status: dict[str, Any]) -> None:
-        text = line(status)
+        text = redact(line(status))
         step = status.get("run", {}).get("step")
         if self.live:
             self._clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -20,19 +19,19 @@ from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import checker, going_back, monitors, preflight_model, secrets
+from primerl.launch.lock import LOCK, in_use, take
 from primerl.launch.secrets import environment_of_workers
+from primerl.runs.state import StateError
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
 
-LOCK = Path("run") / "launcher.lock"
-
 
 def check(config: RLConfig) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _env_files, _model, _ports, monitors.check):
+    for find in (_output_dir, _resume_step, _env_files, _model, _store, _ports, monitors.check):
         try:
             find(config)
         except ConfigError as error:
@@ -112,20 +111,6 @@ def _never_began(folder: Path) -> bool:
     return entries == {"configs", run.name} and {entry.name for entry in run.iterdir()} <= {LOCK.name}
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a launcher holds the folder's lock."""
-    try:
-        with (folder / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return True
-        raise
-    return False
-
-
 @contextlib.contextmanager
 def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
@@ -141,10 +126,8 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir") from None
+        if not take(file):
+            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
         yield folder
 
 
@@ -172,6 +155,18 @@ def _model(config: RLConfig) -> None:
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+
+
+def _store(config: RLConfig) -> None:
+    """Whether there is such a kind of store; whether it can be written to is found out beside training."""
+    if config.store is None:
+        return
+    from primerl.runs.store import Store, StoreError
+
+    try:
+        Store(config.store.url)
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _vllm(config: RLConfig, folder: Path) -> None:
@@ -245,7 +240,10 @@ def check_address(name: str, host: str, port: int) -> None:
 
 def _slow_checks(config: RLConfig) -> list[str]:
     wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    variables = [environment_of_workers(config, environment.label) for environment in wanted]
+    try:
+        variables = [environment_of_workers(config, environment.label) for environment in wanted]
+    except StateError as error:
+        return [str(error)]
     entries = zip(wanted, variables, strict=True)
     request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
     check_s = config.timeouts.check_s

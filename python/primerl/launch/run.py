@@ -26,11 +26,12 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, hub, preflight, secrets, summary
+from primerl.launch import ending, going_back, hub, preflight, secrets, storing, summary, warm_start
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.processes import Process, Processes, describe_end, tail
+from primerl.launch.registration import registered
 from primerl.launch.starting import (
     BAD_INPUT,
     RefusedError,
@@ -41,6 +42,7 @@ from primerl.launch.starting import (
     unchanged_if_refused,
     wait_for_orchestrator,
 )
+from primerl.redaction import redact, redacted
 
 FAILED, INTERRUPTED = 1, 130
 # The orchestrator lives but does not answer: as bad as dead.
@@ -54,24 +56,30 @@ LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
-# Beside those of the processes.
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error
     """Ctrl-C, SIGTERM or a closed terminal."""
 
 
-def run(config: RLConfig, console: Console | None = None) -> int:
-    """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
+def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
+    """Runs to the end. `form` is the one that the config was given in, for the list of runs.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts.
+    """
     console = console or Console()
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)
+    given, config = config, warm_start.applied(config)
     preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console)
-        return Launcher(config, folder, console).run()
+        goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
+        with registered(given, folder, console.say, goes_on=goes_on, form=form) as session:
+            session.exit_code = Launcher(config, folder, console, session.run_id).run()
+            return session.exit_code
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
@@ -103,7 +111,7 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
 
 
 class Launcher:
-    def __init__(self, config: RLConfig, folder: Path, console: Console) -> None:
+    def __init__(self, config: RLConfig, folder: Path, console: Console, run_id: str | None = None) -> None:
         self.config = config
         self.folder = folder
         self.console = console
@@ -124,6 +132,8 @@ class Launcher:
         self.is_trained = False  # the trainer has ended after the last step
         self.orchestrator_back: float | None = None  # when it was last started again
         self.monitors: MonitorWatch | None = None
+        self.uploads = storing.process_of(config, run_id, folder)
+        self.storing: storing.Storing | None = None
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -133,6 +143,8 @@ class Launcher:
                     try:
                         if self._start(processes):
                             self._watch(processes)
+                        if self.storing is not None:
+                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s)
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
                         self.console.say(reason)
@@ -191,6 +203,7 @@ class Launcher:
             resolve.write(orchestrator)
             started = start(processes, orchestrator)
             url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        self._start_uploads(processes)
         for path in going_back.go_back(self.config, self.folder, url):
             self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
         self._start_monitors(processes)
@@ -214,6 +227,14 @@ class Launcher:
             self.described[described.name] = described
             self.monitors = MonitorWatch(described, self.folder, self.config.restarts, self.console.say)
             self.monitors.start(processes, going_back.wanted(self.config))
+
+    def _start_uploads(self, processes: Processes) -> None:
+        if self.uploads is None:
+            return
+        self.storing = storing.Storing(self.folder)
+        resolve.write(self.uploads)
+        self.described[self.uploads.name] = self.uploads
+        start(processes, self.uploads)
 
     def _watch(self, processes: Processes) -> None:
         """Returns when the run has finished."""
@@ -270,6 +291,8 @@ class Launcher:
         kind = self.described[process.name].kind
         if self.monitors is not None and kind == "monitor":
             return self.monitors.ended(process)
+        if kind == "store-worker":
+            return self._uploads_ended(processes, process)
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
             if kind == "trainer":
@@ -285,6 +308,13 @@ class Launcher:
                 "ckpt.interval (without weights_only) it would go on from the last one"
             )
         raise failure_of(process)
+
+    def _uploads_ended(self, processes: Processes, process: Process) -> None:
+        """Training goes on without: the last word is said at the end, and the next start uploads the rest."""
+        if processes.guard_end is None and self._may_restart(process):
+            self._restart(processes, process)
+        else:
+            self.console.say(f"nothing is stored any more: {describe_end(process)}")
 
     def _may_restart(self, process: Process) -> bool:
         if (process.code or 0) >= 0:
@@ -338,6 +368,8 @@ class Launcher:
                 raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
             return
         self.heard, self.status = now, status
+        if self.storing is not None:
+            self.storing.look(self.console)
         self.console.update(status)
         if not self.progress.started:
             missing = orchestrator_status.missing(status, self.environments)
@@ -374,10 +406,11 @@ class Launcher:
         kinds = [(self.described[name].kind, process) for name, process in processes.by_name.items()]
         content = {
             "exit_code": code,
-            "reason": reason,
+            "reason": redact(reason),
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
-            "status": self.status,
+            # What an environment says of a failure may hold a secret of its own.
+            "status": redacted(self.status),
         }
         # The last steps may be over before every part was seen; without a URL nothing was left to do.
         has_run = self.training_began is not None or (code == 0 and self.url != "")

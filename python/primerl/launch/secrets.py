@@ -16,6 +16,8 @@ from primerl.config.environment import EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
+from primerl.redaction import note
+from primerl.runs import secrets as stored
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Of the run's own variables, such as its key.
@@ -23,11 +25,16 @@ RESERVED = "PRIMERL_"
 
 
 def environment_of_workers(config: RLConfig, environment: str) -> dict[str, str]:
-    """Variables of the env workers of one environment, by its name in the run.
+    """Variables of the env workers of one environment, by its name in the run: the stored secrets, and over them those
+    of the run's files.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where they cannot be read.
+    Raises [`ConfigError`][primerl.config.load.ConfigError] where a file cannot be read, and StateError where the stored
+    secrets cannot.
     """
-    return read_files(config.env_files)
+    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == environment]
+    known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
+    return stored.of_environment(*known_as, environment) | read_files(config.env_files)
 
 
 def with_variables(config: RLConfig, process: ProcessConfig) -> ProcessConfig:
@@ -45,6 +52,7 @@ def read_files(files: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in files:
         found |= read_file(file)
+    note(found.values())
     return found
 
 

@@ -66,9 +66,11 @@ def main() -> None:
     serve()
 
 
-provide_package()
-die_with_parent()
-os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
+# Not where the launcher imports a name from here: it would end with the terminal or script that started it.
+if __name__ in ("__main__", "__mp_main__"):
+    provide_package()
+    die_with_parent()
+    os.register_at_fork(before=_before_fork, after_in_child=_in_forked_child)
 
 if __name__ == "__main__":
     main()

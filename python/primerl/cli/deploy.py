@@ -1,0 +1,130 @@
+"""`primerl deploy` and `primerl undeploy`: an adapter of the store, served and never cleaned up."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from primerl.config.complaint import fail
+from primerl.runs.registry import Registry, UnknownRunError
+from primerl.runs.state import StateError, private_folder
+from primerl.runs.store import Entry, Store, StoreError, model_digest, store_of_run
+
+TITLE = "Nothing was deployed"
+
+
+def deploy(arguments: list[str]) -> int:
+    parser = _parser(
+        "deploy",
+        "Marks an adapter of the store as deployed and serves it, merged into its base model, as `primerl inference` "
+        "does, until Ctrl-C. It stays marked: `primerl undeploy` lets it be cleaned up again. Further options are "
+        "those of `primerl inference`, such as --port 8000.",
+    )
+    parser.add_argument("--model", type=Path, help="its base model, where the run that trained it is not in the list")
+    parser.add_argument("--mark-only", action="store_true", help="serve nothing")
+    try:
+        chosen, options = parser.parse_known_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    try:
+        store, entry = _find(chosen)
+        folder = None if chosen.mark_only else merged(store, entry, chosen.model)
+        store.mark_deployed(entry, deployed=True)
+    except (StoreError, StateError, ValueError) as error:
+        return fail(str(error), title=TITLE)
+    print(f"deployed {entry.id}", flush=True)
+    if folder is None:
+        return 0
+    from primerl.cli.processes import inference
+
+    name = entry.id.replace("/", "-")
+    return inference(["--model.path", os.fspath(folder), "--model.name", name, *options])
+
+
+def undeploy(arguments: list[str]) -> int:
+    parser = _parser("undeploy", "Lets a deployed adapter be cleaned up again; who serves it goes on.")
+    try:
+        chosen = parser.parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    try:
+        store, entry = _find(chosen)
+        if entry.id not in store.deployed(entry.run):
+            return fail(f"{entry.id} is not deployed", title="Nothing was changed")
+        store.mark_deployed(entry, deployed=False)
+    except (StoreError, StateError) as error:
+        return fail(str(error), title="Nothing was changed")
+    print(f"undeployed {entry.id}")
+    return 0
+
+
+def _parser(word: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"primerl {word}", description=description, allow_abbrev=False)
+    parser.add_argument("adapter", metavar="ADAPTER", help="RUN (its newest), RUN/step_N or RUN/adapter/step_N")
+    parser.add_argument("--store", metavar="URL", help="where it is; the run's store, or the state folder's")
+    return parser
+
+
+def _find(chosen: argparse.Namespace) -> tuple[Store, Entry]:
+    run, _, step = chosen.adapter.replace("/adapter", "").partition("/")
+    store = None
+    if chosen.store is None:
+        try:
+            with Registry() as registry:
+                found = registry.find(run)
+            run, store = found.id, store_of_run(found.config)
+        except UnknownRunError:
+            pass  # of another machine, or deleted from the list
+    store = store or Store(chosen.store)
+    return store, store.find("/".join(part for part in (run, "adapter", step) if part))
+
+
+def merged(store: Store, entry: Entry, model: Path | None) -> Path:
+    """A model folder with the adapter merged into its base model; made once. Raises StoreError, and ValueError where
+    the base is another one."""
+    target = private_folder("deployed") / entry.id.replace("/", "-") / entry.data.rpartition("_")[2]
+    if target.is_dir():
+        return target
+    base = model or _base(entry)
+    if model_digest(base) != entry.model:
+        raise StoreError(f"{entry.id} is of another model than the one in {base}; give its own by --model")
+    adapter = store.fetch(entry)
+    from primerl.train.adapter_files import ADAPTER_FILE, check_base, folder_digest
+    from primerl.train.config import ConfigError
+
+    try:
+        check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")
+    except ConfigError as error:
+        raise StoreError(str(error).replace("adapter_path: ", "")) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".merging.", dir=target.parent))
+    try:
+        _merge(base, adapter, folder)
+        folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def _base(entry: Entry) -> Path:
+    try:
+        with Registry() as registry:
+            return Path(registry.find(entry.run).model)
+    except UnknownRunError:
+        raise StoreError(f"which model {entry.id} belongs to is not known here; give it by --model") from None
+
+
+def _merge(base: Path, adapter: Path, target: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from primerl.train.checkpoint import TEXT_FILES
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter)
+    model.merge_and_unload().save_pretrained(target)
+    for name in TEXT_FILES:  # byte for byte: saving them through transformers may change them
+        if (base / name).is_file():
+            shutil.copyfile(base / name, target / name)

@@ -1,0 +1,56 @@
+"""`primerl run`, and the same words under `primerl rl`: runs as things with an id. One module a word."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+BAD_INPUT = 2
+WORDS = {
+    "init": ("template", "print a commented rl.toml to start from"),
+    "list": ("listing", "list the runs and how they stand"),
+    "logs": ("logs", "print the logs of a run's processes, and follow them"),
+    "stop": ("stop", "stop a run; it can be resumed"),
+    "resume": ("resume", "go on with a run, with the config it was started with"),
+    "delete": ("delete", "take a run out of the list, and delete its files if asked to"),
+    "checkpoints": ("checkpoints", "list what a run has saved"),
+    "metrics": ("metrics", "show the metrics of a run"),
+    "models": ("models", "list the models that can be trained here"),
+}
+USAGE = """usage: primerl run @ FILE.toml [--dotted.key value ...] [-d]    start a run (as `primerl rl`)
+       primerl run WORD ...
+
+{words}
+
+-d, --detach   in the background: prints the run's id once its checks have passed, and leaves it to itself;
+               what the launcher says is in logs/launcher.log of the run's folder
+ID is a run's id, the beginning of one, or its name. `primerl run WORD --help` has each word's options, and
+`primerl rl WORD` is the same. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE.format(words="\n".join(f"  {word:<13}{text}" for word, (_, text) in WORDS.items())))
+        return 0 if arguments else BAD_INPUT
+    first, *rest = arguments
+    if first in WORDS:
+        return int(import_module(f"primerl.cli.run.{WORDS[first][0]}").main(rest))
+    if first == "@" or first.startswith("-") or first.endswith(".toml"):
+        from primerl.cli.run.start import main
+
+        return main(arguments)
+    import difflib
+
+    near = difflib.get_close_matches(first, WORDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected `@ FILE.toml`, or one of {', '.join(WORDS)}"
+    print(f"primerl run: unknown word {first!r}; {hint}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def is_word(arguments: list[str]) -> bool:
+    """Whether `primerl rl ARGUMENTS` is about runs rather than a start in the foreground."""
+    return bool(arguments) and (arguments[0] == "run" or arguments[0] in WORDS)
+
+
+def of_rl(arguments: list[str]) -> int:
+    return run(arguments[1:] if arguments[0] == "run" else arguments)

@@ -1,0 +1,117 @@
+"""`primerl run logs`: what the processes of a run wrote, and write."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from primerl.cli.run.common import parser_of, with_run
+from primerl.config.complaint import fail
+from primerl.launch.lock import in_use
+from primerl.redaction import redact
+from primerl.runs import secrets
+from primerl.runs.registry import Run
+
+LINES = 50
+LOOK_EVERY_S = 0.2
+TAIL_BYTES = 1 << 20
+PATTERNS = {"inference": ["inference", "inference_*"], "env-worker": ["envs/*"]}
+"""Of the components that have several logs, or none of their name."""
+COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", "store")
+
+
+def main(arguments: list[str]) -> int:
+    parser = parser_of("logs", "Prints the ends of a run's logs; values of stored secrets are left out.")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument(
+        "--component",
+        help=f"only of {', '.join(COMPONENTS)}, or of a log by its name in the run's folder logs/ (`envs/train/*`)",
+    )
+    parser.add_argument("-n", "--lines", type=_natural, default=LINES, help=f"last lines of each log ({LINES})")
+    return with_run(parser, arguments, _logs)
+
+
+def _natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return int(text)
+
+
+def _logs(run: Run, chosen: argparse.Namespace) -> int:
+    folder = run.output_dir / "logs"
+
+    def files() -> dict[str, Path]:
+        found = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.log"))}
+        return {name: path for name, path in found.items() if chosen.component is None or _is(name, chosen.component)}
+
+    if not files() and not (chosen.follow and in_use(run.output_dir)):
+        there = sorted({str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.log")})
+        known = f"; there are {', '.join(there)}" if there else "; it has none yet"
+        hint = " (only a run that was started with -d has one)" if chosen.component == "launcher" else ""
+        what = f" of {chosen.component!r}" if chosen.component else ""
+        return fail(f"{folder} has no log{what}{hint}{known}", title="No logs")
+    secrets.note_all()
+    Printer(files, chosen.lines).run(lambda: chosen.follow and in_use(run.output_dir))
+    return 0
+
+
+def _is(name: str, component: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in PATTERNS.get(component, [component]))
+
+
+class Printer:
+    """Prints whole lines, with the log's name before each where there are several."""
+
+    def __init__(self, files: Callable[[], dict[str, Path]], lines: int) -> None:
+        self._files = files
+        self._lines = lines
+        self._at: dict[str, int] = {}  # how far each was read
+        self._last = ""
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        while True:
+            # Before what is there is read, so that the last words of a run that ends now are read.
+            again = goes_on()
+            for name, path in self._files().items():
+                self._print(name, path, whole=again)
+            sys.stdout.flush()
+            self._lines = sys.maxsize  # a log that comes later is new from its beginning
+            if not again:
+                return
+            time.sleep(LOOK_EVERY_S)
+
+    def _print(self, name: str, path: Path, *, whole: bool) -> None:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                begin = self._at.get(name)
+                if begin is None or begin > size:  # a run that began anew
+                    begin = _start_of_last(file.fileno(), size, self._lines)
+                file.seek(begin)
+                content = file.read()
+        except OSError:
+            return
+        if whole:  # half a line is read when the rest is there
+            content = content[: content.rfind(b"\n") + 1]
+        self._at[name] = begin + len(content)
+        lines = redact(content.decode(errors="replace")).splitlines()
+        if lines and name != self._last and len(self._files()) > 1:
+            print(f"==> {name} <==")
+            self._last = name
+        for line in lines:
+            print(line)
+
+
+def _start_of_last(descriptor: int, size: int, lines: int) -> int:
+    """Where the last so many lines begin, of those within `TAIL_BYTES`."""
+    if lines == sys.maxsize:
+        return 0
+    begin = max(0, size - TAIL_BYTES)
+    content = os.pread(descriptor, size - begin, begin)
+    wanted = content.splitlines(keepends=True)[-lines:] if lines else []
+    return size - sum(map(len, wanted))

@@ -1,0 +1,46 @@
+"""`primerl run metrics`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+
+from primerl.cli.run.common import FAILED, parser_of, show, with_run
+from primerl.config.complaint import fail
+from primerl.runs.registry import Run
+
+
+def main(arguments: list[str]) -> int:
+    parser = parser_of("metrics", "The metrics of a run's last step; of all steps as CSV or JSON.")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="all steps, a line each")
+    form.add_argument("--json", action="store_true", help="all steps, as one JSON array")
+    return with_run(parser, arguments, _metrics)
+
+
+def _metrics(run: Run, chosen: argparse.Namespace) -> int:
+    from primerl.runs.report import DamagedRunError, read_lines
+
+    try:
+        steps = read_lines(run.output_dir / "metrics.jsonl")
+    except DamagedRunError as error:
+        print(f"primerl run metrics: {error}", file=sys.stderr)
+        return FAILED
+    if chosen.json:
+        print(json.dumps(steps, indent=1))
+        return 0
+    if not steps:
+        return fail(f"{run.id} has trained no step yet", title="No metrics")
+    if chosen.csv:
+        # A metric may come later than at the first step: of an evaluation, say.
+        names = list(dict.fromkeys(name for step in steps for name in step))
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(steps)
+        return 0
+    last = steps[-1]
+    rows = [[name, f"{value:.6g}" if isinstance(value, float) else value] for name, value in last.items()]
+    show(["metric", f"step {last.get('step')}"], rows, right=(1,))
+    return 0

@@ -1,0 +1,43 @@
+"""`primerl run resume`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from primerl.cli.run.common import of_run, parser_of
+from primerl.cli.run.start import detach
+from primerl.config.complaint import fail
+from primerl.launch.lock import in_use
+from primerl.runs.registry import Run
+
+
+def main(arguments: list[str]) -> int:
+    parser = parser_of(
+        "resume",
+        "Goes on with a run in its own folder, with the config that it was started with. Keys may be set anew, as in "
+        "--max-steps 200; those that the run depends on are refused.",
+    )
+    parser.add_argument("-d", "--detach", action="store_true", help="in the background")
+    try:
+        chosen, overrides = parser.parse_known_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return of_run(argparse.Namespace(**vars(chosen), overrides=overrides), _resume)
+
+
+def _resume(run: Run, chosen: argparse.Namespace) -> int:
+    if in_use(run.output_dir):
+        return fail(f"{run.id} is running; `primerl run logs {run.id} -f` follows it", title="Nothing was started")
+    for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
+        if not needed.exists():
+            return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
+    if not (run.output_dir / "journal").is_dir():
+        return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
+    given = ["@", os.fspath(run.config), *chosen.overrides]
+    if chosen.detach:
+        return detach(given, run.folder)
+    from primerl.cli.runs import start_rl
+
+    os.chdir(run.folder)
+    return start_rl(given)

@@ -1,0 +1,72 @@
+"""`primerl run stop`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+from primerl.cli.run.common import FAILED, parser_of, with_run
+from primerl.launch.lock import in_use
+from primerl.runs.registry import Run
+from primerl.runs.standing import standing
+
+WAIT_S = 120.0
+LOOK_EVERY_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    parser = parser_of(
+        "stop", "Asks a run's launcher to stop all its processes, and waits for them. The run can be resumed."
+    )
+    parser.add_argument("--force", action="store_true", help="kill them, where they do not stop (SIGKILL)")
+    return with_run(parser, arguments, _stop)
+
+
+def _stop(run: Run, chosen: argparse.Namespace) -> int:
+    if not in_use(run.output_dir):
+        how = standing(run)
+        print(f"{run.id} is not running: it is {how.status} at step {how.step}")
+        return 0
+    began = time.monotonic()
+    if not send(run, signal.SIGKILL if chosen.force else signal.SIGTERM):
+        print(
+            f"{run.id}: {run.output_dir} is in use, but not by process {run.pid}, which was noted; it was started on "
+            "another machine, or with another state folder, so stop it there"
+        )
+        return FAILED
+    while in_use(run.output_dir) or run.launcher_lives():
+        if time.monotonic() - began > WAIT_S:
+            print(f"{run.id} has not stopped within {WAIT_S:.0f} s; --force kills it")
+            return FAILED
+        time.sleep(LOOK_EVERY_S)
+    how, did = standing(run), "killed" if chosen.force else "stopped"
+    print(
+        f"{did} {run.id} after {time.monotonic() - began:.1f} s, at step {how.step}; `primerl run resume {run.id}` "
+        "goes on"
+    )
+    return 0
+
+
+def send(run: Run, number: signal.Signals) -> bool:
+    """To the run's launcher. False where that process is no more."""
+    if not hasattr(os, "pidfd_open"):
+        if run.launcher_lives():
+            os.kill(run.pid, number)
+            return True
+        return False
+    try:
+        descriptor = os.pidfd_open(run.pid)
+    except OSError:
+        return False
+    try:
+        # Looked at after it was opened: from here on the descriptor is that process and no other.
+        if not run.launcher_lives():
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,98 @@
+"""`primerl secret` and `primerl env secret`: values that env workers alone get to see."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+
+from primerl.config.complaint import fail
+from primerl.runs import secrets
+from primerl.runs.state import StateError
+
+FAILED, BAD_INPUT = 1, 2
+ACTIONS = {"list": "list their names", "set": "set one, from standard input or a prompt", "delete": "delete one"}
+TITLE = "Nothing was changed"
+
+
+def secret(arguments: list[str]) -> int:
+    return _secret("primerl secret", arguments, of_environment=False)
+
+
+def env(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: primerl env secret {list,set,delete} ENVIRONMENT [NAME]")
+        return 0 if arguments else BAD_INPUT
+    if arguments[0] != "secret":
+        return fail(f"expected `primerl env secret`, not `primerl env {arguments[0]}`", title=TITLE)
+    return _secret("primerl env secret", arguments[1:], of_environment=True)
+
+
+def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
+    # Nothing of the command line is repeated in a complaint: it may be a value.
+    parser = argparse.ArgumentParser(
+        prog=program,
+        allow_abbrev=False,
+        description="Values that env workers see as variables of their environment, and no other process of a run. "
+        "They are read from standard input or asked for, kept in the state folder (mode 600) and shown nowhere.",
+    )
+    parser.add_argument("action", help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()))
+    if of_environment:
+        parser.add_argument("environment", help="the environment's id (owner/name), or its name in the run")
+    parser.add_argument("name", nargs="?", help="of the variable")
+    try:
+        chosen, more = parser.parse_known_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    environment = chosen.environment if of_environment else None
+    try:
+        if more:
+            raise secrets.SecretError(
+                "too much on the command line; a value does not belong there, where everybody on this machine sees "
+                "it: it is read from standard input, or asked for"
+            )
+        if environment is not None:
+            secrets.check_environment(environment)
+        return _do(chosen.action, chosen.name, environment)
+    except (secrets.SecretError, StateError) as error:
+        return fail(str(error), title=TITLE)
+
+
+def _do(action: str, name: str | None, environment: str | None) -> int:
+    if action not in ACTIONS:
+        raise secrets.SecretError(f"expected one of {', '.join(ACTIONS)} first")
+    if (name is None) != (action == "list"):
+        raise secrets.SecretError("`list` takes no name" if action == "list" else f"`{action}` takes the name of one")
+    if name is None:
+        found = secrets.names(environment)
+        print("\n".join(found) if found else "no secrets" + (f" of {environment}" if environment else ""))
+        others = secrets.environments() if environment is None else []
+        if others:
+            hint = "`primerl env secret list ENVIRONMENT`"
+            print(
+                f"also of single environments: {', '.join(others)} ({hint})",
+                file=sys.stderr,
+            )
+        return 0
+    of = f" of {environment}" if environment else ""
+    secrets.check_name(name)
+    if action == "set":
+        replaced = secrets.put(name, _value(name), environment)
+        print(f"{'replaced' if replaced else 'set'} {name}{of}; env workers of later starts get it")
+        return 0
+    if not secrets.remove(name, environment):
+        print(f"there is no secret {name}{of}", file=sys.stderr)
+        return FAILED
+    print(f"deleted {name}{of}; env workers that run keep it until they end")
+    return 0
+
+
+def _value(name: str) -> str:
+    if sys.stdin.isatty():
+        return getpass.getpass(f"value of {name} (not shown): ")
+    try:
+        value = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise secrets.SecretError(f"{name}: the value is not UTF-8 text") from None
+    # `echo value |` ends it with one.
+    return value.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,23 @@
+"""How a command refuses: one message, in a box on a terminal. Imports nothing that is heavy until there is one."""
+
+from __future__ import annotations
+
+import sys
+
+from primerl.redaction import redact
+
+
+def fail(message: str, *, title: str = "Nothing was started") -> int:
+    """Prints the message in a box (a plain block where there is no terminal) and returns exit code 2."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    message = redact(message)
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
+    else:
+        # Unwrapped, so that a log or a test finds the words of a message on one line.
+        print(f"{title}:", *(f"  {line}" for line in message.splitlines()), sep="\n", file=sys.stderr)
+    return 2

@@ -1,0 +1,76 @@
+"""What a run tells the registry of its own start and end, and who waits for the start of a detached one.
+
+The registry is a convenience: where it cannot be written, the run says so and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from primerl.config import resolve
+from primerl.config.rl import RLConfig
+from primerl.launch import detached
+from primerl.runs.registry import Registry
+from primerl.runs.state import StateError
+
+# What was asked of one start only.
+OF_ONE_START = ("clean_output_dir", "dry_run")
+
+
+class Session:
+    """This launcher at the run; `exit_code` is noted at the end, 1 where nothing sets it."""
+
+    def __init__(self, run_id: str | None) -> None:
+        self.run_id = run_id
+        self.exit_code = 1
+
+
+@contextlib.contextmanager
+def registered(
+    config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str = "full"
+) -> Iterator[Session]:
+    """`folder` is locked by the caller for as long as the block lasts."""
+    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form))
+    detached.has_started(folder, session.run_id)
+    try:
+        yield session
+    finally:
+        if session.run_id is not None:
+            try:
+                with Registry() as registry:
+                    registry.end(session.run_id, session.exit_code)
+            except StateError as error:
+                say(f"the list of runs does not know of this end: {error}")
+
+
+def _begin(config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str) -> str | None:
+    environments = [entry.label for entry in config.orchestrator.train.env]
+    try:
+        with Registry() as registry:
+            return registry.begin(
+                folder,
+                stored_copy(config),
+                goes_on=goes_on,
+                form=form,
+                name=folder.name,
+                model=resolve.absolute(config.model.path),
+                environments=environments,
+            )
+    except (StateError, OSError) as error:
+        say(f"this run is not in the list of runs (`primerl run list`): {error}")
+        return None
+
+
+def stored_copy(config: RLConfig) -> str:
+    """TOML to go on with: what was given, without what was asked of this start only."""
+    # What was left out is left out there as well: some defaults depend on its being so.
+    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    for name in OF_ONE_START:
+        settings.pop(name, None)
+    for section in (settings, settings.get("trainer", {})):
+        section.get("ckpt", {}).pop("resume_step", None)
+    return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"

@@ -1,0 +1,257 @@
+"""The runs of this user: `runs.db` (SQLite) in the state folder.
+
+What is kept of a run is what cannot be read from its folder: where that is, what was started when, and by which
+process. Whether it goes on is not kept but looked at (`status`), so that nothing has to be put right after a kill -9.
+Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.runs.state import StateError, private_folder, process_started, state_folder, write_private
+
+FILE = "runs.db"
+VERSION = 1
+BUSY_S = 10.0
+"""How long a writer waits for another one."""
+ID_BYTES = 4
+TABLE = """
+CREATE TABLE IF NOT EXISTS runs (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    model TEXT NOT NULL,
+    environments TEXT NOT NULL,
+    output_dir TEXT NOT NULL UNIQUE,
+    form TEXT NOT NULL,
+    folder TEXT NOT NULL,
+    started REAL NOT NULL,
+    session_started REAL NOT NULL,
+    ended REAL,
+    exit_code INTEGER,
+    pid INTEGER NOT NULL,
+    process_started TEXT
+)
+"""
+
+
+class UnknownRunError(Exception):
+    """No run, or more than one, goes by the id. The message says which are near."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    id: str
+    name: str
+    model: str
+    """Model folder it began with."""
+    environments: list[str]
+    output_dir: Path
+    form: str
+    """The form its config was given in: `full` or `hosted`."""
+    folder: Path
+    """Where it was started, which relative paths in its config begin at."""
+    started: float
+    """Seconds since 1970, as all times here."""
+    session_started: float
+    """Of the launcher that is, or was last, at it."""
+    ended: float | None
+    """When that launcher ended; None while it lives, and where it was killed."""
+    exit_code: int | None
+    pid: int
+    """The launcher's."""
+    process_started: str | None
+
+    @property
+    def config(self) -> Path:
+        """The stored copy of its config."""
+        return config_file(self.id)
+
+    def launcher_lives(self) -> bool:
+        """Whether the process is still the one that was noted, not another that was given its id."""
+        return self.process_started is not None and process_started(self.pid) == self.process_started
+
+
+def config_file(run_id: str) -> Path:
+    return state_folder() / "runs" / run_id / "config.toml"
+
+
+class Registry:
+    """Use as a context manager. Raises StateError where the file cannot be read or written."""
+
+    def __init__(self) -> None:
+        self.file = private_folder() / FILE
+        with self._errors():
+            self._connection = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None)
+        try:
+            with self._errors():
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._connection.row_factory = sqlite3.Row
+        # Within a transaction nothing waits for the disk; a power cut may cost the last changes, and breaks nothing.
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise StateError(f"{self.file} was written by a newer version of primerl; use that one")
+        if version == VERSION:
+            return
+        os.chmod(self.file, 0o600)
+        self._change_to_wal()
+        with self._transaction():
+            self._connection.execute(TABLE)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+    def _change_to_wal(self) -> None:
+        """SQLite does not wait here by itself, where another one does the same."""
+        deadline = time.monotonic() + BUSY_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StateError(f"{self.file}: {error}; it holds the list of runs") from None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        # A transaction that reads first and writes then could find that another has written in between.
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def begin(
+        self, output_dir: Path, config: str, *, goes_on: bool, form: str, name: str, model: str, environments: list[str]
+    ) -> str:
+        """Notes a start by this process and returns the run's id. `goes_on`: with the run in `output_dir`, whose id it
+        keeps. `config` is TOML, of which a copy is stored."""
+        now, pid = time.time(), os.getpid()
+        values: dict[str, Any] = {
+            "name": name,
+            "model": model,
+            "environments": json.dumps(environments),
+            "output_dir": os.fspath(output_dir),
+            "form": form,
+            "folder": os.getcwd(),
+            "session_started": now,
+            "ended": None,
+            "exit_code": None,
+            "pid": pid,
+            "process_started": process_started(pid),
+        }
+        # The caller has locked the folder, so nobody else changes what is noted of it.
+        with self._errors():
+            found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
+            row = found.fetchone()
+            found_id = None if row is None else str(row["id"])
+            run_id = found_id if found_id is not None and goes_on else self._new_id()
+        # Before the transaction, which others wait for.
+        private_folder("runs", run_id)
+        write_private(config_file(run_id), config)
+        with self._errors(), self._transaction():
+            if row is not None and not goes_on:
+                # What was noted is of a run whose folder has been emptied.
+                self._connection.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
+                row = None
+            if row is None:
+                values |= {"id": run_id, "started": now}
+                names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
+                self._connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
+            else:
+                changes = ", ".join(f"{key} = :{key}" for key in values)
+                self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", {**values, "id": run_id})
+        if found_id not in (None, run_id):
+            _remove_config(found_id)
+        return run_id
+
+    def _new_id(self) -> str:
+        while True:
+            run_id = secrets.token_hex(ID_BYTES)
+            if not self._connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
+                return run_id
+
+    def end(self, run_id: str, exit_code: int) -> None:
+        """By the process that began it; another one's session is left alone."""
+        with self._errors(), self._transaction():
+            self._connection.execute(
+                "UPDATE runs SET ended = ?, exit_code = ? WHERE id = ? AND pid = ?",
+                (time.time(), exit_code, run_id, os.getpid()),
+            )
+
+    def delete(self, run_id: str) -> None:
+        with self._errors(), self._transaction():
+            self._connection.execute("DELETE FROM runs WHERE id = ?", (run_id,))
+        _remove_config(run_id)
+
+    def all(self) -> list[Run]:
+        """The newest first."""
+        with self._errors():
+            rows = self._connection.execute("SELECT * FROM runs ORDER BY session_started DESC, id").fetchall()
+        return [_run(row) for row in rows]
+
+    def find(self, given: str) -> Run:
+        """By id, a beginning of one that no other has, or name. Raises UnknownRunError."""
+        runs = self.all()
+        exact = [run for run in runs if run.id == given]
+        found = exact or [run for run in runs if given and run.id.startswith(given.lower())]
+        found = found or [run for run in runs if run.name == given]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = ", ".join(f"{run.id} ({run.name})" for run in found)
+            raise UnknownRunError(f"{given!r} is the beginning or the name of several runs: {listed}; give more of it")
+        raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
+
+
+def _remove_config(run_id: str) -> None:
+    file = config_file(run_id)
+    with contextlib.suppress(OSError):  # the run is out of the list, which is what counts
+        file.unlink(missing_ok=True)
+        file.parent.rmdir()
+
+
+def _near(given: str, runs: list[Run]) -> str:
+    if not runs:
+        return "no run has been started yet, or not by this user (`primerl run @ rl.toml` starts one)"
+    named = {run.id: run for run in runs} | {run.name: run for run in runs}
+    near = difflib.get_close_matches(given, named, n=3, cutoff=0.5)
+    listed = ", ".join(dict.fromkeys(f"{named[text].id} ({named[text].name})" for text in near))
+    return f"did you mean {listed}?" if listed else "`primerl run list` lists them"
+
+
+def _run(row: sqlite3.Row) -> Run:
+    values = {key: row[key] for key in row.keys()}  # noqa: SIM118 - a Row iterates over its values
+    values["environments"] = json.loads(values["environments"])
+    values |= {"output_dir": Path(values["output_dir"]), "folder": Path(values["folder"])}
+    return Run(**values)

@@ -1,0 +1,92 @@
+"""How a run stands, from what can be seen: who holds its folder's lock, and how its last launcher ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.runs.registry import Run
+
+PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
+INTERRUPTED = 130
+LAST_LINE_BYTES = 1 << 20
+"""More than a line of metrics has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    status: str
+    reason: str
+    """Why, where it is not as a run should be; else empty."""
+    step: int
+    """Steps trained."""
+
+
+def standing(run: Run) -> Standing:
+    from primerl.launch.lock import in_use
+
+    folder = run.output_dir
+    step = int(last_line(folder / "metrics.jsonl").get("step", 0))
+    try:
+        used = in_use(folder)
+    except OSError as error:
+        return Standing(FAILED, f"its folder cannot be looked at: {error}", step)
+    if used:
+        return Standing(RUNNING if _has_started(run) else PENDING, "", step)
+    if not folder.is_dir():
+        return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", step)
+    code, reason = run.exit_code, ""
+    summary = summary_of(run)
+    if summary is not None:
+        code = summary.get("exit_code") if code is None else code
+        reason = str(summary.get("reason", "")).strip()
+    if code is None:
+        return Standing(FAILED, "its launcher was killed; `primerl run resume` goes on", step)
+    reason = reason or (f"it ended with exit code {code}; see its log" if code else "")
+    return Standing(_by_code(code), reason if code else "", step)
+
+
+def summary_of(run: Run) -> dict[str, Any] | None:
+    """`run/summary.json`, where it is of the run's last launcher and no earlier one."""
+    file = run.output_dir / "run" / "summary.json"
+    try:
+        if file.stat().st_mtime < run.session_started:
+            return None
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def last_line(file: Path) -> dict[str, Any]:
+    """The last whole line of a file of JSON lines of any size; empty where there is none."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, 2) - LAST_LINE_BYTES))
+            lines = opened.read().split(b"\n")
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # nothing, or half a line that a kill has left
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _has_started(run: Run) -> bool:
+    """Whether this launcher's orchestrator listens."""
+    try:
+        return (run.output_dir / "run" / "orchestrator.json").stat().st_mtime >= run.session_started
+    except OSError:
+        return False
+
+
+def _by_code(code: int | None) -> str:
+    if code == 0:
+        return COMPLETED
+    return STOPPED if code == INTERRUPTED else FAILED

@@ -1,0 +1,72 @@
+"""The user's state folder: what primerl remembers beyond one run. Standard library only (layout: docs/runs.md)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+VARIABLE = "PRIMERL_STATE_DIR"
+
+
+class StateError(Exception):
+    """The state folder, or what is in it, cannot be used. The message names it and what to do."""
+
+
+def state_folder() -> Path:
+    """`$PRIMERL_STATE_DIR`, else `$XDG_STATE_HOME/primerl`, else `~/.local/state/primerl`; it may not exist."""
+    own = os.environ.get(VARIABLE)
+    if own:
+        return Path(os.path.abspath(os.path.expanduser(own)))
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # A relative one is to be ignored, says the XDG base directory specification.
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
+    return folder / "primerl"
+
+
+def private_folder(*parts: str) -> Path:
+    """A folder in the state folder that only its owner may look into, made where it is missing. Raises StateError."""
+    folder = state_folder()
+    try:
+        for part in ("", *parts):
+            folder = folder / part
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of an earlier version, or made by hand: there may be secrets below.
+        state_folder().chmod(0o700)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be used: {error}; set {VARIABLE} to a folder of yours") from None
+    return folder
+
+
+def write_private(file: Path, content: str) -> None:
+    """Mode 600 from the first byte on; under a temporary name, synced, then renamed. Raises StateError."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise StateError(f"{file} cannot be written: {error}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.rename(temporary, file)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise StateError(f"{file} cannot be written: {error}") from None
+
+
+def process_started(pid: int) -> str | None:
+    """When the process began, in a form that no other process of that id has; None where there is none."""
+    if not sys.platform.startswith("linux"):
+        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    # The second field is a name, which may hold spaces and brackets; the state is the first after it.
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else f"{boot}:{fields[19].decode()}"

@@ -1,0 +1,340 @@
+"""The list of runs, and the words of `primerl run`: alone, and on a real run in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end import primerl, read_lines, until
+from primerl.cli import main
+from primerl.config.rl import RLConfig
+from primerl.launch import preflight
+from primerl.launch.lock import in_use
+from primerl.launch.registration import registered, stored_copy
+from primerl.models.tiny import write_model
+from primerl.runs.registry import Registry, UnknownRunError
+from primerl.runs.standing import standing
+from primerl.runs.state import StateError, process_started
+from run_helpers import CONFIG, write_run
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
+    return folder
+
+
+def begin(folder: Path, *, goes_on: bool = True, name: str = "small") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Registry() as registry:
+        return registry.begin(
+            folder, CONFIG, goes_on=goes_on, form="full", name=name, model="/models/m", environments=["e"]
+        )
+
+
+def told(*arguments: str, code: int = 0, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(list(arguments)) == code, capsys.readouterr()
+    printed = capsys.readouterr()
+    return printed.err if code == 2 else printed.out
+
+
+def test_a_start_is_kept_and_a_second_one_in_the_folder_goes_on_with_it(tmp_path: Path, state: Path) -> None:
+    first = begin(tmp_path / "run")
+    assert begin(tmp_path / "run") == first
+    begin(tmp_path / "other")
+    with Registry() as registry:
+        assert [run.output_dir.name for run in registry.all()] == ["other", "run"]
+        run = registry.find(first[:5])
+        registry.end(first, 0)
+        assert registry.find(first).exit_code == 0
+    assert run.launcher_lives()
+    assert run.config.read_text() == CONFIG
+    assert (run.environments, run.folder, run.pid) == (["e"], Path.cwd(), os.getpid())
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert (state / "runs.db").stat().st_mode & 0o777 == 0o600
+    # The folder was emptied: what was there is no run any more.
+    again = begin(tmp_path / "run", goes_on=False)
+    assert again != first
+    assert not run.config.parent.exists()
+    with Registry() as registry, pytest.raises(UnknownRunError):
+        registry.find(first)
+
+
+def test_unknown_and_ambiguous_ids_name_the_near_ones(tmp_path: Path) -> None:
+    with Registry() as registry, pytest.raises(UnknownRunError, match="no run has been started yet"):
+        registry.find("abc")
+    one, two = begin(tmp_path / "one", name="reverse"), begin(tmp_path / "two", name="reverse")
+    with Registry() as registry:
+        with pytest.raises(UnknownRunError, match=rf"{two} \(reverse\), {one} \(reverse\)"):
+            registry.find("reverse")
+        with pytest.raises(UnknownRunError, match=rf"did you mean .*{one} \(reverse\)"):
+            registry.find(one[:-1] + ("0" if one[-1] != "0" else "1"))
+
+
+def test_a_recycled_process_id_is_not_the_launcher(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    with Registry() as registry:
+        registry._connection.execute("UPDATE runs SET process_started = 'another boot:1'")
+        (run,) = registry.all()
+    assert not run.launcher_lives()
+    assert process_started(2**22 + 1) is None
+
+
+def test_status_follows_from_the_lock_and_the_summary(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_id = begin(folder)
+
+    def status() -> str:
+        with Registry() as registry:
+            return standing(registry.find(run_id)).status
+
+    assert status() == "FAILED"  # it was killed: nobody holds the lock, and nobody said why
+    with preflight.claimed(str(folder), clean=False):
+        assert status() == "PENDING"
+        (folder / "run" / "orchestrator.json").write_text("{}")
+        assert status() == "RUNNING"
+    summary = folder / "run" / "summary.json"
+    for code, word in ((0, "COMPLETED"), (130, "STOPPED"), (1, "FAILED")):
+        summary.write_text(json.dumps({"exit_code": code, "reason": "why"}))
+        assert status() == word
+    os.utime(summary, (1, 1))  # of an earlier launcher
+    assert status() == "FAILED"
+    with Registry() as registry:
+        registry.end(run_id, 130)
+    assert status() == "STOPPED"
+
+
+def test_who_looks_does_not_keep_a_launcher_from_its_folder(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            in_use(tmp_path)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(100):
+            with preflight.claimed(str(tmp_path), clean=False):
+                assert in_use(tmp_path)
+    finally:
+        over.set()
+        thread.join()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from primerl.runs.registry import Registry
+number = 0
+while True:
+    with Registry() as registry:
+        folder = Path(sys.argv[1]) / str(number % 50)
+        run = registry.begin(folder, "a = 1", goes_on=True, form="full", name="n", model="m", environments=[])
+        registry.end(run, 0)
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_two_writers_at_once_one_of_them_killed(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / name)], stdout=subprocess.PIPE, text=True)
+        for name in ("a", "b")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            while int(writer.stdout.readline()) < 20:
+                pass
+        writers[0].kill()
+        writers[0].wait()
+        assert writers[1].stdout is not None
+        before = int(writers[1].stdout.readline())
+        until(lambda: int(writers[1].stdout.readline()) > before + 20, 20, "the other to go on")  # type: ignore[union-attr]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    with Registry() as registry:
+        runs = registry.all()
+        assert registry._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    assert {run.output_dir.parent.name for run in runs} == {"a", "b"}
+    assert all(run.config.read_text() == "a = 1" for run in runs)
+
+
+def test_a_registry_that_cannot_be_used_warns_and_stops_nothing(tmp_path: Path, state: Path) -> None:
+    config = RLConfig.model_validate(tomllib.loads(CONFIG))
+    state.mkdir()
+    (state / "runs.db").write_text("no database " * 100)
+    said: list[str] = []
+    with registered(config, tmp_path / "run", said.append, goes_on=False) as session:
+        assert session.run_id is None
+    assert len(said) == 1
+    assert "not in the list of runs" in said[0]
+    assert "runs.db" in said[0]
+    assert main(["run", "list"]) == 2
+    (state / "runs.db").unlink()
+    with sqlite3.connect(state / "runs.db") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StateError, match="newer version"):
+        Registry()
+
+
+def test_the_stored_copy_is_the_config_that_was_given() -> None:
+    expected = RLConfig.model_validate(tomllib.loads(CONFIG))
+    of_one_start: list[dict[str, Any]] = [
+        {"clean_output_dir": True},
+        {"dry_run": True},
+        {"ckpt": {"interval": 1, "resume_step": -1}},
+    ]
+    for more in of_one_start:
+        config = RLConfig.model_validate(tomllib.loads(CONFIG) | more)
+        again = RLConfig.model_validate(tomllib.loads(stored_copy(config)))
+        assert again.model_dump() == expected.model_dump()
+        assert RLConfig.model_validate(tomllib.loads(stored_copy(again))).model_dump() == expected.model_dump()
+
+
+def test_the_template_passes_once_model_and_environment_are_filled_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "models" / "mine", seed=0)
+    template = told("run", "init", capsys=capsys)
+    filled = template.replace("path/to/model", "models/mine").replace("my-environment", "reverse-text")
+    assert told("rl", "init", "--model", "models/mine", "--env", "reverse-text", capsys=capsys) == "".join(
+        line for line in filled.splitlines(keepends=True) if not line.startswith("# Fill in")
+    )
+    (tmp_path / "rl.toml").write_text(filled)
+    RLConfig.model_validate(tomllib.loads(filled))
+    # What is commented out is sound as well.
+    sections = [line.removeprefix("# ") for line in filled.splitlines()[2:] if not line.startswith("# Fill")]
+    RLConfig.model_validate(tomllib.loads("\n".join(sections)))
+    small = ["--seq-len", "128", "--orchestrator.sampling.max-tokens", "32"]
+    assert "everything checked" in told("rl", "run", "rl.toml", "--dry-run", *small, capsys=capsys)
+    assert "no runs" in told("run", "list", capsys=capsys)
+
+
+def test_models_are_listed_with_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    good = write_model(tmp_path / "outputs" / "sft" / "weights" / "step_5", seed=0) or tmp_path
+    assert good
+    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "0"
+    write_model(snapshot, seed=0)
+    (snapshot / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((snapshot / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(settings))
+    other = tmp_path / "given" / "gemma"
+    write_model(other, seed=0)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "gemma3_text"}))
+    listed = json.loads(told("run", "models", "given", "--json", capsys=capsys))
+    found = {Path(model["path"]).name: model for model in listed}
+    assert (found["step_5"]["trainable"], found["step_5"]["engine"], found["step_5"]["reason"]) == (True, "torch", "")
+    assert not found["0"]["trainable"]
+    assert "chat template" in found["0"]["reason"]
+    assert (found["gemma"]["trainable"], found["gemma"]["engine"]) == (True, "vllm")
+    assert "not 'gemma3_text'" in found["gemma"]["reason"]
+    assert "no folder nowhere" in told("run", "models", "nowhere", code=2, capsys=capsys)
+
+
+def test_words_and_near_misses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'list'?" in told("run", "lst", code=2, capsys=capsys)
+    assert "checkpoints" in told("run", "--help", capsys=capsys)
+    for word in ("logs", "stop", "resume", "delete", "checkpoints", "metrics"):
+        assert "there is no run 'abc'" in told("run", word, "abc", code=2, capsys=capsys)
+        assert "usage: primerl run" in told("rl", word, "--help", capsys=capsys)
+
+
+def test_logs_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = begin(tmp_path / "run")
+    logs = tmp_path / "run" / "logs"
+    worker = logs / "envs" / "train" / "e" / "env_worker_0.log"
+    worker.parent.mkdir(parents=True)
+    worker.write_text("working\n")
+    (logs / "trainer.log").write_text("".join(f"step {number}\n" for number in range(9)))
+    assert told("run", "logs", run, "-n", "2", "--component", "trainer", capsys=capsys) == "step 7\nstep 8\n"
+    assert told("run", "logs", run, "--component", "env-worker", capsys=capsys) == "working\n"
+    both = told("run", "logs", run, "-n", "1", capsys=capsys)
+    assert both == "==> envs/train/e/env_worker_0 <==\nworking\n==> trainer <==\nstep 8\n"
+    absent = told("run", "logs", run, "--component", "launcher", code=2, capsys=capsys)
+    assert "only a run that was started with -d" in absent
+    assert "trainer" in absent
+
+
+@linux
+@pytest.mark.end_to_end
+def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_run(tmp_path)
+    broken = primerl("run", file.name, "-d", "--model.path", "nowhere", code=2)
+    assert "model.path: there is no folder" in broken
+    assert primerl("rl", "list").startswith("no runs")
+    assert not (tmp_path / "outputs").exists()
+    # What looks after a run is quick, and there is much of it: in this process.
+    run_id = primerl("rl", "run", file.name, "-d", "--max-steps", "100000").strip()
+    output = tmp_path / "outputs" / "small"
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "primerl", "run", "logs", run_id[:4], "-f", "--component", "launcher"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: listed()["status"] == "RUNNING" and read_lines(output / "metrics.jsonl"), 90, "a step")
+        pid = listed()["pid"]
+        assert os.getsid(pid) == pid
+        assert main(["run", "delete", run_id, "--yes"]) == 2
+        assert main(["run", "resume", run_id]) == 2
+        assert primerl("run", "stop", run_id).startswith(f"stopped {run_id} after ")
+        said, _ = follower.communicate(timeout=30)
+    finally:
+        follower.kill()
+        follower.wait()
+        if in_use(output):
+            os.kill(listed()["pid"], signal.SIGKILL)
+    assert "orchestrator at http://" in said
+    assert said.splitlines()[-1].startswith("stopping all processes")
+    assert process_started(pid) is None
+    stopped = listed()
+    assert (stopped["status"], stopped["exit_code"]) == ("STOPPED", 130)
+    # Beyond what may have been cut already.
+    steps = str(stopped["step"] + 6)
+    resumed = primerl("rl", "resume", run_id, "--max-steps", steps)
+    assert "going on with the run" in resumed
+    assert (listed()["status"], listed()["step"], listed()["id"]) == ("COMPLETED", int(steps), run_id)
+    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, int(steps) + 1))
+    saved = json.loads(primerl("run", "checkpoints", run_id, "--json"))
+    assert {(entry["step"], entry["kind"], entry["ready"]) for entry in saved} == {
+        (int(steps), "checkpoint", True),
+        (int(steps), "weights", True),
+    }
+    header, *rows = primerl("run", "metrics", run_id, "--csv").splitlines()
+    assert header.startswith("step,")
+    assert len(rows) == int(steps)
+    assert primerl("run", "delete", run_id, "--yes", "--with-files").startswith(f"deleted {run_id}")
+    assert not output.exists()
+
+
+def listed() -> dict[str, Any]:
+    """The one run, as `primerl run list --json` has it."""
+    (run,) = json.loads(primerl("run", "list", "--json"))
+    assert isinstance(run, dict)
+    assert run["started"] <= time.time()
+    return run

@@ -1,0 +1,156 @@
+"""Secrets: kept privately, given to env workers alone, printed nowhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from end_to_end import start, until
+from primerl import redaction
+from primerl.cli import main
+from primerl.config.complaint import fail
+from primerl.launch.console import Console
+from primerl.runs import secrets
+from primerl.runs.registry import Registry
+from run_helpers import write_run
+
+VALUE = "correct horse battery staple"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
+    monkeypatch.setattr(redaction, "_known", set())
+    return folder
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, content: bytes, *arguments: str) -> int:
+    """With the content on standard input."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO(content)))
+    return main(list(arguments))
+
+
+def test_set_list_delete(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell(monkeypatch, f"{VALUE}\n".encode(), "secret", "set", "API_KEY") == 0
+    assert tell(monkeypatch, b"other value", "env", "secret", "set", "owner/words", "API_KEY") == 0
+    file = state / "secrets" / "secrets.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == state.stat().st_mode & 0o777 == 0o700
+    assert main(["secret", "list"]) == 0
+    assert main(["env", "secret", "list", "owner/words"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("API_KEY") == 4
+    assert VALUE not in printed.out + printed.err
+    assert secrets.of_environment("words", "owner/words") == {"API_KEY": "other value"}
+    assert secrets.of_environment("other") == {"API_KEY": VALUE}
+    assert main(["env", "secret", "delete", "owner/words", "API_KEY"]) == 0
+    assert main(["env", "secret", "delete", "owner/words", "API_KEY"]) == 1
+    assert secrets.of_environment("words", "owner/words") == {"API_KEY": VALUE}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "complaint"),
+    [
+        (["secret", "set", f"KEY={VALUE}"], b"", "expected a name alone"),
+        (["secret", "set", "KEY", VALUE], b"", "too much on the command line"),
+        (["secret", "set", "2KEY"], b"x", "cannot name a variable"),
+        (["secret", "set", "PRIMERL_API_KEY"], b"x", "primerl's own"),
+        (["secret", "set", "KEY"], b"\n", "the value is empty"),
+        (["secret", "set", "KEY"], b"a\0b", "null character"),
+        (["secret", "set", "KEY"], b"\xff", "not UTF-8"),
+        (["secret", "set"], b"x", "takes the name of one"),
+        (["secret", "show", "KEY"], b"x", "expected one of"),
+        (["env", "secret", "set", "a b", "KEY"], b"x", "is no environment"),
+        (["env", "secrets"], b"x", "expected `primerl env secret`"),
+    ],
+)
+def test_what_is_refused_is_not_repeated(
+    arguments: list[str],
+    content: bytes,
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tell(monkeypatch, content, *arguments) == 2
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert VALUE not in printed.out + printed.err
+    assert secrets.names() == []
+
+
+def test_a_damaged_file_is_named_without_its_content(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (state / "secrets").mkdir(parents=True)
+    (state / "secrets" / "secrets.json").write_text(f'{{"all": {{"KEY": "{VALUE}')
+    assert main(["secret", "list"]) == 2
+    printed = capsys.readouterr()
+    assert "secrets.json" in printed.err
+    assert VALUE not in printed.err
+
+
+def test_two_that_set_at_once_lose_nothing(tmp_path: Path) -> None:
+    code = """
+import sys
+from primerl.runs import secrets
+for number in range(15):
+    secrets.put(f"{sys.argv[1]}_{number}", "value")
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "AB"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert len(secrets.names()) == 30
+
+
+def test_known_values_are_left_out_of_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    redaction.note([VALUE, 'with "quotes" and\nlines', "short"])
+    assert redaction.redact(f"key {VALUE}!") == "key <secret>!"
+    assert redaction.redact(json.dumps({"said": 'with "quotes" and\nlines'})) == '{"said": "<secret>"}'
+    assert redaction.redact('  with "quotes" and') == "  <secret>"
+    assert redaction.redact("short") == "short"
+    output = io.StringIO()
+    Console(output).say(f"the run has failed: {VALUE}")
+    assert fail(f"environment 'e': {VALUE} is wrong") == 2
+    assert VALUE not in output.getvalue() + capsys.readouterr().err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.end_to_end
+def test_env_workers_alone_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secrets.put("OF_ALL", VALUE)
+    secrets.put("OF_ENVIRONMENT", "of reverse-text", "reverse-text")
+    secrets.put("OF_ANOTHER", "of another", "another")
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "outputs" / "small"
+    run = start(output, "@", str(write_run(tmp_path)), "--max-steps", "100000")
+
+    def variables(name: str) -> set[str]:
+        pid = until(lambda: run.pid_of(name), 90, name)
+        return {entry.split(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+
+    try:
+        ours = {"OF_ALL", "OF_ENVIRONMENT", "OF_ANOTHER"}
+        assert variables("env_reverse-text_0") & ours == {"OF_ALL", "OF_ENVIRONMENT"}
+        for name in ("orchestrator", "trainer", "inference"):
+            assert not variables(name) & ours, name
+        run.note_mark()
+    finally:
+        run.kill()
+    written = [path for path in output.rglob("*") if path.is_file()]
+    assert len(written) > 8
+    assert not [path for path in written if VALUE.encode() in path.read_bytes()]
+    with (output / "logs" / "envs" / "train" / "reverse-text" / "env_worker_0.log").open("a") as log:
+        log.write(f"an environment that says: {VALUE}\n")
+    (found,) = _runs()
+    assert main(["run", "logs", found, "--component", "env-worker", "-n", "1"]) == 0
+    assert capsys.readouterr().out.endswith("an environment that says: <secret>\n")
+
+
+def _runs() -> list[str]:
+    with Registry() as registry:
+        return [run.id for run in registry.all()]

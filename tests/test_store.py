@@ -1,0 +1,281 @@
+"""The checkpoint store: whole or absent, kept as told, never in training's way."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from end_to_end import primerl, read_lines
+from primerl.cli import main
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.launch import preflight, warm_start
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.runs.saved import local_checkpoints
+from primerl.runs.store import Store, StoreError, model_digest
+from primerl.runs.uploads import STAGED, Settings, Uploader
+from pydantic import ValidationError
+from run_helpers import CONFIG, write_run
+
+RUN = "abcd1234"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    urls = {"folder": str(tmp_path / "kept"), "file": f"file://{tmp_path}/kept", "memory": f"memory://{tmp_path.name}"}
+    return Store(urls[request.param])
+
+
+def saved(folder: Path, content: str = "weights") -> Path:
+    (folder / "trainer").mkdir(parents=True)
+    (folder / "model.safetensors").write_text(content)
+    (folder / "trainer" / "state.pt").write_text("state")
+    return folder
+
+
+def ids(store: Store) -> list[str]:
+    return [entry.id for entry in store.entries(RUN)]
+
+
+def test_what_is_stored_comes_back(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step_3")
+    entry = store.put(folder, RUN, "weights", 3, "digest")
+    assert store.find(RUN) == store.find(f"{RUN}/step_3") == store.find(f"{RUN}/weights/step_3") == entry
+    assert (entry.bytes, set(entry.files)) == (12, {"model.safetensors", "trainer/state.pt"})
+    fetched = store.fetch(entry)
+    assert (fetched / "trainer" / "state.pt").read_text() == "state"
+    assert store.fetch(entry) == fetched
+    store.put(saved(tmp_path / "again", "others"), RUN, "weights", 3, "digest")
+    assert (store.fetch(store.find(RUN)) / "model.safetensors").read_text() == "others"
+    store.remove_unfinished(RUN)
+    assert (store.fetch(store.find(RUN)) / "model.safetensors").read_text() == "others"
+
+
+def test_without_its_manifest_nothing_is_there(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(*_: Any) -> None:
+        raise OSError("the line was cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write", cut_off)
+        with pytest.raises(StoreError, match=r"store\.url: .* cannot be written to: the line was cut"):
+            store.put(saved(tmp_path / "step_3"), RUN, "weights", 3, "digest")
+    assert ids(store) == []
+    with pytest.raises(StoreError, match=f"not READY in the store .*; there is nothing of run {RUN}"):
+        store.find(f"{RUN}/step_3")
+    assert store._fs.glob(f"{store._root}/{RUN}/weights/data/*")
+    store.remove_unfinished(RUN)
+    assert not store._fs.find(f"{store._root}/{RUN}/weights/data")
+
+
+def test_a_file_that_was_changed_there_is_found(store: Store, tmp_path: Path) -> None:
+    entry = store.put(saved(tmp_path / "step_3"), RUN, "weights", 3, "digest")
+    store._fs.pipe_file(f"{store._root}/{entry.data}/model.safetensors", b"Weights")
+    with pytest.raises(StoreError, match=r"model\.safetensors is not what was stored: its hash differs"):
+        store.fetch(entry)
+
+
+def test_the_newest_are_kept_and_what_is_deployed(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "step")
+    for step in range(1, 6):
+        store.put(folder, RUN, "adapter", step, "digest")
+    store.put(folder, RUN, "weights", 1, "digest")
+    store.mark_deployed(store.find(f"{RUN}/adapter/step_2"), deployed=True)
+    assert [entry.step for entry in store.keep_newest(RUN, "adapter", -1)] == []
+    assert [entry.step for entry in store.keep_newest(RUN, "adapter", 2)] == [1, 3]
+    assert ids(store) == [f"{RUN}/weights/step_1", *(f"{RUN}/adapter/step_{step}" for step in (2, 4, 5))]
+    assert [entry.at for entry in store.saved(RUN) if "deployed" in entry.at] == [f"{RUN}/adapter/step_2 (deployed)"]
+    store.mark_deployed(store.find(f"{RUN}/adapter/step_2"), deployed=False)
+    assert [entry.step for entry in store.keep_newest(RUN, "adapter", 2)] == [2]
+
+
+def uploader(store: Store, output: Path, model: Path, **more: Any) -> Uploader:
+    settings: dict[str, Any] = {"run": RUN, "output_dir": str(output), "model": str(model), "keep": 2, "give_up_s": 0.0}
+    (output / "run").mkdir(parents=True, exist_ok=True)
+    return Uploader(Settings(**{**settings, **more}), store)
+
+
+def finish(uploader: Uploader) -> int:
+    uploader.ending.set()
+    return uploader.run()
+
+
+def adapter(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def test_what_a_run_saves_is_uploaded_and_what_it_is_writing_is_not(store: Store, model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    for name in ("checkpoints/step_1", "checkpoints/step_2", "checkpoints/step_3", "checkpoints/.step_4.tmp"):
+        saved(output / name)
+    for step in range(6):
+        adapter(output / "broadcasts" / f"step_{step}")
+    assert finish(uploader(store, output, model, adapters_interval=2, adapters_keep=3)) == 0
+    expected = ["checkpoint/step_2", "adapter/step_2", "checkpoint/step_3", "adapter/step_4", "adapter/step_5"]
+    assert sorted(ids(store)) == sorted(f"{RUN}/{name}" for name in expected)
+    assert list((output / STAGED).iterdir()) == []
+    # Another start has nothing to do again, and the last adapter alone is stored without an interval.
+    adapter(output / "broadcasts" / "step_6")
+    second = uploader(store, output, model, adapters_interval=0)
+    assert finish(second) == 0
+    assert second.uploaded == [f"{RUN}/adapter/step_6"]
+    # A run that went back saves the same step anew.
+    shutil.rmtree(output / "checkpoints" / "step_3")
+    (saved(output / "checkpoints" / "step_3") / "trainer" / "state.pt").write_text("another")
+    assert finish(uploader(store, output, model)) == 0
+    assert (store.fetch(store.find(f"{RUN}/checkpoint")) / "trainer" / "state.pt").read_text() == "another"
+
+
+def test_what_the_run_deletes_meanwhile_and_what_was_cut_off_is_uploaded(
+    store: Store, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    saved(output / "checkpoints" / "step_1")
+    first = uploader(store, output, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", refuse)
+        assert finish(first) == 1
+    report = json.loads((output / "run" / "store.json").read_text())
+    assert report["waiting"] == ["checkpoint_step_1"]
+    assert report["failed"] == {f"{RUN}/checkpoint/step_1": "no room"}
+    shutil.rmtree(output / "checkpoints")
+    assert finish(uploader(store, output, model)) == 0
+    assert ids(store) == [f"{RUN}/checkpoint/step_1"]
+    assert (store.fetch(store.find(RUN)) / "trainer" / "state.pt").read_text() == "state"
+
+
+def refuse(*_: Any) -> None:
+    raise StoreError("no room")
+
+
+def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("primerl.runs.uploads.FIRST_RETRY_S", 0.001)
+    output = tmp_path / "run"
+    saved(output / "weights" / "step_1")
+    put, failures = Store.put, iter(range(3))
+
+    def flaky(self: Store, *arguments: Any) -> Any:
+        if next(failures, None) is not None:
+            raise StoreError("busy")
+        return put(self, *arguments)
+
+    monkeypatch.setattr(Store, "put", flaky)
+    assert finish(uploader(store, output, model, give_up_s=60.0)) == 0
+    assert ids(store) == [f"{RUN}/weights/step_1"]
+    assert json.loads((output / "run" / "store.json").read_text())["failed"] == {}
+
+
+def test_an_unknown_kind_of_url_is_named() -> None:
+    with pytest.raises(StoreError, match=r"store\.url: nosuch://x cannot be opened: .*nosuch"):
+        Store("nosuch://x")
+    with pytest.raises(ConfigError, match=r"store\.url: nosuch://x cannot be opened"):
+        preflight.check(config_of(store={"url": "nosuch://x"}))
+
+
+def config_of(**more: Any) -> RLConfig:
+    return RLConfig.model_validate({**tomllib.loads(CONFIG), **more})
+
+
+def test_warm_start_needs_the_same_model_and_something_ready(model: Path, tmp_path: Path) -> None:
+    url, folder = str(tmp_path / "kept"), saved(tmp_path / "step_7")
+    store = Store(url)
+    digest = model_digest(model)
+    for kind in ("weights", "adapter", "checkpoint"):
+        store.put(folder, RUN, kind, 7, digest)
+
+    def applied(checkpoint_id: str, path: Path = model, **more: Any) -> RLConfig:
+        own = {"model": {"path": str(path)}, "store": {"url": url}, "checkpoint_id": checkpoint_id}
+        return warm_start.applied(config_of(**own, **more))
+
+    warm = applied(RUN)
+    assert (Path(warm.model.path) / "model.safetensors").read_text() == "weights"
+    assert warm.model.name == model.name
+    lora = applied(f"{RUN}/adapter/step_7", trainer={"model": {"lora": {}}}).trainer.model.lora
+    assert lora is not None
+    assert lora.adapter_path is not None
+    assert (Path(lora.adapter_path) / "model.safetensors").exists()
+    other = tmp_path / "other"
+    write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    for arguments, complaint in (
+        ((RUN, other), rf"checkpoint_id: {RUN}/weights/step_7 is of another model than the one in {other}"),
+        ((f"{RUN}/step_8",), f"checkpoint_id: .* is not READY .*; there is {RUN}/adapter/step_7, "),
+        ((f"{RUN}/checkpoint/step_7",), f"is what its own run goes on from .*primerl run resume {RUN}"),
+        ((f"{RUN}/adapter/step_7",), r"is an adapter, which needs \[trainer\.model\.lora\]"),
+        (("a b",), "is no id of the store"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            applied(*arguments)
+    assert warm_start.applied(config_of()) == config_of()
+
+
+@pytest.mark.parametrize(
+    "section", [{"keep": 0}, {"keep": -2}, {"adapters": {"keep": 0}}, {"adapters": {"interval": -1}}]
+)
+def test_bounds_of_the_section(section: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        config_of(store=section)
+
+
+def test_checkpoints_of_a_folder(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoints" / "step_2")
+    saved(tmp_path / "checkpoints" / ".step_4.1.tmp")
+    saved(tmp_path / "weights" / "step_3")  # no safetensors file, whatever its name says
+    found = [(entry.step, entry.kind, entry.ready, entry.weights_only) for entry in local_checkpoints(tmp_path)]
+    assert found == [(2, "checkpoint", True, False), (3, "weights", False, True), (4, "checkpoint", False, False)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts a whole run")
+@pytest.mark.end_to_end
+def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_run(tmp_path)
+    with file.open("a") as opened:
+        opened.write("[trainer.model.lora]\nrank = 2\nalpha = 4\n[store]\nadapters.interval = 1\n")
+    primerl("rl", "@", str(file))
+    assert len(read_lines(tmp_path / "outputs" / "small" / "metrics.jsonl")) == 2
+    assert main(["run", "checkpoints", "small", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    stored = {(entry["kind"], entry["step"]): entry["at"] for entry in entries if not Path(entry["at"]).is_absolute()}
+    assert {("adapter", 1), ("adapter", 2), ("checkpoint", 2), ("weights", 2)} <= stored.keys()
+    assert main(["deploy", "small/step_1", "--mark-only"]) == 0
+    assert main(["run", "checkpoints", "small"]) == 0
+    assert f"{stored['adapter', 1]} (deployed)" in capsys.readouterr().out
+    # Merged, as it is served: the adapter of the last step is what the trainer saved merged itself.
+    from primerl.cli.deploy import merged
+    from safetensors.torch import load_file
+
+    store = Store()
+    served = merged(store, store.find(stored["adapter", 2]), None)
+    ours, trainers = (
+        load_file(folder / "model.safetensors")
+        for folder in (served, tmp_path / "outputs" / "small" / "weights" / "step_2")
+    )
+    assert ours.keys() == trainers.keys()
+    assert all((ours[name].float() - trainers[name].float()).abs().max() < 1e-6 for name in ours)
+    assert main(["undeploy", "small/step_1"]) == 0
+    assert main(["undeploy", "small/step_1"]) == 2
+    assert store.deployed() == set()
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_the_section_in_the_docs(repository: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", (repository / "docs" / "runs.md").read_text(), re.DOTALL)
+    store = config_of(**tomllib.loads(block)).store
+    assert store is not None
+    assert (store.url, store.keep, store.adapters.interval) == ("s3://bucket/primerl", 5, 20)
