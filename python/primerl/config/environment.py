@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Seconds, Section, Seed
+from primerl.config.base import MOST_PORTS, NAME_LENGTH, NAME_PATTERN, Name, Port, Seconds, Section, Seed
 from primerl.config.client import Client
 
 
@@ -45,6 +45,19 @@ class Workers(Section):
     """Worker processes started on this machine; 0 where they are started elsewhere."""
     max_concurrent: PositiveInt = 128
     """Rollouts one worker runs at the same time."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of the worker's machine, the next worker on the next one; 0: any free
+    ports, which the workers' logs tell. Off where it is left out."""
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_port(self) -> Self:
+        last = (self.metrics_port or 0) + self.num_workers - 1
+        if self.metrics_port and last > MOST_PORTS:
+            raise ValueError(
+                f"metrics_port ({self.metrics_port}): the last of num_workers ({self.num_workers}) would have port "
+                f"{last}; choose a lower one, or 0 for any free ones"
+            )
+        return self
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -153,3 +166,6 @@ class EnvWorkerConfig(Section):
     """Rollouts run at the same time."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
+    left out."""

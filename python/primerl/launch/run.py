@@ -40,6 +40,7 @@ from primerl.launch.starting import (
     unchanged_if_refused,
     wait_for_orchestrator,
 )
+from primerl.run_key import VARIABLE, run_key
 
 FAILED, INTERRUPTED = 1, 130
 # The orchestrator lives but does not answer: as bad as dead.
@@ -69,6 +70,11 @@ def run(config: RLConfig, console: Console | None = None) -> int:
         if config.dry_run:
             return end_dry_run(config, folder, console)
         return Launcher(config, folder, console).run()
+
+
+def page_address(url: str) -> str:
+    """The key is not printed: what is printed ends in logs."""
+    return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
@@ -188,6 +194,7 @@ class Launcher:
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
+        self.console.say(f"the run's page: {page_address(self.url)}")
         return True
 
     def _watch(self, processes: Processes) -> None:

@@ -26,8 +26,12 @@ log = logging.getLogger(__name__)
 class MetricsWriter:
     """Appends one JSON object a step to `<output_dir>/metrics.jsonl`; a line is whole once it is there."""
 
-    def __init__(self, output_dir: Path, *, after: int = 0) -> None:
-        """`after`: the step training goes on from; what the file says of later ones will be written again."""
+    def __init__(
+        self, output_dir: Path, *, after: int = 0, also: Callable[[int, dict[str, float]], None] | None = None
+    ) -> None:
+        """`after`: the step training goes on from; what the file says of later ones will be written again. `also` gets
+        what was written."""
+        self._also = also
         output_dir.mkdir(parents=True, exist_ok=True)
         self._path = output_dir / "metrics.jsonl"
         with saving(self._path):
@@ -42,6 +46,8 @@ class MetricsWriter:
         with saving(self._path):
             self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
             self._file.flush()
+        if self._also is not None:
+            self._also(step, metrics)
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from primerl.exposition import PortTakenError
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -19,6 +20,7 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
+from primerl.train.exposed import ExposedMetrics
 from primerl.train.flops import Performance
 from primerl.train.lora import add_adapter, new_publisher
 from primerl.train.loss import Loss, LossError
@@ -51,7 +53,7 @@ def main(values: dict[str, Any]) -> int:
     except Stopped as stopped:
         log.info("stopped by %s", stopped)
         return stopped.exit_code
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, PortTakenError) as error:
         log.error("%s", error)
         return 2
     except SavingError as error:
@@ -107,7 +109,10 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             with (
                 closing(broadcasts),
                 closing(batches),
-                MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
+                exposed(config, ranks) as exposition,
+                MetricsWriter(output_dir, after=began_after, also=exposition and exposition.write)
+                if ranks.leads
+                else nullcontext() as writer,
             ):
                 steps = trainer.run(writer, began_after)
             trainer.save_weights(steps)
@@ -115,3 +120,10 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     finally:
         heartbeat.close()
         ranks.leave()
+
+
+def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
+    """Prometheus's view of the metrics, where it is asked for. Raises PortTakenError."""
+    if config.metrics_port is None or not ranks.leads:
+        return nullcontext()
+    return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))

@@ -129,4 +129,4 @@ pub(crate) fn environment_name(core: &primerl_core::Core, environment: Environme
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

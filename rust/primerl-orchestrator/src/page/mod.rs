@@ -8,7 +8,7 @@
 //! /page/rollouts       the last rollouts, a line each, filtered, in pages
 //! /page/rollouts/{id}  one of them: its turns; …/turns/{n}: the tokens of one
 //! ```
-//! Everything is read from the run's files, so the same page shows a run that is over ([`serve`]). Reading is done on
+//! Everything is read from the run's files, so the same page shows a run that is over ([`Prepared`]). Reading is done on
 //! one blocking thread at a time and the journal followed by a thread of its own ([`reader`]): requests of the run never
 //! wait for somebody who looks at it.
 
@@ -23,7 +23,7 @@ mod serve;
 
 pub(crate) use assets::is_asset;
 pub(crate) use endpoints::{now, router};
-pub use serve::{PageError, serve};
+pub use serve::Prepared;
 
 use crate::http::ApiError;
 use curves::Curves;

@@ -10,56 +10,50 @@ use axum::response::Response;
 use axum::routing::get;
 use primerl_render::Renderer;
 use serde_json::Value;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PageError {
-    #[error(transparent)]
-    Inspect(#[from] InspectError),
-    #[error("the page is served on this machine only, not on {0}: it asks nobody for a key")]
-    Exposed(std::net::SocketAddr),
-    #[error("cannot serve the page: {0}")]
-    Server(#[from] std::io::Error),
-}
+/// A run whose files are there.
+pub struct Prepared(Arc<Page>);
 
-/// Serve the run in `output_dir` until `stop`. Tokens are written out by the tokenizer in `model`; without one, or where
-/// it cannot be read, they are shown by their ids.
-///
-/// # Errors
-/// There is no journal in the folder, or `listener` is not on loopback.
-pub async fn serve(
-    output_dir: &Path,
-    model: Option<&Path>,
-    listener: TcpListener,
-    stop: CancellationToken,
-) -> Result<(), PageError> {
-    let address = listener.local_addr()?;
-    if !address.ip().is_loopback() {
-        return Err(PageError::Exposed(address));
-    }
-    let output_dir = std::path::absolute(output_dir)?;
-    if !journal::exists(&output_dir.join("journal")) {
-        return Err(InspectError::NoJournal { folder: output_dir }.into());
-    }
-    let renderer = model.and_then(|model| match Renderer::load(model) {
-        Ok(renderer) => Some(Arc::new(renderer)),
-        Err(error) => {
-            tracing::warn!(%error, "tokens are shown by their ids");
-            None
+impl Prepared {
+    /// Tokens are written out by the tokenizer in `model`; without one, or where it cannot be read, they are shown by
+    /// their ids.
+    ///
+    /// # Errors
+    /// The folder holds no journal, or a damaged one.
+    pub fn new(output_dir: &Path, model: Option<&Path>) -> Result<Prepared, InspectError> {
+        let folder = output_dir.join("journal");
+        if !journal::exists(&folder) {
+            let folder = output_dir.to_owned();
+            return Err(InspectError::NoJournal { folder });
         }
-    });
-    let newest = journal::oldest(&output_dir.join("journal")).map_err(InspectError::from)?;
-    let page = Page::new(&output_dir, renderer, newest.core.config().data_ranks);
-    let router: Router = endpoints::router(Arc::clone(&page));
-    let now = Router::new().route("/page/now", get(now)).with_state(page);
-    let server = axum::serve(listener, router.merge(now));
-    Ok(server
-        .with_graceful_shutdown(async move { stop.cancelled().await })
-        .await?)
+        let data_ranks = journal::oldest(&folder)?.core.config().data_ranks;
+        let renderer = model.and_then(|model| match Renderer::load(model) {
+            Ok(renderer) => Some(Arc::new(renderer)),
+            Err(error) => {
+                tracing::warn!(%error, "tokens are shown by their ids");
+                None
+            }
+        });
+        Ok(Prepared(Page::new(output_dir, renderer, data_ranks)))
+    }
+
+    /// Until `stop`. It asks nobody for a key: `listener` should be on loopback.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+        let Prepared(page) = self;
+        let router: Router = endpoints::router(Arc::clone(&page));
+        let now = Router::new().route("/page/now", get(now)).with_state(page);
+        let server = axum::serve(listener, router.merge(now));
+        let stopped = async move { stop.cancelled().await };
+        server.with_graceful_shutdown(stopped).await
+    }
 }
 
 async fn now(State(page): State<Arc<Page>>) -> Result<Response, ApiError> {
