@@ -161,6 +161,25 @@ def test_from_the_list_to_a_rollout_to_its_group(run: Run, tab: browser.Tab) -> 
 
 
 @needs_browser
+def test_a_key_is_asked_for_and_kept_out_of_the_address(
+    model: Path, tab: browser.Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRIMERL_API_KEY", "the-key/1")
+    with Orchestrator(settings(model, tmp_path / "run")) as orchestrator:
+        orchestrator.start()
+        tab.goto(f"{orchestrator.url}/")
+        tab.until("!!document.querySelector('#problem input')")
+        tab.evaluate("document.querySelector('#problem input').value = 'another'")
+        tab.evaluate("document.querySelector('#problem button').click()")
+        tab.until("!!document.querySelector('#problem input') && !document.querySelector('#problem input').value")
+        assert all("401" in complaint for complaint in tab.complaints), "which the browser tells of"
+        tab.goto(f"{orchestrator.url}/#key=the-key%2F1")
+        tab.until("document.body.innerText.includes('0 / 2')")
+        assert tab.evaluate("location.hash") == "#/"
+        tab.complaints.clear()
+
+
+@needs_browser
 def test_a_failure_is_told_and_what_is_unknown_is_said(run: Run, tab: browser.Tab) -> None:
     failed = httpx.get(f"{run.url}/page/rollouts", params={"fate": "failed"}).json()["rollouts"][0]["rollout"]
     tab.goto(f"{run.url}/#/rollouts/{failed}")

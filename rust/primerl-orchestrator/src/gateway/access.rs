@@ -272,7 +272,13 @@ mod tests {
         let access = access();
         let right = headers("authorization", "Bearer run");
         let wrong = headers("authorization", "Bearer ru");
-        for path in ["/envs/lease", "/status", "/v1/models", "/page/now", "/health/"] {
+        for path in [
+            "/envs/lease",
+            "/status",
+            "/v1/models",
+            "/page/now",
+            "/health/",
+        ] {
             assert!(access.check(path, &right).is_ok(), "{path}");
             assert!(access.check(path, &wrong).is_err(), "{path}");
         }

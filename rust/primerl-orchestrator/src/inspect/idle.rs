@@ -207,14 +207,11 @@ impl Watch {
             engine: *engine,
             states: timeline.spans.shares(),
         });
-        let workers = self
-            .workers
-            .iter()
-            .map(|(environment, spans)| WorkersIdle {
-                environment: environment_name(core, *environment),
-                worker_seconds: spans.seconds(),
-                states: spans.shares(),
-            });
+        let workers = self.workers.iter().map(|(environment, spans)| WorkersIdle {
+            environment: environment_name(core, *environment),
+            worker_seconds: spans.seconds(),
+            states: spans.shares(),
+        });
         IdleReport {
             story,
             seconds: span.as_secs_f64(),

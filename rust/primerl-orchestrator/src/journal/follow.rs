@@ -52,12 +52,15 @@ impl Follower {
             };
             let mut next = segment.next_written()?;
             if next.is_none() {
-                let is_last = *number == self.read
-                    || !path_of(&self.folder, self.read, SEGMENT).exists();
-                if is_last {
+                let segments = files(&self.folder, SEGMENT);
+                let segments = segments.map_err(|source| ReadError::Io {
+                    path: self.folder.clone(),
+                    source,
+                })?;
+                if segments.last().is_none_or(|(last, _)| *last <= *number) {
                     return Ok(None);
                 }
-                // Nothing is added to a segment that has a successor; until it had one, something may have been.
+                // Nothing is added to one that has a successor; until it had one, something may have been.
                 next = segment.next_written()?;
             }
             let Some((offset, body)) = next else {
@@ -90,14 +93,11 @@ impl Follower {
         };
         // Only the first one may begin earlier than where the story does.
         if *found > self.read || (*found < self.read && self.read != self.after) {
-            return match segments.iter().any(|(first, _)| *first > self.read) {
-                true => Err(ReadError::Gap {
-                    path: path.clone(),
-                    found: *found,
-                    expected: self.read,
-                }),
-                false => Ok(false),
-            };
+            return Err(ReadError::Gap {
+                path: path.clone(),
+                found: *found,
+                expected: self.read,
+            });
         }
         // One that is only just made is not begun.
         let is_begun = std::fs::metadata(path).is_ok_and(|file| file.len() >= MAGIC.len() as u64);

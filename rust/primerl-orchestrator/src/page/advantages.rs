@@ -58,7 +58,11 @@ fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
         let (part, rest) = columns.split_at_checked(own + extra)?;
         columns = rest;
         let mut begin = 0;
-        for (length, of) in micro_batch.sequence_lengths.iter().zip(&micro_batch.rollouts) {
+        for (length, of) in micro_batch
+            .sequence_lengths
+            .iter()
+            .zip(&micro_batch.rollouts)
+        {
             if *of == rollout.0 {
                 // In the order of `trainer::batch`: ids, log-probabilities, advantages.
                 let word = |column: usize| part.get(4 * (column * n + begin)..)?.get(..4 * length);
@@ -74,7 +78,9 @@ fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
-    bytes.chunks_exact(4).filter_map(|word| word.try_into().ok())
+    bytes
+        .chunks_exact(4)
+        .filter_map(|word| word.try_into().ok())
 }
 
 /// The advantages of a turn's sampled tokens, which follow `before` tokens of prompt in one of the sequences.

@@ -16,7 +16,11 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 const INDEX: &str = include_str!("web/index.html");
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const ASSETS: [(&str, &str, &str); 8] = [
-    ("style.css", "text/css; charset=utf-8", include_str!("web/style.css")),
+    (
+        "style.css",
+        "text/css; charset=utf-8",
+        include_str!("web/style.css"),
+    ),
     ("icon.svg", "image/svg+xml", include_str!("web/icon.svg")),
     ("main.js", SCRIPT, include_str!("web/main.js")),
     ("common.js", SCRIPT, include_str!("web/common.js")),

@@ -1,6 +1,7 @@
 //! What the run's files say by step: `metrics.jsonl` (the trainer's), `steps.jsonl` and `evals.jsonl` (ours). Each is read
 //! on from where it was read to, and kept as columns, so a question costs what it asks for, not what the files hold.
 
+use super::line::Line;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -81,7 +82,10 @@ impl Curves {
                 .unzip();
             curves.insert(name.clone(), json!({"x": x, "y": y}));
         }
-        let mut names: Vec<&String> = self.tables().flat_map(|table| table.columns.keys()).collect();
+        let mut names: Vec<&String> = self
+            .tables()
+            .flat_map(|table| table.columns.keys())
+            .collect();
         names.sort_unstable();
         names.dedup();
         let first = self.tables().filter_map(|table| table.steps.first()).min();
@@ -112,7 +116,8 @@ impl Curves {
 /// Of a number that is drawn, six digits are enough.
 fn short(value: f32) -> Value {
     let text = format!("{value:.5e}");
-    text.parse::<f64>().map_or(Value::Null, |value| json!(value))
+    text.parse::<f64>()
+        .map_or(Value::Null, |value| json!(value))
 }
 
 /// At most `most` of the points, the first and the last among them, and of every stretch the lowest and the highest: what
@@ -173,10 +178,7 @@ impl Table {
         }
         let (steps, columns, rows) = (&mut self.steps, &mut self.columns, &mut self.rows);
         self.lines.read_on(|line| {
-            let Ok(Value::Object(fields)) = serde_json::from_slice(line) else {
-                return;
-            };
-            let Some(step) = fields.get("step").and_then(Value::as_u64) else {
+            let Some(Line { step, numbers }) = Line::read(line) else {
                 return;
             };
             *rows += 1;
@@ -188,16 +190,16 @@ impl Table {
                 }
                 at
             });
-            numbers(&fields, |name, value| {
-                let column = match columns.get_mut(name) {
+            for (name, value) in numbers {
+                let column = match columns.get_mut(&*name) {
                     Some(column) => column,
-                    None => columns.entry(name.to_owned()).or_default(),
+                    None => columns.entry(name.into_owned()).or_default(),
                 };
                 if column.len() <= at {
                     column.resize(at + 1, f32::NAN);
                 }
                 column[at] = value as f32;
-            });
+            }
         })
     }
 
@@ -209,27 +211,6 @@ impl Table {
         points
             .filter(|(step, value)| (wanted.from..=wanted.to).contains(step) && value.is_finite())
             .collect()
-    }
-}
-
-/// Every number of a line but what names it; those of `metrics`, too.
-fn numbers(fields: &Map<String, Value>, mut take: impl FnMut(&str, f64)) {
-    for (name, value) in fields {
-        match value {
-            Value::Object(inner) if name == "metrics" => {
-                for (name, value) in inner {
-                    if let Some(value) = value.as_f64() {
-                        take(name, value);
-                    }
-                }
-            }
-            _ if name == "step" || name == "timestamp" => {}
-            value => {
-                if let Some(value) = value.as_f64() {
-                    take(name, value);
-                }
-            }
-        }
     }
 }
 
@@ -279,7 +260,9 @@ impl Lines {
             let count = (&file).take(PIECE).read_to_end(&mut rest)?;
             let whole = rest.iter().rposition(|byte| *byte == b'\n');
             if let Some(whole) = whole {
-                rest[..whole].split(|byte| *byte == b'\n').for_each(&mut take);
+                rest[..whole]
+                    .split(|byte| *byte == b'\n')
+                    .for_each(&mut take);
                 self.offset += whole as u64 + 1;
                 rest.drain(..=whole);
             }

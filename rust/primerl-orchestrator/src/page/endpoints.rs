@@ -140,7 +140,10 @@ async fn curves(
     let names = query.names.split(',').filter(|name| !name.is_empty());
     let names: Vec<String> = names.map(str::to_owned).collect();
     if names.len() > MOST_CURVES {
-        let problem = format!("{} curves are asked for, at most {MOST_CURVES} are told", names.len());
+        let problem = format!(
+            "{} curves are asked for, at most {MOST_CURVES} are told",
+            names.len()
+        );
         return Err(malformed(problem).param("names"));
     }
     let wanted = Wanted {
@@ -152,7 +155,8 @@ async fn curves(
     let value = reading(page, move |page| {
         let mut curves = page.curves.lock();
         let refreshed = curves.refresh();
-        refreshed.map_err(|error| ApiError::internal(format!("cannot read the metrics: {error}")))?;
+        refreshed
+            .map_err(|error| ApiError::internal(format!("cannot read the metrics: {error}")))?;
         Ok(curves.answer(&wanted))
     });
     Ok(answer(&value.await?))
@@ -174,7 +178,8 @@ async fn evaluations(
     let value = reading(page, move |page| {
         let mut curves = page.curves.lock();
         let refreshed = curves.refresh();
-        refreshed.map_err(|error| ApiError::internal(format!("cannot read evals.jsonl: {error}")))?;
+        refreshed
+            .map_err(|error| ApiError::internal(format!("cannot read evals.jsonl: {error}")))?;
         Ok(curves.evaluations(query.cursor, limit))
     });
     Ok(answer(&value.await?))

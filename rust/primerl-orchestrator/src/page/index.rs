@@ -1,7 +1,7 @@
 //! The last rollouts of a run, a line each, with the places of their events in the journal: a list is made from here, and
 //! one rollout is read without playing the run. Bounded: the oldest that are over go first.
 
-use crate::inspect::{Beginning, Life, Moment, name_of, seconds};
+use crate::inspect::{Beginning, Life, Moment, seconds};
 use crate::journal::Place;
 use primerl_core::counters::Ended;
 use primerl_core::pack::{Advantage, PackedBatch};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 
-/// So many rollouts are known, of 128 bytes each.
+/// So many rollouts are known, of 136 bytes each.
 pub const MOST_ROLLOUTS: usize = 100_000;
 /// Places beyond the three that a record holds itself, of 8 bytes each.
 const MOST_PLACES: usize = 500_000;
@@ -119,6 +119,8 @@ impl Index {
         let mut index = Index {
             reasons: vec![String::new()],
             environments: environments.map(|known| known.name.clone()).collect(),
+            // Growing would double it.
+            records: VecDeque::with_capacity(MOST_ROLLOUTS + 1),
             ..Index::default()
         };
         for life in at.lives.values() {
@@ -175,9 +177,7 @@ impl Index {
         let (mut found, mut matching) = (Vec::new(), 0);
         for record in self.records.iter().rev().filter(passes) {
             matching += 1;
-            let is_before = filter
-                .cursor
-                .is_none_or(|cursor| record.rollout.0 < cursor);
+            let is_before = filter.cursor.is_none_or(|cursor| record.rollout.0 < cursor);
             if is_before && found.len() < limit {
                 found.push(record);
             }
@@ -379,7 +379,6 @@ fn take_in(record: &mut Record, life: &Life) {
         record.reward = (sum / life.rewards.len() as f64) as f32;
     }
 }
-
 
 #[cfg(test)]
 mod tests;

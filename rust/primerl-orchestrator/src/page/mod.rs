@@ -17,6 +17,7 @@ mod assets;
 mod curves;
 mod endpoints;
 mod index;
+mod line;
 mod reader;
 mod rollout;
 mod serve;
@@ -98,7 +99,9 @@ fn unknown(id: primerl_core::RolloutId, known: &reader::Known) -> ApiError {
     let problem = match (&known.problem, first) {
         (Some(problem), _) => format!("the journal cannot be read: {problem}"),
         (None, _) if !known.is_up_to_date => {
-            format!("there is no rollout {id} in what was read so far; the journal is still being read")
+            format!(
+                "there is no rollout {id} in what was read so far; the journal is still being read"
+            )
         }
         (None, Some(first)) => format!(
             "there is no rollout {id} among the {} that are known, from {first} on; `primerl trace` reads all of the journal",

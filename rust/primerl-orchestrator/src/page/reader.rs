@@ -15,6 +15,9 @@ const EVERY: Duration = Duration::from_millis(300);
 const RESTS_AFTER: Duration = Duration::from_secs(30);
 /// A story that cannot be read is begun again after this.
 const AGAIN: Duration = Duration::from_secs(2);
+/// After so many events at a time it leaves its core to others, who may serve the run.
+const AT_A_TIME: u64 = 1_000;
+const BREATH: Duration = Duration::from_millis(1);
 /// Where the time went is told anew at least every so many events.
 const TOLD_EVERY: u64 = 50_000;
 
@@ -80,7 +83,12 @@ impl Reader {
         let deadline = Instant::now() + at_most;
         let mut known = self.known();
         while !known.is_up_to_date && known.problem.is_none() {
-            if self.shared.news.wait_until(&mut known, deadline).timed_out() {
+            if self
+                .shared
+                .news
+                .wait_until(&mut known, deadline)
+                .timed_out()
+            {
                 break;
             }
         }
@@ -146,6 +154,9 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
         known.is_over
     };
     while following.next(|moment, place| shared.known.lock().index.saw(moment, place))? {
+        if following.events().is_multiple_of(AT_A_TIME) {
+            std::thread::sleep(BREATH);
+        }
         if following.events() - told >= TOLD_EVERY {
             told = following.events();
             if tell(following, false) {

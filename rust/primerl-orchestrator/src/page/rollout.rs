@@ -87,7 +87,10 @@ impl Told {
             ("turn_failures", json!(self.failures)),
             ("reported_s", json!(reported_s)),
             ("reports", json!(outcome.map(|outcome| &outcome.traces))),
-            ("error", json!(outcome.and_then(|outcome| outcome.error.as_ref()))),
+            (
+                "error",
+                json!(outcome.and_then(|outcome| outcome.error.as_ref())),
+            ),
             ("message", json!(index.message(record))),
             ("earlier_turns_are_gone", json!(record.cut_off)),
         ] {
@@ -172,7 +175,8 @@ impl Told {
 
     /// What the turn's prompt has beyond the turn it extends.
     fn prompt(&self, renderer: Option<&Renderer>, turn: &Turn) -> Value {
-        let text = match renderer.map(|known| known.tokenizer().decode(&turn.prompt_suffix, false)) {
+        let text = match renderer.map(|known| known.tokenizer().decode(&turn.prompt_suffix, false))
+        {
             Some(Ok(text)) => text,
             _ => format!("token ids: {:?}", turn.prompt_suffix),
         };

@@ -97,7 +97,8 @@ export class Chart {
     const values = all((one) => one.y);
     let bottom = values.reduce((a, b) => Math.min(a, b));
     let top = values.reduce((a, b) => Math.max(a, b));
-    if (bottom === top) [bottom, top] = [bottom - (Math.abs(bottom) || 1) / 2, top + (Math.abs(top) || 1) / 2];
+    if (bottom === 0 && top === 0) top = 1;
+    else if (bottom === top) [bottom, top] = [bottom - (Math.abs(bottom) || 1) / 2, top + (Math.abs(top) || 1) / 2];
     // Near zero, zero is in the picture.
     if (bottom > 0 && bottom < 0.3 * top) bottom = 0;
     const across = (width - SPACE.left - SPACE.right) / (this.high - this.low || 1);

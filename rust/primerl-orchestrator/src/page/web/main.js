@@ -45,7 +45,8 @@ function show() {
 
 /** What went wrong, in the server's words; `null`: nothing. */
 function tell(error) {
-  if (error?.name === "AbortError") return;
+  // What is being typed stays.
+  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
   problem.hidden = !error;
   problem.textContent = error?.message ?? "";
   if (!(error instanceof Refused) || error.status !== 401) return;

@@ -18,7 +18,10 @@ function byEnvironment(metric) {
 /** Title, and which columns it shows of those there are. */
 const CHARTS = [
   ["Reward", byEnvironment("reward")],
-  ["Loss", of("loss/mean", "loss/rl/mean", "loss/ce/mean", "loss/ref_kl/mean")],
+  ["Loss", (names) => {
+    const parts = of("loss/rl/mean", "loss/ce/mean", "loss/ref_kl/mean")(names);
+    return [...of("loss/mean")(names), ...(parts.length > 1 ? parts : [])];
+  }],
   ["Throughput of the trainer, tokens/s", of("perf/throughput")],
   ["Staleness", of("staleness/mean", "staleness/max")],
   ["Rollouts lost a step", of("rollouts/failed", "rollouts/stale", "rollouts/cancelled", "rollouts/filtered")],
@@ -29,6 +32,9 @@ const CHARTS = [
   ["Norm of the gradient", of("optim/grad_norm")],
   ["Length of a sample, tokens", of("seq_len/all/mean", "seq_len/all/max")],
 ];
+
+/** Those above where the time goes; the others are below. */
+const FIRST = new Set(CHARTS.slice(0, 6).map(([title]) => title));
 
 /** Curves that always come together do not repeat what their title says. */
 function label(name) {
@@ -46,6 +52,7 @@ export class Overview {
     this.own = JSON.parse(localStorage.getItem(CHOSEN) ?? "[]");
     this.tiles = el("dl", { class: "tiles" });
     this.grid = el("div", { class: "charts" });
+    this.others = el("div", { class: "charts" });
     this.from = el("input", { type: "number", min: 1, "aria-label": "first step", placeholder: "first" });
     this.to = el("input", { type: "number", min: 1, "aria-label": "last step", placeholder: "last" });
     for (const field of [this.from, this.to]) field.addEventListener("change", () => this.choose(this.from.value, this.to.value));
@@ -60,7 +67,7 @@ export class Overview {
     const bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
       el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
     this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, bar, this.grid,
-      el("div", { class: "wide" }, this.idle, this.waits, this.engines, this.workers, this.evaluations));
+      el("div", { class: "wide" }, this.idle, this.waits, this.engines, this.workers, this.evaluations), this.others);
   }
 
   async now(now) {
@@ -97,7 +104,8 @@ export class Overview {
       shown.add(title);
       if (!this.charts.has(title)) this.charts.set(title, new Chart(title, { choose: (from, to) => this.choose(from, to), remove: own && (() => this.add(own)) }));
       const chart = this.charts.get(title);
-      if (chart.node.parentNode === null) this.grid.append(chart.node);
+      const place = FIRST.has(title) ? this.grid : this.others;
+      if (chart.node.parentNode === null) place.append(chart.node);
       chart.show(series);
     }
     for (const [title, chart] of this.charts) if (!shown.has(title)) chart.node.remove();
@@ -134,19 +142,20 @@ export class Overview {
     const step = status.last_step ?? {};
     const tile = (name, value, more = "") => el("div", { class: "card tile" }, el("dt", { text: name }), el("dd", {}, value, el("small", { text: more, title: more })));
     replace(this.tiles,
-      tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, `running for ${span(run.elapsed_s)}`),
-      tile("Reward", short(step["reward/all/mean"]), "of the last batch"),
+      tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, `${now.is_live ? "running" : "ran"} for ${span(run.elapsed_s)}`),
+      tile("Reward", short(step["reward/all/mean"]), "last batch"),
       tile("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`, run.published_version === null ? "none is published" : `v${run.published_version} published`),
       tile("Sampling", now.is_live ? `${whole(tokens.per_second)} tok/s` : whole(tokens.sampled), now.is_live ? `${whole(tokens.sampled)} tokens` : "tokens sampled"),
-      tile("In flight", whole(rollouts.in_flight), `of ${whole(rollouts.limit)}; ${whole(rollouts.queued)} queued`),
+      tile("In flight", now.is_live ? whole(rollouts.in_flight) : "–", now.is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over"),
       tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
       tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
-      tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])} in the last batch`),
+      tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])}`),
       tile("Trainer idle", percent(trainer.idle_share), trainer.doing));
-    const waits = [...(status.waits ?? [])].sort((a, b) => b.since_s - a.since_s);
+    // Of a run that is over, what was last seen says nothing any more.
+    const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => b.since_s - a.since_s) : [];
     const lines = waits.slice(0, 14).map((wait) => el("li", {}, el("span", {}, el("b", { text: wait.who }), ` → ${wait.for}`),
       el("span", { class: `end number ${wait.deadline_s !== null && wait.deadline_s < 0 ? "late" : "faint"}`, title: wait.deadline_s === null ? "no deadline" : `${span(Math.max(0, wait.deadline_s))} left`, text: span(wait.since_s) })));
-    replace(this.waits, el("h2", { text: "Who waits for what" }), lines.length ? el("ul", { class: "waits" }, lines) : el("p", { class: "note", text: "Nobody waits." }),
+    replace(this.waits, el("h2", { text: "Who waits for what" }), lines.length ? el("ul", { class: "waits" }, lines) : el("p", { class: "note", text: now.is_live ? "Nobody waits." : "The run is over." }),
       waits.length > lines.length ? el("p", { class: "faint", text: `and ${waits.length - lines.length} more` }) : "");
     const engines = (status.engines ?? []).map((one) => [one.name ?? whole(one.engine), one.version === null ? "none" : `v${one.version}`, one.doing, { right: `${whole(one.running)}${one.limit ? ` / ${whole(one.limit)}` : ""}` }, { right: percent(one.idle_share) }, one.url]);
     replace(this.engines, el("h2", { text: "Engines" }), engines.length ? table(["engine", "proved", "does", { right: "requests" }, { right: "idle" }, "address"], engines) : el("p", { class: "note", text: "None has joined." }));

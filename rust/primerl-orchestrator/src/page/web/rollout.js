@@ -18,7 +18,7 @@ function mix(name, share) {
 function colour(token, mode, extent) {
   if (mode === "version") return token.version === undefined ? "" : mix(`c${token.version % 6}`, 0.4);
   if (mode === "advantage") return token.advantage ? mix(token.advantage > 0 ? "plus" : "minus", 0.12 + 0.55 * Math.min(1, Math.abs(token.advantage) / extent)) : "";
-  return token.logprob === undefined ? "" : mix("hot", 0.75 * Math.min(1, token.logprob / UNLIKELY));
+  return token.logprob === undefined ? "" : mix("hot", 0.75 * Math.sqrt(Math.min(1, token.logprob / UNLIKELY)));
 }
 
 /** Tokens that can be looked at one by one, by pointer or arrow keys. */
@@ -202,7 +202,7 @@ export class Rollout extends Reading {
     const lines = (told.reports ?? []).map((report) => {
       const metrics = Object.entries(report.metrics).map(([name, value]) => `${name} ${short(value)}`);
       const flags = [report.trainable ? null : "not trained", report.ok ? null : "failed", report.truncated ? "truncated" : null, report.stop_condition && `stopped by ${report.stop_condition}`].filter(Boolean);
-      return el("p", { class: "note" }, `${report.session ? `Session ${report.session}: ` : "Reported: "}reward ${short(report.reward)}`, metrics.length ? `, ${metrics.join(", ")}` : "", flags.length ? ` (${flags.join(", ")})` : "");
+      return el("p", { class: "note" }, `${report.session ? `Session ${report.session.slice(0, 12)}: ` : "Reported: "}reward ${short(report.reward)}`, metrics.length ? `, ${metrics.join(", ")}` : "", flags.length ? ` (${flags.join(", ")})` : "");
     });
     const error = told.error ? `${words(told.error.kind)}: ${told.error.message}` : told.message;
     if (error) lines.push(el("div", { class: "text prompt", text: error }));
@@ -212,7 +212,7 @@ export class Rollout extends Reading {
   turn(turn) {
     const goesOn = turn.parent === null ? words(turn.fork) : `extends turn ${turn.parent}`;
     return el("section", { class: "card turn" }, el("div", { class: "row" }, el("h2", { text: `Turn ${turn.turn}` }), el("span", { class: "note", text: goesOn, title: turn.parent === null ? "why it extends no earlier turn" : null }),
-      turn.session ? el("span", { class: "faint", text: `session ${turn.session}` }) : "", turn.model ? el("span", { class: "faint", text: turn.model }) : "",
+      turn.session ? el("span", { class: "faint", text: `session ${turn.session.slice(0, 12)}`, title: turn.session }) : "", turn.model ? el("span", { class: "faint", text: turn.model }) : "",
       el("span", { class: "end faint number", text: `${whole(turn.new_prompt_tokens)} new of ${whole(turn.prompt_tokens)} prompt tokens, ${whole(turn.sampled_tokens)} sampled at temperature ${short(turn.temperature)}, ended by ${words(turn.finish)}, ${turn.versions.map(([version, tokens]) => `v${version}: ${whole(tokens)}`).join(", ")}` })));
   }
 }
