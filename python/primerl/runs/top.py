@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -123,7 +122,7 @@ def watch(url: str, interval_s: float) -> None:
 def frame(now: dict[str, Any], curves: dict[str, Any], url: str) -> RenderableType:
     """One picture: `now` as of /page/now, `curves` as of /page/curves."""
     status = now.get("status") or {}
-    parts = [headline(now, status, url), Columns([sparks(curves)], expand=True)]
+    parts: list[RenderableType] = [headline(now, status, url), sparks(curves)]
     if now.get("idle"):
         parts.append(Panel(idle(now["idle"]), title="where the time goes", title_align="left", border_style="dim"))
     parts.append(Panel(engines(status), title="engines", title_align="left", border_style="dim"))

@@ -110,9 +110,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                 closing(broadcasts),
                 closing(batches),
                 exposed(config, ranks) as exposition,
-                MetricsWriter(output_dir, after=began_after, also=exposition and exposition.write)
-                if ranks.leads
-                else nullcontext() as writer,
+                metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
             ):
                 steps = trainer.run(writer, began_after)
             trainer.save_weights(steps)
@@ -127,3 +125,7 @@ def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[Expos
     if config.metrics_port is None or not ranks.leads:
         return nullcontext()
     return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+
+
+def metrics_writer(output_dir: Path, after: int, exposition: ExposedMetrics | None) -> MetricsWriter:
+    return MetricsWriter(output_dir, after=after, also=None if exposition is None else exposition.write)
