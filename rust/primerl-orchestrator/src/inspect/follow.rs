@@ -49,7 +49,7 @@ impl Following {
     /// # Errors
     /// The journal cannot be read on: the story has to be begun again.
     pub fn next(&mut self, saw: impl FnOnce(&Moment<'_>, Place)) -> Result<bool, InspectError> {
-        let Some((place, Entry(now, event))) = self.reader.next()? else {
+        let Some((place, Entry(now, event))) = self.reader.next_event()? else {
             return Ok(false);
         };
         let effects = self.core.handle(event.clone(), now);

@@ -42,7 +42,7 @@ impl Follower {
     ///
     /// # Errors
     /// A file cannot be read, is damaged, or was deleted before it was read: the story has to be begun again.
-    pub fn next(&mut self) -> Result<Option<(Place, Entry)>, ReadError> {
+    pub fn next_event(&mut self) -> Result<Option<(Place, Entry)>, ReadError> {
         loop {
             if self.open.is_none() && !self.open_next()? {
                 return Ok(None);

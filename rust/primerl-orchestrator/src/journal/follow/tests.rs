@@ -14,7 +14,7 @@ fn event(number: u64) -> Event {
 /// Numbers of the rollouts that come next.
 fn read(follower: &mut Follower) -> Vec<u64> {
     let mut found = Vec::new();
-    while let Some((place, Entry(_, event))) = follower.next().expect("reads") {
+    while let Some((place, Entry(_, event))) = follower.next_event().expect("reads") {
         let Event::TurnFinished { rollout, .. } = event else {
             panic!("another event");
         };
@@ -81,7 +81,7 @@ fn segments_follow_each_other_and_a_missing_one_is_told() {
     fs::remove_file(segment(5)).expect("removes");
     let mut lost = Follower::begin(folder.path(), 0);
     let error = loop {
-        match lost.next() {
+        match lost.next_event() {
             Ok(Some(_)) => {}
             Ok(None) => panic!("waits for what is gone"),
             Err(error) => break error,

@@ -159,7 +159,7 @@ export class Overview {
       waits.length > lines.length ? el("p", { class: "faint", text: `and ${waits.length - lines.length} more` }) : "");
     const engines = (status.engines ?? []).map((one) => [one.name ?? whole(one.engine), one.version === null ? "none" : `v${one.version}`, one.doing, { right: `${whole(one.running)}${one.limit ? ` / ${whole(one.limit)}` : ""}` }, { right: percent(one.idle_share) }, one.url]);
     replace(this.engines, el("h2", { text: "Engines" }), engines.length ? table(["engine", "proved", "does", { right: "requests" }, { right: "idle" }, "address"], engines) : el("p", { class: "note", text: "None has joined." }));
-    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: whole(one.in_flight) }, { right: whole(one.queued) }]);
+    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: now.is_live ? whole(one.in_flight) : "–" }, { right: now.is_live ? whole(one.queued) : "–" }]);
     const failures = Object.entries(status.failures ?? {}).map(([name, count]) => `${words(name)} ${whole(count)}`).join(", ");
     replace(this.workers, el("h2", { text: "Environments" }), table(["environment", { right: "examples" }, { right: "workers" }, { right: "in flight" }, { right: "queued" }], environments),
       failures ? el("p", { class: "note", text: `Failures: ${failures}` }) : "");
