@@ -22,7 +22,7 @@ ANSWER_S = 5.0
 # A run may be busy; one that has not answered so often is gone.
 MISSES = 5
 BLOCKS = "▁▂▃▄▅▆▇█"
-WIDTH = 40
+WIDTH = 28
 CURVES = {
     "reward/all/mean": "reward",
     "loss/mean": "loss",

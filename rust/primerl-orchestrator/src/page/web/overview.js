@@ -145,7 +145,7 @@ export class Overview {
       tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, `${now.is_live ? "running" : "ran"} for ${span(run.elapsed_s)}`),
       tile("Reward", short(step["reward/all/mean"]), "last batch"),
       tile("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`, run.published_version === null ? "none is published" : `v${run.published_version} published`),
-      tile("Sampling", now.is_live ? `${whole(tokens.per_second)} tok/s` : whole(tokens.sampled), now.is_live ? `${whole(tokens.sampled)} tokens` : "tokens sampled"),
+      tile(now.is_live ? "Tokens/s" : "Tokens", whole(now.is_live ? tokens.per_second : tokens.sampled), now.is_live ? `${whole(tokens.sampled)} sampled` : "sampled"),
       tile("In flight", now.is_live ? whole(rollouts.in_flight) : "–", now.is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over"),
       tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
       tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
