@@ -99,10 +99,11 @@ def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
 def test_training_imports_little() -> None:
     """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
-    allowed |= {"primerl.train", "primerl.models", "primerl.startup", "primerl.run_key"}
+    allowed |= {"primerl.train", "primerl.models", "primerl.startup", "primerl.run_key", "primerl.exposition"}
     found = set()
+    own = ("startup", "run_key", "exposition")
     folder = Path(primerl.train.__file__).parent
-    files = [*sorted(folder.rglob("*.py")), folder.parent / "startup.py", folder.parent / "run_key.py"]
+    files = [*sorted(folder.rglob("*.py")), *(folder.parent / f"{name}.py" for name in own)]
     assert len(files) > 10
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -115,12 +116,14 @@ def test_training_imports_little() -> None:
         for file, module in found
         if module.split(".")[0] not in allowed and ".".join(module.split(".")[:2]) not in allowed
     }
-    # Where they are used: the renderer, tables of rows, a bar on a terminal, adapters.
+    # Where they are used: the renderer, tables of rows, a bar on a terminal, adapters, Prometheus's metrics.
     assert others == {
         ("masks.py", "primerl.render"),
         ("sources.py", "datasets"),
         ("progress.py", "rich.progress"),
         ("lora.py", "peft"),
+        ("exposed.py", "prometheus_client"),
+        ("exposition.py", "prometheus_client"),
     }
 
 

@@ -475,6 +475,25 @@ def inspect_samples(output_dir: str | PathLike[str], steps: Sequence[int], share
     be read.
     """
 
+# The page of a run from its files (rust/primerl-py/src/page.rs)
+
+@final
+class PageServer:
+    """Serves the page of the run in `output_dir`, on this machine only, from the moment it is made.
+
+    `model` is the folder of the tokenizer that tokens are written out by; without a readable one they are shown by
+    their ids. Raises `PrimerlError` if the folder holds no journal, `OSError` if the port cannot be bound.
+    """
+
+    def __new__(
+        cls, output_dir: str | PathLike[str], model: str | PathLike[str] | None = None, *, port: int = 0
+    ) -> Self: ...
+    @property
+    def url(self) -> str:
+        """`http://127.0.0.1:port`, with the port that was bound."""
+    def stop(self) -> None:
+        """Ends it. Stopping twice is harmless."""
+
 # Orchestrator (rust/primerl-py/src/orchestrator.rs)
 
 def orchestrate(argv: Sequence[str]) -> int:

@@ -20,6 +20,8 @@ COMMANDS = {
         "primerl.cli.journal:trace",
         "tell what happened to a rollout, group or step; where time went; check it all",
     ),
+    "top": ("primerl.cli.looking:top", "show what a run does now, in the terminal"),
+    "page": ("primerl.cli.looking:page", "show a run that is over in the browser (a running one serves its own page)"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic_config
 from pydantic import ConfigDict, Field, model_validator
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+MOST_PORTS = 65535
+Port = Annotated[int, Field(ge=0, le=MOST_PORTS)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0)]
 # Room above for what is derived from it by counting up, within what TOML can hold.

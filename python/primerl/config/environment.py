@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, RolloutLog, Seconds, Section, Seed
+from primerl.config.base import MOST_PORTS, NAME_LENGTH, NAME_PATTERN, Name, Port, RolloutLog, Seconds, Section, Seed
 from primerl.config.client import Client
 
 # An env worker that has imported verifiers and does nothing has taken half of it.
@@ -55,6 +55,19 @@ class Workers(Section):
     memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
     `MemoryError`. No limit where it is left out."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of the worker's machine, the next worker on the next one; 0: any free
+    ports, which the workers' logs tell. Off where it is left out."""
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_port(self) -> Self:
+        last = (self.metrics_port or 0) + self.num_workers - 1
+        if self.metrics_port and last > MOST_PORTS:
+            raise ValueError(
+                f"metrics_port ({self.metrics_port}): the last of num_workers ({self.num_workers}) would have port "
+                f"{last}; choose a lower one, or 0 for any free ones"
+            )
+        return self
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -174,3 +187,6 @@ class EnvWorkerConfig(Section):
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
     log: RolloutLog = RolloutLog()
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
+    left out."""

@@ -168,11 +168,17 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     max_concurrent=cast(Workers, environment).max_concurrent,
                     log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
                     memory_mb=cast(Workers, environment).memory_mb,
+                    metrics_port=port_of(cast(Workers, environment).metrics_port, index),
                 )
                 name = f"env_{environment.label}_{index}"
                 log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
                 processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
     return processes
+
+
+def port_of(first: int | None, index: int) -> int | None:
+    """Of the worker with this number."""
+    return first + index if first else first
 
 
 def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:

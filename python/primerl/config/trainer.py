@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import Seconds, Section, Seed, Threads
+from primerl.config.base import Port, Seconds, Section, Seed, Threads
 from primerl.config.lora import AdaptedModel, CheckpointWeights
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -208,6 +208,9 @@ class TrainerSettings(Computation):
     weights: Weights = Weights()
     ckpt: Checkpoints | None = None
     log: TrainerLog = TrainerLog()
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of the trainer's machine; 0: any free one, which its log and
+    `run/trainer_metrics.json` tell. Off where it is left out."""
 
     @property
     def can_go_on(self) -> bool:

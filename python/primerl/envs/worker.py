@@ -20,12 +20,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.envs.meter import Meter
+from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
 from primerl.startup import importing
@@ -80,6 +83,8 @@ class WorkerConfig:
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     log: LogConfig = LogConfig()
+    metrics_port: int | None = None
+    """Of Prometheus's `/metrics`; 0: any free one; None: off."""
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> WorkerConfig:
@@ -102,6 +107,7 @@ class WorkerConfig:
             raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
         if not config.unreachable_s > 0:
             raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
+        check_port(config.metrics_port)
         return config
 
     @property
@@ -158,6 +164,7 @@ def run_worker(config: WorkerConfig) -> int:
         return 2
     log.info("environment %s: %d examples, worker %s", config.id, len(examples), config.name)
     try:
+        meter = Meter(config.metrics_port)
         client = _core.EnvClient(
             orchestrator_url=config.orchestrator_url,
             api_key=run_key(),
@@ -171,11 +178,14 @@ def run_worker(config: WorkerConfig) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    worker = _Worker(client, examples)
+    worker = _Worker(client, examples, meter)
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
-    return asyncio.run(worker.work(env, root))
+    try:
+        return asyncio.run(worker.work(env, root))
+    finally:
+        meter.close()
 
 
 def limit_memory(memory_mb: int) -> None:
@@ -202,8 +212,9 @@ def _reserved_memory() -> int:
 class _Worker:
     """State of the event loop: rollouts by number, and model calls that wait for an answer."""
 
-    def __init__(self, client: _core.EnvClient, examples: list[vf.Task[Any, Any, Any]]) -> None:
+    def __init__(self, client: _core.EnvClient, examples: list[vf.Task[Any, Any, Any]], meter: Meter) -> None:
         self._client = client
+        self._meter = meter
         self._examples = examples
         self._rollouts: dict[int, asyncio.Task[None]] = {}
         self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
@@ -310,8 +321,19 @@ class _Worker:
     async def _roll_out(self, lease: _core.Lease) -> None:
         """Reports exactly one outcome, or none where the rollout was cancelled."""
         label = f"rollout {lease.rollout} (group {lease.group}, example {lease.example})"
+        began, ended = time.monotonic(), "cancelled"
+        self._meter.began()
         try:
-            outcome = await self._run(lease, label)
+            outcome = await self._outcome(lease, label)
+            ended = outcome["error"]["kind"] if outcome["error"] else "ok"
+            self._client.report(lease.rollout, outcome)
+        finally:
+            self._meter.ended(ended, time.monotonic() - began)
+
+    async def _outcome(self, lease: _core.Lease, label: str) -> Outcome:
+        """Of whatever happens but a cancellation from outside."""
+        try:
+            return await self._run(lease, label)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -320,11 +342,10 @@ class _Worker:
                     self._client.release(lease.rollout)
                 raise
             log.exception("%s failed", label)
-            outcome = _failure("environment", "CancelledError: the environment waited for something it had cancelled")
+            return _failure("environment", "CancelledError: the environment waited for something it had cancelled")
         except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
             log.exception("%s failed", label)
-            outcome = _failure("environment", f"{type(error).__name__}: {error}")
-        self._client.report(lease.rollout, outcome)
+            return _failure("environment", f"{type(error).__name__}: {error}")
 
     async def _run(self, lease: _core.Lease, label: str) -> Outcome:
         assert self._runner is not None
@@ -362,6 +383,7 @@ class _Worker:
 
     def _answered(self, notice: _core.Answered) -> None:
         answer = self._calls.get(notice.call)
+        self._meter.answered(str(notice.status) if notice.error is None else "none")
         if answer is None or answer.done():
             return
         if notice.error is None:

@@ -43,6 +43,7 @@ from primerl.launch.starting import (
     wait_for_orchestrator,
 )
 from primerl.redaction import redact, redacted
+from primerl.run_key import VARIABLE, run_key
 
 FAILED, INTERRUPTED = 1, 130
 # The orchestrator lives but does not answer: as bad as dead.
@@ -80,6 +81,11 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
         with registered(given, folder, console.say, goes_on=goes_on, form=form) as session:
             session.exit_code = Launcher(config, folder, console, session.run_id).run()
             return session.exit_code
+
+
+def page_address(url: str) -> str:
+    """The key is not printed: what is printed ends in logs."""
+    return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
@@ -219,6 +225,7 @@ class Launcher:
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
+        self.console.say(f"the run's page: {page_address(self.url)}")
         return True
 
     def _start_monitors(self, processes: Processes) -> None:

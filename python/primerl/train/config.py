@@ -12,6 +12,8 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from primerl.exposition import check_port
+
 Config = TypeVar("Config")
 
 
@@ -194,10 +196,16 @@ class TrainerConfig(ComputationConfig):
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     ckpt: CheckpointConfig | None = None
     log: LogConfig = field(default_factory=LogConfig)
+    metrics_port: int | None = None
+    """Of Prometheus's `/metrics`; 0: any free one; None: off."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainerConfig:
         config = read(cls, values)
+        try:
+            check_port(config.metrics_port)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         _check_optim(config.optim)
         check_ranks(config)
         _at_least(config, "max_steps", 1)

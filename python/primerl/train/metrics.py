@@ -27,8 +27,17 @@ class MetricsWriter:
     """Appends one JSON object a step to `<output_dir>/metrics.jsonl`, or another file; a line is whole once it is
     there."""
 
-    def __init__(self, output_dir: Path, *, after: int = 0, name: str = "metrics.jsonl") -> None:
-        """`after`: the step training goes on from; what the file says of later ones will be written again."""
+    def __init__(
+        self,
+        output_dir: Path,
+        *,
+        after: int = 0,
+        name: str = "metrics.jsonl",
+        also: Callable[[int, dict[str, float]], None] | None = None,
+    ) -> None:
+        """`after`: the step training goes on from; what the file says of later ones will be written again. `also` gets
+        what was written."""
+        self._also = also
         output_dir.mkdir(parents=True, exist_ok=True)
         self._path = output_dir / name
         with saving(self._path):
@@ -40,6 +49,8 @@ class MetricsWriter:
         """Raises SavingError."""
         # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
         self.append(step, {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())})
+        if self._also is not None:
+            self._also(step, metrics)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         """Raises SavingError."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from primerl.exposition import PortTakenError
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -19,6 +20,7 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
+from primerl.train.exposed import ExposedMetrics
 from primerl.train.flops import Performance
 from primerl.train.lora import add_adapter, new_publisher
 from primerl.train.loss import Loss, LossError
@@ -51,7 +53,7 @@ def main(values: dict[str, Any]) -> int:
     except Stopped as stopped:
         log.info("stopped by %s", stopped)
         return stopped.exit_code
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, PortTakenError) as error:
         log.error("%s", error)
         return 2
     except SavingError as error:
@@ -107,7 +109,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             with (
                 closing(broadcasts),
                 closing(batches),
-                MetricsWriter(output_dir, after=began_after) if ranks.leads else nullcontext() as writer,
+                exposed(config, ranks) as exposition,
+                metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
                 distributions_writer(config, ranks, began_after) as distributions,
             ):
                 steps = trainer.run(writer, began_after, distributions)
@@ -125,3 +128,14 @@ def distributions_writer(
     if config.distributions_interval is None or not ranks.leads:
         return nullcontext()
     return MetricsWriter(Path(config.output_dir), after=after, name="distributions.jsonl")
+
+
+def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
+    """Prometheus's view of the metrics, where it is asked for. Raises PortTakenError."""
+    if config.metrics_port is None or not ranks.leads:
+        return nullcontext()
+    return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+
+
+def metrics_writer(output_dir: Path, after: int, exposition: ExposedMetrics | None) -> MetricsWriter:
+    return MetricsWriter(output_dir, after=after, also=None if exposition is None else exposition.write)

@@ -9,6 +9,7 @@ use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
 use crate::http::ApiError;
+use crate::page::Page;
 use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
 use primerl_core::event::{Outcome, RolloutError};
@@ -38,6 +39,8 @@ pub struct App {
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
+    /// For people who look at the run.
+    pub page: Arc<Page>,
     /// The status at the end, for those who ask when the driver is gone. Written once.
     pub last_status: OnceLock<serde_json::Value>,
 }
@@ -48,6 +51,7 @@ pub(crate) struct Parts {
     pub bodies: Bodies,
     pub driver: DriverHandle,
     pub engines: Arc<Engines>,
+    pub page: Arc<Page>,
 }
 
 impl App {
@@ -63,6 +67,7 @@ impl App {
             bodies,
             driver,
             engines,
+            page,
         } = parts;
         App {
             samplings: config.samplings(),
@@ -78,6 +83,7 @@ impl App {
             failures: Failures::default(),
             examples: Mutex::default(),
             finished,
+            page,
             origin: Instant::now(),
             last_status: OnceLock::new(),
             config,

@@ -6,7 +6,7 @@
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: batches out, weights in.
 //! * [`journal`]: every event on disk; [`driver`]: the task that owns the core.
-//! * [`inspect`]: reading what a journal tells, for people.
+//! * [`inspect`]: reading what a journal tells, for people; [`page`]: the same in a browser.
 //! * [`telemetry`]: metrics and status.
 //!
 //! [`run`] is one orchestrator from start to end; [`run_command`] is the command line around it.
@@ -33,6 +33,7 @@ pub mod inspect;
 pub mod journal;
 mod log;
 mod monitor;
+pub mod page;
 mod recorder;
 mod run;
 mod runtime;

@@ -21,6 +21,7 @@ use crate::gateway::Gateway;
 use crate::gateway::access::{self, Access};
 use crate::journal::Identity;
 use crate::monitor;
+use crate::page::Page;
 use crate::recorder::{self, Recorder};
 use crate::secret::Secret;
 use crate::server;
@@ -171,6 +172,11 @@ impl Prepared {
         );
         let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
         let parts = Parts {
+            page: Page::new(
+                &output_dir,
+                Some(Arc::clone(&self.renderer)),
+                story.core.config().data_ranks,
+            ),
             gateway: Gateway::new(self.renderer, access, model, seq_len)
                 .with_clients(self.config.client_type, self.endpoints),
             bodies: Bodies::new(self.limits.bodies.clone()),

@@ -4,11 +4,12 @@ use crate::app::App;
 use crate::gateway::access::guard;
 use crate::http::ApiError;
 use crate::telemetry::status;
-use crate::{engines, envs, gateway, trainer};
+use crate::{engines, envs, gateway, page, trainer};
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
+use axum::response::Response;
 use axum::routing::{get, post};
 use std::sync::Arc;
 
@@ -57,6 +58,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health", get(status::health))
         .route("/status", get(status::status))
         .route("/metrics", get(status::metrics))
+        .route("/page/now", get(now))
+        .merge(page::router(Arc::clone(&app.page)))
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(&app), guard))
@@ -79,6 +82,11 @@ fn counting() -> Router<Arc<App>> {
         }
     }
     router
+}
+
+async fn now(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    let page = Arc::clone(&app.page);
+    page::now(page, status::collect(&app)).await
 }
 
 async fn unknown(request: Request) -> ApiError {

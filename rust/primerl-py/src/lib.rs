@@ -7,6 +7,7 @@ mod inspect;
 mod interrupt;
 mod json;
 mod orchestrator;
+mod page;
 mod render;
 mod simulate;
 
@@ -33,6 +34,9 @@ mod _core {
 
     #[pymodule_export]
     use orchestrator::{Orchestrator, orchestrate};
+
+    #[pymodule_export]
+    use page::PageServer;
 
     #[pymodule_export]
     use render::{AnswerStream, ParsedAnswer, Renderer};

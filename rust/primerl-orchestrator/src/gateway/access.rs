@@ -3,7 +3,7 @@
 //! | route | key |
 //! |---|---|
 //! | `/rollouts/{id}/...` | the rollout's own, which came with its lease |
-//! | `/health` | none |
+//! | `/health`, and the page's own files, which hold no data | none |
 //! | all others | the run's, where it has one (`PRIMERL_API_KEY`) |
 //!
 //! A rollout's key is made from the run's secret and the rollout's number, so nothing has to be remembered: it stays
@@ -15,6 +15,7 @@ use crate::config::{ConfigError, field};
 use crate::connections::discard;
 use crate::files;
 use crate::http::ApiError;
+use crate::page::is_asset;
 use crate::secret::Secret;
 use crate::telemetry::Outcome;
 use axum::extract::{Request, State};
@@ -124,7 +125,7 @@ impl Access {
     pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         match path.strip_prefix("/rollouts/") {
             Some(rest) => self.check_rollout(rest, headers),
-            None if path == "/health" => Ok(()),
+            None if path == "/health" || is_asset(path) => Ok(()),
             None => self.check_run(headers),
         }
     }
@@ -271,11 +272,19 @@ mod tests {
         let access = access();
         let right = headers("authorization", "Bearer run");
         let wrong = headers("authorization", "Bearer ru");
-        for path in ["/envs/lease", "/status", "/v1/models", "/", "/health/"] {
+        for path in [
+            "/envs/lease",
+            "/status",
+            "/v1/models",
+            "/page/now",
+            "/health/",
+        ] {
             assert!(access.check(path, &right).is_ok(), "{path}");
             assert!(access.check(path, &wrong).is_err(), "{path}");
         }
-        assert!(access.check("/health", &HeaderMap::new()).is_ok());
+        for path in ["/health", "/", "/page/assets/main.js"] {
+            assert!(access.check(path, &HeaderMap::new()).is_ok(), "{path}");
+        }
         assert!(access.check("/rollouts/3/v1/models", &right).is_err());
     }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// What is known of a rollout that has begun and not ended.
 #[derive(Clone, Debug)]
-pub(super) struct Life {
+pub(crate) struct Life {
     pub rollout: RolloutId,
     pub group: GroupId,
     pub slot: usize,
@@ -31,7 +31,7 @@ pub(super) struct Life {
 
 /// How a rollout ended.
 #[derive(Clone, Debug)]
-pub(super) enum End {
+pub(crate) enum End {
     Trained(Step),
     /// It had ended well.
     Voided(VoidReason),
@@ -41,7 +41,7 @@ pub(super) enum End {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Fate {
+pub(crate) struct Fate {
     pub life: Life,
     pub at: Time,
     pub end: End,
@@ -153,7 +153,7 @@ impl<'a> Said<'a> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Fates {
+pub(crate) struct Fates {
     pub lives: BTreeMap<RolloutId, Life>,
 }
 

@@ -59,7 +59,8 @@ struct Ranks {
     waiting: BTreeMap<u32, (Step, Time)>,
 }
 
-struct Watch {
+/// Where the time goes.
+pub(crate) struct Watch {
     began: Time,
     last: Time,
     ranks: Ranks,
@@ -131,7 +132,7 @@ impl Ranks {
 }
 
 impl Watch {
-    fn begin(beginning: &Beginning<'_>) -> Watch {
+    pub fn begin(beginning: &Beginning<'_>) -> Watch {
         let (core, now) = (beginning.core, beginning.core.now());
         let ranks = Ranks {
             // A run that has cut steps and begins in the middle had a trainer.
@@ -198,6 +199,29 @@ impl Watch {
         self.longest.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         self.longest.truncate(LONGEST);
     }
+
+    /// What was seen so far; `story` and `core` are those of the last event.
+    pub fn report(&self, story: Story, core: &Core) -> IdleReport {
+        let span = self.last.since(self.began);
+        let engines = self.engines.iter().map(|(engine, timeline)| EngineIdle {
+            engine: *engine,
+            states: timeline.spans.shares(),
+        });
+        let workers = self.workers.iter().map(|(environment, spans)| WorkersIdle {
+            environment: environment_name(core, *environment),
+            worker_seconds: spans.seconds(),
+            states: spans.shares(),
+        });
+        IdleReport {
+            story,
+            seconds: span.as_secs_f64(),
+            trainer: self.trainer.spans.shares(),
+            longest_waits: self.longest.clone(),
+            engines: engines.collect(),
+            workers: workers.collect(),
+            mean_in_flight: self.rollout_time as f64 / span.0.max(1) as f64,
+        }
+    }
 }
 
 impl Observer for Watch {
@@ -219,27 +243,5 @@ impl Observer for Watch {
 /// The journal cannot be read.
 pub fn idle(output_dir: &Path) -> Result<IdleReport, InspectError> {
     let played = play(output_dir, Watch::begin)?;
-    let (watch, core) = (played.observer, played.core);
-    let span = watch.last.since(watch.began);
-    let engines = watch.engines.iter().map(|(engine, timeline)| EngineIdle {
-        engine: *engine,
-        states: timeline.spans.shares(),
-    });
-    let workers = watch
-        .workers
-        .iter()
-        .map(|(environment, spans)| WorkersIdle {
-            environment: environment_name(&core, *environment),
-            worker_seconds: spans.seconds(),
-            states: spans.shares(),
-        });
-    Ok(IdleReport {
-        story: played.story,
-        seconds: span.as_secs_f64(),
-        trainer: watch.trainer.spans.shares(),
-        longest_waits: watch.longest,
-        engines: engines.collect(),
-        workers: workers.collect(),
-        mean_in_flight: watch.rollout_time as f64 / span.0.max(1) as f64,
-    })
+    Ok(played.observer.report(played.story, &played.core))
 }

@@ -12,6 +12,7 @@ mod buffer;
 mod check;
 mod dropped;
 mod fates;
+mod follow;
 mod group;
 mod idle;
 mod play;
@@ -36,6 +37,10 @@ pub use rollout::{RolloutTrace, rollout};
 pub use samples::{SampleLine, SamplesAnswer, samples};
 pub use step::{StepTrace, step};
 pub use summary::{Summary, summary};
+
+pub(crate) use fates::Life;
+pub(crate) use follow::Following;
+pub(crate) use play::{Beginning, Moment};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -111,7 +116,7 @@ pub fn answer_samples(
 }
 
 /// As the run's clock shows it.
-fn seconds(time: Time) -> f64 {
+pub(crate) fn seconds(time: Time) -> f64 {
     time.0 as f64 / 1e6
 }
 
@@ -121,7 +126,7 @@ fn between(from: Option<Time>, to: Option<Time>) -> Option<f64> {
 }
 
 /// The name that an enum without fields has in JSON.
-fn name_of(value: &impl Serialize) -> String {
+pub(crate) fn name_of(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,
         Ok(other) => other.to_string(),
@@ -129,7 +134,7 @@ fn name_of(value: &impl Serialize) -> String {
     }
 }
 
-fn environment_name(core: &primerl_core::Core, environment: EnvironmentId) -> String {
+pub(crate) fn environment_name(core: &primerl_core::Core, environment: EnvironmentId) -> String {
     let known = core.config().environments.get(environment.0 as usize);
     known.map_or_else(
         || environment.to_string(),
@@ -138,4 +143,4 @@ fn environment_name(core: &primerl_core::Core, environment: EnvironmentId) -> St
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

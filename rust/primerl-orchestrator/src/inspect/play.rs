@@ -29,7 +29,7 @@ pub struct Story {
 }
 
 /// One event, and what came of it.
-pub(super) struct Moment<'a> {
+pub(crate) struct Moment<'a> {
     pub number: u64,
     pub now: Time,
     pub event: &'a Event,
@@ -43,7 +43,7 @@ pub(super) struct Moment<'a> {
 }
 
 /// Notes what it is asked for.
-pub(super) trait Observer {
+pub(crate) trait Observer {
     fn saw(&mut self, moment: &Moment<'_>);
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Played<O> {
 }
 
 /// Where a story begins.
-pub(super) struct Beginning<'a> {
+pub(crate) struct Beginning<'a> {
     pub core: &'a Core,
     pub lives: &'a BTreeMap<RolloutId, Life>,
 }

@@ -60,14 +60,14 @@ fn scenario(seed: u64) -> Scenario {
 }
 
 /// A simulated run on disk.
-struct Run {
+pub(crate) struct Run {
     folder: tempfile::TempDir,
-    simulator: Simulator,
+    pub simulator: Simulator,
     events: Vec<(Time, Event)>,
 }
 
 impl Run {
-    fn new(seed: u64) -> Run {
+    pub fn new(seed: u64) -> Run {
         let scenario = scenario(seed);
         let mut simulator = Simulator::new(scenario.clone());
         simulator.recorded = Some(Vec::new());
@@ -87,7 +87,7 @@ impl Run {
         run
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.folder.path()
     }
 

@@ -13,12 +13,14 @@
 //! A restart is the newest whole snapshot and the events since, played back ([`restore`]).
 
 mod ahead;
+mod follow;
 mod reader;
 mod restore;
 mod snapshot;
 mod writer;
 
 pub use ahead::read_from;
+pub use follow::{Follower, Place, read_at};
 pub use reader::{Entry, ReadError, Tail};
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
 pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};

@@ -5,7 +5,7 @@ use super::{HEADER, MAGIC, SEGMENT, files, header};
 use primerl_core::{Event, Time};
 use serde::Deserialize;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -128,7 +128,7 @@ pub(super) fn decode_from(
 
 /// A segment, of which a small window is in memory: a reader that stops for a whole segment leaves whoever handles its
 /// events with nothing to do.
-struct Segment {
+pub(super) struct Segment {
     path: PathBuf,
     file: File,
     window: Vec<u8>,
@@ -142,7 +142,7 @@ struct Segment {
 
 impl Segment {
     /// With the memory of the window of the segment before.
-    fn open(path: PathBuf, mut window: Vec<u8>) -> Result<Segment, ReadError> {
+    pub fn open(path: PathBuf, mut window: Vec<u8>) -> Result<Segment, ReadError> {
         window.clear();
         let file = match File::open(&path) {
             Ok(file) => file,
@@ -164,6 +164,32 @@ impl Segment {
         }
         segment.begin = MAGIC.len().min(window.len());
         Ok(segment)
+    }
+
+    /// At the record that begins at this byte, which was seen there before.
+    pub fn open_at(path: PathBuf, offset: u64) -> Result<Segment, ReadError> {
+        let opened = File::open(&path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(offset))?;
+            Ok(file)
+        });
+        match opened {
+            Err(source) => Err(ReadError::Io { path, source }),
+            Ok(file) => Ok(Segment {
+                path,
+                file,
+                window: Vec::new(),
+                begin: 0,
+                before: offset,
+                ended: false,
+            }),
+        }
+    }
+
+    /// The next record of a file that may grow: where it begins in the file, and where its body is in the window.
+    pub fn next_written(&mut self) -> Result<Option<(u64, Range<usize>)>, ReadError> {
+        self.ended = false;
+        let body = self.next_record(true)?;
+        Ok(body.map(|body| (self.offset_of(body.start - HEADER), body)))
     }
 
     fn offset_of(&self, place: usize) -> u64 {
@@ -219,7 +245,7 @@ impl Segment {
         Ok(self.window[self.begin..].iter().all(|byte| *byte == 0))
     }
 
-    fn decode(&self, body: Range<usize>) -> Result<Entry, ReadError> {
+    pub fn decode(&self, body: Range<usize>) -> Result<Entry, ReadError> {
         rmp_serde::from_slice(&self.window[body.clone()]).map_err(|source| ReadError::Decode {
             path: self.path.clone(),
             offset: self.offset_of(body.start - HEADER),

@@ -1,0 +1,97 @@
+"""`primerl top` and `primerl page`: looking at a run, in the terminal and in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tomllib
+from pathlib import Path
+
+from primerl.config.load import fail
+
+FAILED = 1
+NOT_A_PORT = "expected a port from 0 (any free one) to 65535"
+
+
+def top(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl top",
+        description="What a run does now, in the terminal: curves, where the time goes, engines, who waits for what. "
+        "Ctrl-C leaves it; the run goes on.",
+    )
+    parser.add_argument("run", help="output folder of a run, or the URL of its orchestrator")
+    parser.add_argument("--once", action="store_true", help="print it once")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="look so often (1)")
+    try:
+        chosen = parser.parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    from primerl.runs import top as view
+
+    try:
+        url = view.find(chosen.run)
+    except view.NoRunError as error:
+        return fail(str(error), title="No run")
+    try:
+        view.once(url) if chosen.once else view.watch(url, chosen.interval)
+    except view.UnreachableError as error:
+        print(f"primerl top: {error}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def page(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl page",
+        description="The page of a run from its files, on this machine: of one that is over, or that goes on (while it "
+        "does, its orchestrator serves the page too). Nothing is written. Ctrl-C ends it.",
+    )
+    parser.add_argument("output_dir", type=Path, help="output folder of a run")
+    parser.add_argument("--port", type=port, default=0, help="port to serve it at (any free one)")
+    try:
+        chosen = parser.parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    if not chosen.output_dir.is_dir():
+        return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title="No page")
+    from primerl._core import PageServer, PrimerlError
+
+    try:
+        server = PageServer(chosen.output_dir, model_of(chosen.output_dir), port=chosen.port)
+    except PrimerlError as error:
+        return fail(str(error), title="No page")
+    except OSError as error:
+        return fail(f"--port {chosen.port}: cannot serve there: {error}", title="No page")
+    print(f"the run's page: {server.url}/ (Ctrl-C ends it)", flush=True)
+    # Blocked before it is waited for: one that comes in between is not lost.
+    wanted = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    signal.sigwait(wanted)
+    server.stop()
+    return 0
+
+
+def model_of(output_dir: Path) -> str | None:
+    """The folder of the run's model, by its resolved config; None where that does not say."""
+    try:
+        settings = tomllib.loads((output_dir / "configs" / "orchestrator.toml").read_text())
+        return str(settings["model"]["path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return value
+
+
+def port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r}: {NOT_A_PORT}")
+    return int(text)

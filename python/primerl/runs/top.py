@@ -1,0 +1,229 @@
+"""`primerl top`: the page of a run, drawn for a terminal. It asks what the page asks (`docs/page.md`)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from primerl.run_key import VARIABLE, run_key_header
+
+ANSWER_S = 5.0
+# A run may be busy; one that has not answered so often is gone.
+MISSES = 5
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 28
+CURVES = {
+    "reward/all/mean": "reward",
+    "loss/mean": "loss",
+    "staleness/mean": "staleness",
+    "perf/throughput": "trained tokens/s",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "KL to the engine",
+    "optim/grad_norm": "gradient norm",
+    "time/step": "seconds a step",
+}
+# Colours of states, as on the page.
+COLOURS = {"busy": "green", "serves": "green", "runs": "green", "loads": "magenta", "lost": "red"}
+WAITING = ("waits", "idle", "asks", "unproved")
+LONGEST_WAITS = 8
+
+
+class NoRunError(Exception):
+    """The message says where a run was looked for, and what to do."""
+
+
+class UnreachableError(Exception):
+    """The orchestrator does not answer, or not what is asked."""
+
+
+def find(run: str) -> str:
+    """The URL of the orchestrator of a run, given as that or as the run's folder. Raises NoRunError."""
+    if run.startswith(("http://", "https://")):
+        address = urlsplit(run)
+        if address.scheme != "http" or not address.hostname:
+            raise NoRunError(f"{run}: expected the URL of an orchestrator, http://host:port")
+        return f"http://{address.netloc}"
+    folder = Path(run)
+    if not folder.is_dir():
+        raise NoRunError(f"there is no folder {run}; give the output_dir of a run, or its orchestrator's URL")
+    file = folder / "run" / "orchestrator.json"
+    try:
+        return str(json.loads(file.read_text())["url"])
+    except FileNotFoundError:
+        raise NoRunError(f"no run was started in {run}: there is no {file}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoRunError(f"{file} cannot be read: {error}") from None
+
+
+def ask(url: str, path: str, **query: object) -> dict[str, Any]:
+    """The JSON that the orchestrator answers. Raises UnreachableError."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=run_key_header())
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise UnreachableError(
+            f"the run is not running: nothing answers at {url} ({error}). `primerl page OUTPUT_DIR` and "
+            "`primerl report OUTPUT_DIR` show a run that is over"
+        ) from None
+    finally:
+        connection.close()
+    if answer.status == 401:
+        raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
+    if answer.status != 200:
+        raise UnreachableError(f"{url}{path}: {content.get('error', {}).get('message', answer.status)}")
+    return dict(content)
+
+
+def look(url: str) -> RenderableType:
+    now = ask(url, "/page/now")
+    curves = ask(url, "/page/curves", names=",".join(CURVES), points=4 * WIDTH)
+    return frame(now, curves["curves"], url)
+
+
+def once(url: str) -> None:
+    # Where the time went is read from the journal, from the first question on.
+    deadline = time.monotonic() + ANSWER_S
+    while not ask(url, "/page/now")["journal"]["is_up_to_date"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    Console().print(look(url))
+
+
+def watch(url: str, interval_s: float) -> None:
+    """Until Ctrl-C, or until the run is over. Raises UnreachableError when it was not there to begin with."""
+    with Live(look(url), auto_refresh=False, screen=True) as live:
+        missed = 0
+        try:
+            while missed < MISSES:
+                time.sleep(interval_s)
+                try:
+                    live.update(look(url), refresh=True)
+                    missed = 0
+                except UnreachableError:
+                    missed += 1
+        except KeyboardInterrupt:
+            return
+    print(f"the run has ended, or {url} cannot be reached any more")
+
+
+def frame(now: dict[str, Any], curves: dict[str, Any], url: str) -> RenderableType:
+    """One picture: `now` as of /page/now, `curves` as of /page/curves."""
+    status = now.get("status") or {}
+    parts: list[RenderableType] = [headline(now, status, url), sparks(curves)]
+    if now.get("idle"):
+        parts.append(Panel(idle(now["idle"]), title="where the time goes", title_align="left", border_style="dim"))
+    parts.append(Panel(engines(status), title="engines", title_align="left", border_style="dim"))
+    parts.append(Panel(waits(status), title="who waits for what", title_align="left", border_style="dim"))
+    return Group(*parts)
+
+
+def headline(now: dict[str, Any], status: dict[str, Any], url: str) -> Text:
+    run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
+    facts = [
+        ("step", f"{run.get('step', 0)}/{run.get('max_steps', '?')}"),
+        ("reward", number(step.get("reward/all/mean"))),
+        ("policy", "none" if run.get("policy_version") is None else f"v{run['policy_version']}"),
+        ("in flight", f"{rollouts.get('in_flight', 0)}/{rollouts.get('limit', 0)}"),
+        ("trained", f"{rollouts.get('trained', 0):,}"),
+        ("lost", f"{sum(rollouts.get(name, 0) for name in ('failed', 'stale', 'cancelled')):,}"),
+        ("tokens/s", f"{float(status.get('tokens', {}).get('per_second') or 0):,.0f}"),
+    ]
+    text = Text(f"{now.get('folder')}  ", style="bold")
+    text.append(f"{url}/\n", style="dim")
+    for name, value in facts:
+        text.append(f"{name} ", style="dim").append(f"{value}   ", style="bold")
+    return text
+
+
+def sparks(curves: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, title in CURVES.items():
+        values = curves.get(name, {}).get("y", [])
+        if values:
+            lows, highs = number(min(values)), number(max(values))
+            table.add_row(
+                Text(title, style="dim"), spark(values), Text(number(values[-1]), style="bold"), f"{lows} to {highs}"
+            )
+    if not table.row_count:
+        table.add_row(Text("no step is trained yet", style="dim"))
+    return table
+
+
+def spark(values: list[float], width: int = WIDTH) -> Text:
+    """Means of equal stretches, between the lowest and the highest of them."""
+    stretches = min(width, len(values))
+    bounds = [round(at * len(values) / stretches) for at in range(stretches + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return Text("".join(BLOCKS[round((mean - low) * scale)] for mean in means), style="cyan")
+
+
+def idle(idle: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows = [("trainer", idle["trainer"])]
+    rows += [(f"engine {engine['engine']}", engine["states"]) for engine in idle["engines"]]
+    rows += [(f"workers of {workers['environment']}", workers["states"]) for workers in idle["workers"]]
+    for name, states in rows:
+        reasons = ", ".join(f"{state['what']} {100 * state['share']:.0f} %" for state in states[:3] if state["share"])
+        table.add_row(Text(name), bar(states), Text(reasons, style="dim"))
+    return table
+
+
+def bar(states: list[dict[str, Any]], width: int = 24) -> Text:
+    text = Text()
+    for state in states:
+        name = str(state["state"])
+        colour = COLOURS.get(name.split("/")[0], "yellow" if name.startswith(WAITING) else "bright_black")
+        text.append("█" * round(width * state["share"]), style=colour)
+    return text
+
+
+def engines(status: dict[str, Any]) -> RenderableType:
+    found = status.get("engines") or []
+    if not found:
+        return Text("none has joined", style="yellow")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("engine", "proved", "requests", "idle", "does"):
+        table.add_column(title)
+    for engine in found:
+        share = engine.get("idle_share")
+        proved = "none" if engine.get("version") is None else f"v{engine['version']}"
+        table.add_row(
+            str(engine.get("name") or engine["engine"]),
+            proved,
+            f"{engine['running']}/{engine.get('limit') or '-'}",
+            "-" if share is None else f"{100 * share:.0f} %",
+            Text(str(engine["doing"])),
+        )
+    return table
+
+
+def waits(status: dict[str, Any]) -> RenderableType:
+    found = sorted(status.get("waits") or [], key=lambda wait: -float(wait.get("since_s") or 0))
+    if not found:
+        return Text("nobody waits", style="dim")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for wait in found[:LONGEST_WAITS]:
+        # Text, not markup: what it says comes from elsewhere.
+        table.add_row(
+            Text(f"{wait['since_s']:.1f} s"), Text(str(wait["who"]), style="bold"), Text(f"for {wait['for']}")
+        )
+    return table
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

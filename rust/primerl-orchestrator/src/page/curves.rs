@@ -1,0 +1,277 @@
+//! What the run's files say by step: `metrics.jsonl` (the trainer's), `steps.jsonl` and `evals.jsonl` (ours). Each is read
+//! on from where it was read to, and kept as columns, so a question costs what it asks for, not what the files hold.
+
+use super::line::Line;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Points of one curve in one answer, whatever is asked for.
+pub const MOST_POINTS: usize = 1_000;
+/// Curves in one answer.
+pub const MOST_CURVES: usize = 64;
+/// Evaluations that are remembered.
+const MOST_EVALUATIONS: usize = 10_000;
+/// Read from a file at a time.
+const PIECE: u64 = 4 << 20;
+
+/// The files of one run.
+#[derive(Debug)]
+pub struct Curves {
+    trainer: Table,
+    orchestrator: Table,
+    evaluations: Lines,
+    evaluated: VecDeque<Value>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub names: Vec<String>,
+    pub from: u64,
+    pub to: u64,
+    pub points: usize,
+}
+
+impl Curves {
+    pub fn new(output_dir: &Path) -> Curves {
+        Curves {
+            trainer: Table::new(output_dir.join("metrics.jsonl")),
+            orchestrator: Table::new(output_dir.join("steps.jsonl")),
+            evaluations: Lines::new(output_dir.join("evals.jsonl")),
+            evaluated: VecDeque::new(),
+        }
+    }
+
+    /// Reads on.
+    ///
+    /// # Errors
+    /// A file cannot be read; one that is not there yet is no error.
+    pub fn refresh(&mut self) -> io::Result<()> {
+        self.trainer.refresh()?;
+        self.orchestrator.refresh()?;
+        let evaluated = &mut self.evaluated;
+        if self.evaluations.is_another()? {
+            evaluated.clear();
+        }
+        self.evaluations.read_on(|line| {
+            evaluated.extend(serde_json::from_slice(line));
+            if evaluated.len() > MOST_EVALUATIONS {
+                evaluated.pop_front();
+            }
+        })
+    }
+
+    /// Changes with every line that is added.
+    pub fn rows(&self) -> usize {
+        self.trainer.rows + self.orchestrator.rows + self.evaluated.len()
+    }
+
+    /// `{"steps": [first, last], "names": [...], "curves": {name: {"x": [...], "y": [...]}}}`
+    pub fn answer(&self, wanted: &Wanted) -> Value {
+        let mut curves = Map::new();
+        for name in wanted.names.iter().take(MOST_CURVES) {
+            let points = self.points(name, wanted);
+            let points = thin(points, wanted.points.clamp(3, MOST_POINTS));
+            let (x, y): (Vec<u64>, Vec<Value>) = points
+                .into_iter()
+                .map(|(step, value)| (step, short(value)))
+                .unzip();
+            curves.insert(name.clone(), json!({"x": x, "y": y}));
+        }
+        let mut names: Vec<&String> = self
+            .tables()
+            .flat_map(|table| table.columns.keys())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        let first = self.tables().filter_map(|table| table.steps.first()).min();
+        let last = self.tables().filter_map(|table| table.steps.last()).max();
+        json!({"steps": [first, last], "names": names, "curves": curves})
+    }
+
+    /// Evaluations, the newest last: `limit` of them before number `cursor`.
+    pub fn evaluations(&self, cursor: Option<usize>, limit: usize) -> Value {
+        let end = cursor.unwrap_or(usize::MAX).min(self.evaluated.len());
+        let begin = end.saturating_sub(limit);
+        let found: Vec<&Value> = self.evaluated.range(begin..end).collect();
+        json!({"evaluations": found, "next": (begin > 0).then_some(begin)})
+    }
+
+    fn tables(&self) -> impl Iterator<Item = &Table> {
+        [&self.trainer, &self.orchestrator].into_iter()
+    }
+
+    /// The trainer's line holds the batch's metrics too; a loop of one's own may write none.
+    fn points(&self, name: &str, wanted: &Wanted) -> Vec<(u64, f32)> {
+        let mut tables = self.tables();
+        let table = tables.find(|table| table.columns.contains_key(name));
+        table.map_or_else(Vec::new, |table| table.points(name, wanted))
+    }
+}
+
+/// Of a number that is drawn, six digits are enough.
+fn short(value: f32) -> Value {
+    let text = format!("{value:.5e}");
+    text.parse::<f64>()
+        .map_or(Value::Null, |value| json!(value))
+}
+
+/// At most `most` of the points, the first and the last among them, and of every stretch the lowest and the highest: what
+/// stands out is still there.
+pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
+    if points.len() <= most {
+        return points;
+    }
+    let (Some(&first), Some(&last)) = (points.first(), points.last()) else {
+        return points;
+    };
+    let inner = &points[1..points.len() - 1];
+    let stretches = ((most - 2) / 2).max(1);
+    let mut kept = vec![first];
+    for stretch in 0..stretches {
+        let bound = |stretch: usize| stretch * inner.len() / stretches;
+        let part = &inner[bound(stretch)..bound(stretch + 1)];
+        let by_value = |a: &&(u64, f32), b: &&(u64, f32)| a.1.total_cmp(&b.1);
+        let (lowest, highest) = (part.iter().min_by(by_value), part.iter().max_by(by_value));
+        if let (Some(lowest), Some(highest)) = (lowest, highest) {
+            kept.push(*lowest);
+            if lowest.0 != highest.0 {
+                let at = kept.len() - usize::from(highest.0 < lowest.0);
+                kept.insert(at, *highest);
+            }
+        }
+    }
+    kept.push(last);
+    kept
+}
+
+/// A file with one line a step, by column.
+#[derive(Debug)]
+struct Table {
+    lines: Lines,
+    /// Ascending.
+    steps: Vec<u64>,
+    /// Not a number where a line has none; shorter where the last lines have none.
+    columns: BTreeMap<String, Vec<f32>>,
+    /// Lines read.
+    rows: usize,
+}
+
+impl Table {
+    fn new(path: PathBuf) -> Table {
+        Table {
+            lines: Lines::new(path),
+            steps: Vec::new(),
+            columns: BTreeMap::new(),
+            rows: 0,
+        }
+    }
+
+    fn refresh(&mut self) -> io::Result<()> {
+        if self.lines.is_another()? {
+            self.steps.clear();
+            self.columns.clear();
+        }
+        let (steps, columns, rows) = (&mut self.steps, &mut self.columns, &mut self.rows);
+        self.lines.read_on(|line| {
+            let Some(Line { step, numbers }) = Line::read(line) else {
+                return;
+            };
+            *rows += 1;
+            let at = steps.binary_search(&step).unwrap_or_else(|at| {
+                steps.insert(at, step);
+                if at + 1 < steps.len() {
+                    let longer = columns.values_mut().filter(|column| column.len() > at);
+                    longer.for_each(|column| column.insert(at, f32::NAN));
+                }
+                at
+            });
+            for (name, value) in numbers {
+                let column = match columns.get_mut(&*name) {
+                    Some(column) => column,
+                    None => columns.entry(name.into_owned()).or_default(),
+                };
+                if column.len() <= at {
+                    column.resize(at + 1, f32::NAN);
+                }
+                column[at] = value as f32;
+            }
+        })
+    }
+
+    fn points(&self, name: &str, wanted: &Wanted) -> Vec<(u64, f32)> {
+        let Some(column) = self.columns.get(name) else {
+            return Vec::new();
+        };
+        let points = self.steps.iter().copied().zip(column.iter().copied());
+        points
+            .filter(|(step, value)| (wanted.from..=wanted.to).contains(step) && value.is_finite())
+            .collect()
+    }
+}
+
+/// A file to which lines are added; one that is written anew is read anew.
+#[derive(Debug)]
+struct Lines {
+    path: PathBuf,
+    inode: u64,
+    /// Read to here, which is the end of a line.
+    offset: u64,
+}
+
+impl Lines {
+    fn new(path: PathBuf) -> Lines {
+        Lines {
+            path,
+            inode: 0,
+            offset: 0,
+        }
+    }
+
+    /// Whether the file is not the one that was read, or was cut: it is read from its beginning then.
+    fn is_another(&mut self) -> io::Result<bool> {
+        let (inode, length) = match std::fs::metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),
+            metadata => {
+                let metadata = metadata?;
+                (metadata.ino(), metadata.len())
+            }
+        };
+        let is_another = (inode, true) != (self.inode, length >= self.offset);
+        if is_another {
+            (self.inode, self.offset) = (inode, 0);
+        }
+        Ok(is_another)
+    }
+
+    /// Every whole line that was added.
+    fn read_on(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut file = match File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut rest = Vec::new();
+        loop {
+            let count = (&file).take(PIECE).read_to_end(&mut rest)?;
+            let whole = rest.iter().rposition(|byte| *byte == b'\n');
+            if let Some(whole) = whole {
+                rest[..whole]
+                    .split(|byte| *byte == b'\n')
+                    .for_each(&mut take);
+                self.offset += whole as u64 + 1;
+                rest.drain(..=whole);
+            }
+            if count == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+use super::*;
+use std::fs;
+use std::io::Write;
+
+fn wanted(names: &[&str]) -> Wanted {
+    Wanted {
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        from: 0,
+        to: u64::MAX,
+        points: MOST_POINTS,
+    }
+}
+
+#[test]
+fn what_stands_out_survives_thinning() {
+    let mut points: Vec<(u64, f32)> = (0..10_000)
+        .map(|step| (step, (step as f32).sin()))
+        .collect();
+    points[4_321].1 = 50.0;
+    points[7_777].1 = -50.0;
+    for most in [3, 4, 10, 999, 1_000] {
+        let kept = thin(points.clone(), most);
+        assert!(kept.len() <= most.max(4), "{} of {most}", kept.len());
+        assert_eq!((kept.first(), kept.last()), (points.first(), points.last()));
+        assert!(kept.is_sorted_by(|a, b| a.0 < b.0));
+        assert!(kept.contains(&(4_321, 50.0)) && kept.contains(&(7_777, -50.0)));
+    }
+    assert_eq!(thin(points[..500].to_vec(), 500), &points[..500]);
+    assert!(thin(Vec::new(), 10).is_empty());
+}
+
+#[test]
+fn files_are_read_on_and_anew_where_they_are_written_anew() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut curves = Curves::new(folder.path());
+    curves.refresh().expect("no file is no error");
+    assert_eq!(curves.rows(), 0);
+    let path = folder.path().join("metrics.jsonl");
+    let add = |text: &str| {
+        let mut file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .expect("opens");
+        file.write_all(text.as_bytes()).expect("writes");
+    };
+    add(
+        "{\"step\":1,\"a\":0.5,\"timestamp\":1.7e9}\n{\"step\":2,\"a\":null,\"b\":2}\nno json\n{\"step\":3,\"a\":1.5",
+    );
+    curves.refresh().expect("reads");
+    let answer = curves.answer(&wanted(&["a", "b", "c"]));
+    assert_eq!(answer["names"], json!(["a", "b"]));
+    assert_eq!(answer["steps"], json!([1, 2]));
+    assert_eq!(answer["curves"]["a"], json!({"x": [1], "y": [0.5]}));
+    assert_eq!(answer["curves"]["c"], json!({"x": [], "y": []}));
+    let rows = curves.rows();
+    add("}\n");
+    curves.refresh().expect("reads on");
+    assert_eq!(
+        curves.answer(&wanted(&["a"]))["curves"]["a"]["x"],
+        json!([1, 3])
+    );
+    assert!(curves.rows() > rows);
+    let some = Wanted {
+        from: 2,
+        to: 2,
+        ..wanted(&["b"])
+    };
+    assert_eq!(curves.answer(&some)["curves"]["b"]["x"], json!([2]));
+
+    // The trainer goes on from an earlier step: it writes the file anew.
+    fs::remove_file(&path).expect("removes");
+    add("{\"step\":1,\"a\":9}\n");
+    curves.refresh().expect("reads anew");
+    assert_eq!(
+        curves.answer(&wanted(&["a"]))["curves"]["a"],
+        json!({"x": [1], "y": [9.0]})
+    );
+    // Without the trainer's file, the orchestrator's says what it knows.
+    fs::remove_file(&path).expect("removes");
+    let steps = folder.path().join("steps.jsonl");
+    fs::write(
+        &steps,
+        "{\"step\":1,\"time_s\":2.5,\"metrics\":{\"a\":7}}\n",
+    )
+    .expect("writes");
+    curves.refresh().expect("reads");
+    let answer = curves.answer(&wanted(&["a", "time_s"]));
+    assert_eq!(answer["curves"]["a"]["y"], json!([7.0]));
+    assert_eq!(answer["curves"]["time_s"]["y"], json!([2.5]));
+}
+
+#[test]
+fn a_step_that_comes_late_is_put_where_it_belongs() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let lines = "{\"step\":1,\"a\":1}\n{\"step\":3,\"a\":3,\"b\":3}\n{\"step\":2,\"a\":2}\n{\"step\":3,\"a\":4}\n";
+    fs::write(folder.path().join("metrics.jsonl"), lines).expect("writes");
+    let mut curves = Curves::new(folder.path());
+    curves.refresh().expect("reads");
+    let answer = curves.answer(&wanted(&["a", "b"]));
+    assert_eq!(
+        answer["curves"]["a"],
+        json!({"x": [1, 2, 3], "y": [1.0, 2.0, 4.0]})
+    );
+    assert_eq!(answer["curves"]["b"], json!({"x": [3], "y": [3.0]}));
+}
+
+#[test]
+fn evaluations_come_in_pages_the_newest_first() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let lines: String = (0..5)
+        .map(|version| format!("{{\"version\":{version}}}\n"))
+        .collect();
+    fs::write(folder.path().join("evals.jsonl"), lines).expect("writes");
+    let mut curves = Curves::new(folder.path());
+    curves.refresh().expect("reads");
+    let page = curves.evaluations(None, 2);
+    assert_eq!(
+        page,
+        json!({"evaluations": [{"version": 3}, {"version": 4}], "next": 3})
+    );
+    let page = curves.evaluations(Some(3), 9);
+    assert_eq!(page["evaluations"][0]["version"], 0);
+    assert_eq!(page["next"], Value::Null);
+}

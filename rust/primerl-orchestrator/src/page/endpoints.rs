@@ -1,0 +1,250 @@
+//! What the page asks for.
+
+use super::curves::{MOST_CURVES, MOST_POINTS, Wanted};
+use super::index::Filter;
+use super::rollout::{MOST_TOKENS, line};
+use super::{Page, STATUS_LASTS, assets};
+use crate::http::{ApiError, JSON};
+use axum::Router;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use primerl_core::RolloutId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A question waits so long for what is not read yet, and is answered with what is known.
+pub const PATIENCE: Duration = Duration::from_millis(500);
+/// A question waits so long for those before it.
+const QUEUE: Duration = Duration::from_secs(10);
+const ROLLOUTS: usize = 50;
+const MOST_ROLLOUTS: usize = 500;
+const EVALUATIONS: usize = 1_000;
+
+/// All but what is going on now, which is asked of who runs.
+pub fn router<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Router<S> {
+    assets::routes()
+        .route("/page/curves", get(curves))
+        .route("/page/evaluations", get(evaluations))
+        .route("/page/rollouts", get(rollouts))
+        .route("/page/rollouts/{rollout}", get(rollout))
+        .route("/page/rollouts/{rollout}/turns/{turn}", get(turn))
+        .with_state(page)
+}
+
+/// Reads from the run's files, one question after the other and not on a thread that serves the run.
+async fn reading<T: Send + 'static>(
+    page: Arc<Page>,
+    read: impl FnOnce(&Page) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = Arc::clone(&page.turn).acquire_owned();
+    let Ok(Ok(turn)) = tokio::time::timeout(QUEUE, turn).await else {
+        return Err(ApiError::unavailable(
+            "page_busy",
+            "others look at this page; ask again",
+        ));
+    };
+    let read = move || {
+        let _turn = turn;
+        read(&page)
+    };
+    let answer = tokio::task::spawn_blocking(read).await;
+    answer.map_err(|error| ApiError::internal(error.to_string()))?
+}
+
+fn answer(value: &Value) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, JSON),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, value.to_string()).into_response()
+}
+
+/// The path or the query is not what it should be.
+fn malformed(problem: impl std::fmt::Display) -> ApiError {
+    ApiError::invalid(problem.to_string())
+}
+
+/// Of a run that goes on: `status` is asked at most every half second, however many look.
+pub async fn now<E: Into<ApiError>>(
+    page: Arc<Page>,
+    status: impl Future<Output = Result<Value, E>>,
+) -> Result<Response, ApiError> {
+    let known = page.status.lock().clone();
+    let status = match known {
+        Some((at, status)) if at.elapsed() < STATUS_LASTS => status,
+        _ => {
+            let mut status = status.await.map_err(Into::into)?;
+            // They have an endpoint of their own, in pages.
+            status["evaluations"] = Value::Null;
+            let status = Arc::new(status);
+            *page.status.lock() = Some((Instant::now(), Arc::clone(&status)));
+            status
+        }
+    };
+    now_with(page, Some(status), true).await
+}
+
+/// `status` as it was last told, of a run that is over.
+pub(super) async fn now_with(
+    page: Arc<Page>,
+    status: Option<Arc<Value>>,
+    is_live: bool,
+) -> Result<Response, ApiError> {
+    let value = reading(page, move |page| {
+        let problem = page.curves.lock().refresh().err();
+        let rows = page.curves.lock().rows();
+        let known = page.reader.known();
+        let folder = page.output_dir.file_name();
+        Ok(json!({
+            "is_live": is_live,
+            "folder": folder.map(|name| name.to_string_lossy()),
+            "output_dir": page.output_dir,
+            "rows": rows,
+            "environments": known.index.environments,
+            "journal": {
+                "events": known.events,
+                "is_up_to_date": known.is_up_to_date,
+                "problem": known.problem,
+                "rollouts": known.index.len(),
+            },
+            "problem": problem.map(|problem| problem.to_string()),
+            "idle": known.idle,
+            "status": status,
+        }))
+    });
+    Ok(answer(&value.await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CurvesQuery {
+    /// Comma-separated; none gives the names only.
+    #[serde(default)]
+    names: String,
+    from: Option<u64>,
+    to: Option<u64>,
+    points: Option<usize>,
+}
+
+async fn curves(
+    State(page): State<Arc<Page>>,
+    query: Result<Query<CurvesQuery>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(query) = query.map_err(malformed)?;
+    let names = query.names.split(',').filter(|name| !name.is_empty());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    if names.len() > MOST_CURVES {
+        let problem = format!(
+            "{} curves are asked for, at most {MOST_CURVES} are told",
+            names.len()
+        );
+        return Err(malformed(problem).param("names"));
+    }
+    let wanted = Wanted {
+        names,
+        from: query.from.unwrap_or(0),
+        to: query.to.unwrap_or(u64::MAX),
+        points: query.points.unwrap_or(MOST_POINTS / 2),
+    };
+    let value = reading(page, move |page| {
+        let mut curves = page.curves.lock();
+        let refreshed = curves.refresh();
+        refreshed
+            .map_err(|error| ApiError::internal(format!("cannot read the metrics: {error}")))?;
+        Ok(curves.answer(&wanted))
+    });
+    Ok(answer(&value.await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PageQuery {
+    cursor: Option<usize>,
+    limit: Option<usize>,
+}
+
+async fn evaluations(
+    State(page): State<Arc<Page>>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(query) = query.map_err(malformed)?;
+    let limit = query.limit.unwrap_or(EVALUATIONS).clamp(1, EVALUATIONS);
+    let value = reading(page, move |page| {
+        let mut curves = page.curves.lock();
+        let refreshed = curves.refresh();
+        refreshed
+            .map_err(|error| ApiError::internal(format!("cannot read evals.jsonl: {error}")))?;
+        Ok(curves.evaluations(query.cursor, limit))
+    });
+    Ok(answer(&value.await?))
+}
+
+async fn rollouts(
+    State(page): State<Arc<Page>>,
+    query: Result<Query<Filter>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(filter) = query.map_err(malformed)?;
+    let value = reading(page, move |page| {
+        let known = page.reader.settled(PATIENCE);
+        let limit = filter.limit.unwrap_or(ROLLOUTS).clamp(1, MOST_ROLLOUTS);
+        let (found, matching) = known.index.list(&filter, limit);
+        let last = found.last().filter(|_| found.len() == limit);
+        Ok(json!({
+            "rollouts": found.iter().map(|record| line(&known.index, record)).collect::<Vec<_>>(),
+            "matching": matching,
+            "known": known.index.len(),
+            "is_up_to_date": known.is_up_to_date,
+            "problem": known.problem,
+            "next": last.map(|record| record.rollout),
+        }))
+    });
+    Ok(answer(&value.await?))
+}
+
+async fn rollout(
+    State(page): State<Arc<Page>>,
+    id: Result<Path<u64>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let id = RolloutId(id.map_err(malformed)?.0);
+    let value = reading(page, move |page| {
+        let told = page.told(id)?;
+        let known = page.reader.known();
+        let record = known.index.get(id);
+        let record = record.ok_or_else(|| super::unknown(id, &known))?;
+        Ok(told.summary(&known.index, record))
+    });
+    Ok(answer(&value.await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TurnQuery {
+    #[serde(default)]
+    from: usize,
+    limit: Option<usize>,
+}
+
+async fn turn(
+    State(page): State<Arc<Page>>,
+    path: Result<Path<(u64, usize)>, PathRejection>,
+    query: Result<Query<TurnQuery>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Path((id, number)) = path.map_err(malformed)?;
+    let Query(query) = query.map_err(malformed)?;
+    let value = reading(page, move |page| {
+        let told = page.told(RolloutId(id))?;
+        let limit = query.limit.unwrap_or(MOST_TOKENS);
+        let tokens = told.tokens(page.renderer.as_deref(), number, query.from, limit);
+        tokens.ok_or_else(|| {
+            let problem = format!("rollout {id} has no turn {number}");
+            ApiError::not_found("turn_unknown", problem)
+        })
+    });
+    Ok(answer(&value.await?))
+}

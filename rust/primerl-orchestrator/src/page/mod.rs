@@ -1,0 +1,113 @@
+//! The live page: what a run does and what its model writes, for people, at `/`.
+//!
+//! ```text
+//! /                    the page; /page/assets/… its script and style (no data: no key is needed for them)
+//! /page/now            the status, where the time went, how far the journal was read
+//! /page/curves         named columns of metrics.jsonl and steps.jsonl, thinned to what can be drawn
+//! /page/evaluations    lines of evals.jsonl
+//! /page/rollouts       the last rollouts, a line each, filtered, in pages
+//! /page/rollouts/{id}  one of them: its turns; …/turns/{n}: the tokens of one
+//! ```
+//! Everything is read from the run's files, so the same page shows a run that is over ([`Prepared`]). Reading is done on
+//! one blocking thread at a time and the journal followed by a thread of its own ([`reader`]): requests of the run never
+//! wait for somebody who looks at it.
+
+mod advantages;
+mod assets;
+mod curves;
+mod endpoints;
+mod index;
+mod line;
+mod reader;
+mod rollout;
+mod serve;
+
+pub(crate) use assets::is_asset;
+pub(crate) use endpoints::{now, router};
+pub use serve::Prepared;
+
+use crate::http::ApiError;
+use curves::Curves;
+use parking_lot::Mutex;
+use primerl_render::Renderer;
+use reader::Reader;
+use rollout::{Shelf, Told};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// For so long a status is good enough for everybody who looks.
+const STATUS_LASTS: Duration = Duration::from_millis(500);
+
+/// The page of one run.
+pub struct Page {
+    output_dir: PathBuf,
+    /// Without it, tokens are shown by their ids.
+    renderer: Option<Arc<Renderer>>,
+    data_ranks: u32,
+    reader: Reader,
+    curves: Mutex<Curves>,
+    shelf: Mutex<Shelf>,
+    status: Mutex<Option<(Instant, Arc<Value>)>>,
+    /// Who may read now.
+    turn: Arc<Semaphore>,
+}
+
+impl Page {
+    pub(crate) fn new(
+        output_dir: &Path,
+        renderer: Option<Arc<Renderer>>,
+        data_ranks: u32,
+    ) -> Arc<Page> {
+        Arc::new(Page {
+            output_dir: output_dir.to_owned(),
+            renderer,
+            data_ranks,
+            reader: Reader::new(output_dir),
+            curves: Mutex::new(Curves::new(output_dir)),
+            shelf: Mutex::default(),
+            status: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+        })
+    }
+
+    /// The events of one rollout, which are read where they were not lately.
+    fn told(&self, id: primerl_core::RolloutId) -> Result<Arc<Told>, ApiError> {
+        let (record, places) = {
+            let known = self.reader.settled(endpoints::PATIENCE);
+            let record = known.index.get(id).ok_or_else(|| unknown(id, &known))?;
+            (record.clone(), known.index.places(record))
+        };
+        if let Some(told) = self.shelf.lock().find(&record, places.len()) {
+            return Ok(told);
+        }
+        let told = Told::read(&self.output_dir, self.data_ranks, &record, &places);
+        let told = told.map_err(|error| {
+            let problem = format!("the events of rollout {id} cannot be read any more: {error}");
+            ApiError::not_found("rollout_gone", problem)
+        })?;
+        let told = Arc::new(told);
+        self.shelf.lock().keep(Arc::clone(&told));
+        Ok(told)
+    }
+}
+
+fn unknown(id: primerl_core::RolloutId, known: &reader::Known) -> ApiError {
+    let first = known.index.first();
+    let problem = match (&known.problem, first) {
+        (Some(problem), _) => format!("the journal cannot be read: {problem}"),
+        (None, _) if !known.is_up_to_date => {
+            format!(
+                "there is no rollout {id} in what was read so far; the journal is still being read"
+            )
+        }
+        (None, Some(first)) => format!(
+            "there is no rollout {id} among the {} that are known, from {first} on; `primerl trace` reads all of the journal",
+            known.index.len()
+        ),
+        (None, None) => format!("there is no rollout {id}: none has begun"),
+    };
+    ApiError::not_found("rollout_unknown", problem)
+}

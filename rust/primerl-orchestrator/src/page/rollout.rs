@@ -1,0 +1,265 @@
+//! One rollout to read: its events from their places in the journal, its tokens as text.
+
+use super::advantages::{Sequence, of_rollout, of_turn};
+use super::index::{Given, Index, Record};
+use crate::inspect::seconds;
+use crate::journal::{self, Entry, Place, ReadError};
+use crate::spool::Spool;
+use primerl_core::event::Outcome;
+use primerl_core::{Event, RolloutId, Step, Turn};
+use primerl_render::Renderer;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Tokens of one answer.
+pub const MOST_TOKENS: usize = 4_096;
+/// Of a prompt's text, so many characters are shown; they are on the page to be read.
+const PROMPT_CHARS: usize = 60_000;
+
+/// What the journal holds of one rollout.
+#[derive(Debug)]
+pub struct Told {
+    pub rollout: RolloutId,
+    /// As many as there were when it was read.
+    pub events: usize,
+    turns: Vec<(f64, Turn)>,
+    /// When an engine began its first turn, and at which version.
+    sampling: Vec<(f64, u64)>,
+    failures: Vec<String>,
+    report: Option<(f64, Outcome)>,
+    given: Given,
+    sequences: Vec<Sequence>,
+}
+
+impl Told {
+    /// # Errors
+    /// A file of the journal is gone or damaged.
+    pub fn read(
+        output_dir: &Path,
+        ranks: u32,
+        record: &Record,
+        places: &[Place],
+    ) -> Result<Told, ReadError> {
+        let folder = output_dir.join("journal");
+        let mut told = Told {
+            rollout: record.rollout,
+            events: places.len(),
+            turns: Vec::new(),
+            sampling: Vec::new(),
+            failures: Vec::new(),
+            report: None,
+            given: record.given,
+            sequences: Vec::new(),
+        };
+        for place in places {
+            let Entry(at, event) = journal::read_at(&folder, *place)?;
+            match event {
+                Event::TurnFinished { turn, .. } => told.turns.push((seconds(at), turn)),
+                Event::SamplingStarted { version, .. } => {
+                    told.sampling.push((seconds(at), version.0));
+                }
+                Event::TurnFailed { message, .. } => told.failures.push(message),
+                Event::RolloutFinished { outcome, .. } => {
+                    told.report.get_or_insert((seconds(at), outcome));
+                }
+                _ => {}
+            }
+        }
+        if let (Given::PerToken, Some(step)) = (record.given, record.step) {
+            let spool = Spool::new(output_dir, ranks);
+            told.sequences = of_rollout(&spool, ranks, Step(u64::from(step)), record.rollout);
+        }
+        Ok(told)
+    }
+
+    /// What there is but the tokens.
+    pub fn summary(&self, index: &Index, record: &Record) -> Value {
+        let turns: Vec<Value> = (0..self.turns.len()).map(|turn| self.turn(turn)).collect();
+        let mut summary = line(index, record);
+        let (reported_s, outcome) = match &self.report {
+            Some((at, outcome)) => (Some(at), Some(outcome)),
+            None => (None, None),
+        };
+        for (name, value) in [
+            ("turn_list", json!(turns)),
+            ("sampling", json!(self.sampling)),
+            ("turn_failures", json!(self.failures)),
+            ("reported_s", json!(reported_s)),
+            ("reports", json!(outcome.map(|outcome| &outcome.traces))),
+            (
+                "error",
+                json!(outcome.and_then(|outcome| outcome.error.as_ref())),
+            ),
+            ("message", json!(index.message(record))),
+            ("earlier_turns_are_gone", json!(record.cut_off)),
+        ] {
+            summary[name] = value;
+        }
+        summary
+    }
+
+    fn turn(&self, number: usize) -> Value {
+        let (at, turn) = &self.turns[number];
+        let versions: Vec<(u64, u32)> = turn
+            .versions
+            .iter()
+            .map(|run| (run.version.0, run.n_tokens))
+            .collect();
+        json!({
+            "turn": number,
+            "at_s": at,
+            "session": turn.session,
+            "parent": turn.parent.map(|parent| parent.0),
+            "fork": turn.fork,
+            "finish": turn.finish,
+            "temperature": turn.temperature,
+            "prompt_tokens": self.before(turn) + turn.prompt_suffix.len(),
+            "new_prompt_tokens": turn.prompt_suffix.len(),
+            "sampled_tokens": turn.sampled.len(),
+            "versions": versions,
+            "model": turn.text.as_ref().map(|text| &text.model),
+        })
+    }
+
+    /// Tokens of the turns that this one extends.
+    fn before(&self, turn: &Turn) -> usize {
+        let (mut tokens, mut parent) = (0, turn.parent);
+        while let Some((_, turn)) = parent.and_then(|parent| self.turns.get(parent.0 as usize)) {
+            tokens += turn.prompt_suffix.len() + turn.sampled.len();
+            parent = turn.parent;
+        }
+        tokens
+    }
+
+    /// The tokens of one turn, `limit` of them from `from` on; `None` where there is no such turn.
+    pub fn tokens(
+        &self,
+        renderer: Option<&Renderer>,
+        number: usize,
+        from: usize,
+        limit: usize,
+    ) -> Option<Value> {
+        let (_, turn) = self.turns.get(number)?;
+        let end = from
+            .saturating_add(limit.clamp(1, MOST_TOKENS))
+            .min(turn.sampled.len());
+        let shown = from.min(end)..end;
+        let prompt_tokens = self.before(turn) + turn.prompt_suffix.len();
+        let advantages = match self.given {
+            Given::Nothing => None,
+            Given::Uniform(value) => Some(vec![value; shown.len()]),
+            Given::PerToken => of_turn(&self.sequences, prompt_tokens, &turn.sampled)
+                .map(|advantages| advantages[shown.clone()].to_vec()),
+        };
+        let versions = turn.versions.iter();
+        let versions = versions
+            .flat_map(|run| std::iter::repeat_n(run.version.0, run.n_tokens as usize))
+            .skip(shown.start)
+            .take(shown.len());
+        let prompt = (from == 0).then(|| self.prompt(renderer, turn));
+        Some(json!({
+            "turn": number,
+            "from": shown.start,
+            "prompt": prompt,
+            "ids": turn.sampled[shown.clone()],
+            "pieces": pieces(renderer, &turn.sampled, shown.clone()),
+            // Of a server that gives text there are none.
+            "logprobs": turn.logprobs.get(shown.clone()).unwrap_or_default(),
+            "versions": versions.collect::<Vec<u64>>(),
+            "advantages": advantages,
+            "answer": turn.text.as_ref().map(|text| &text.message),
+            "next": (end < turn.sampled.len()).then_some(end),
+        }))
+    }
+
+    /// What the turn's prompt has beyond the turn it extends.
+    fn prompt(&self, renderer: Option<&Renderer>, turn: &Turn) -> Value {
+        let text = match renderer.map(|known| known.tokenizer().decode(&turn.prompt_suffix, false))
+        {
+            Some(Ok(text)) => text,
+            _ => format!("token ids: {:?}", turn.prompt_suffix),
+        };
+        let shown: String = text.chars().take(PROMPT_CHARS).collect();
+        json!({"tokens": turn.prompt_suffix.len(), "is_whole": shown.len() == text.len(), "text": shown})
+    }
+}
+
+/// The text that each token adds. A character of several tokens comes with its last one; the rest at the end is what a
+/// turn that was cut in the middle of a character leaves.
+fn pieces(
+    renderer: Option<&Renderer>,
+    sampled: &[u32],
+    shown: std::ops::Range<usize>,
+) -> Option<Vec<String>> {
+    let tokenizer = renderer?.tokenizer();
+    let mut stream = tokenizer.decode_stream(false);
+    let mut pieces = Vec::with_capacity(shown.len());
+    for (at, id) in sampled[..shown.end].iter().enumerate() {
+        let piece = stream.push(*id).ok()?;
+        if at >= shown.start {
+            pieces.push(piece);
+        }
+    }
+    if shown.end == sampled.len()
+        && let (Ok(rest), Some(last)) = (stream.finish(), pieces.last_mut())
+    {
+        last.push_str(&rest);
+    }
+    Some(pieces)
+}
+
+/// One rollout in a list.
+pub fn line(index: &Index, record: &Record) -> Value {
+    let environment = index.environments.get(record.environment.0 as usize);
+    let staleness = record.step.zip(record.versions).map(|(step, (oldest, _))| {
+        // Step k trains version k - 1.
+        i64::from(step) - 1 - i64::from(oldest)
+    });
+    let advantage = match record.given {
+        Given::Uniform(value) => json!(value),
+        Given::PerToken => json!("per token"),
+        Given::Nothing => Value::Null,
+    };
+    json!({
+        "rollout": record.rollout,
+        "group": record.group,
+        "slot": record.slot,
+        "environment": environment,
+        "example": record.example,
+        "evaluates": record.evaluates,
+        "worker": record.worker,
+        "fate": record.fate,
+        "reason": Some(index.reason(record)).filter(|reason| !reason.is_empty()),
+        "step": record.step,
+        "staleness": staleness,
+        "turns": record.turns,
+        "sampled_tokens": record.sampled_tokens,
+        "reward": Some(record.reward).filter(|reward| reward.is_finite()),
+        "advantage": advantage,
+        "versions": record.versions,
+        "leased_s": record.leased_s,
+        "took_s": record.ended_s.map(|ended| f64::from(ended) - record.leased_s),
+    })
+}
+
+/// The rollouts that were read last: a page asks for one turn after the other.
+#[derive(Default)]
+pub struct Shelf(Vec<Arc<Told>>);
+
+impl Shelf {
+    const MOST: usize = 8;
+
+    pub fn find(&self, record: &Record, events: usize) -> Option<Arc<Told>> {
+        let is_it = |told: &&Arc<Told>| {
+            told.rollout == record.rollout && told.events == events && told.given == record.given
+        };
+        self.0.iter().find(is_it).cloned()
+    }
+
+    pub fn keep(&mut self, told: Arc<Told>) {
+        self.0.retain(|known| known.rollout != told.rollout);
+        self.0.truncate(Self::MOST - 1);
+        self.0.insert(0, told);
+    }
+}

@@ -1,0 +1,66 @@
+//! The page of a run that is over, or that another process runs: from its files alone.
+
+use super::{Page, endpoints};
+use crate::http::ApiError;
+use crate::inspect::InspectError;
+use crate::journal;
+use axum::Router;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::get;
+use primerl_render::Renderer;
+use serde_json::Value;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// A run whose files are there.
+pub struct Prepared(Arc<Page>);
+
+impl Prepared {
+    /// Tokens are written out by the tokenizer in `model`; without one, or where it cannot be read, they are shown by
+    /// their ids.
+    ///
+    /// # Errors
+    /// The folder holds no journal, or a damaged one.
+    pub fn new(output_dir: &Path, model: Option<&Path>) -> Result<Prepared, InspectError> {
+        let folder = output_dir.join("journal");
+        if !journal::exists(&folder) {
+            let folder = output_dir.to_owned();
+            return Err(InspectError::NoJournal { folder });
+        }
+        let data_ranks = journal::oldest(&folder)?.core.config().data_ranks;
+        let renderer = model.and_then(|model| match Renderer::load(model) {
+            Ok(renderer) => Some(Arc::new(renderer)),
+            Err(error) => {
+                tracing::warn!(%error, "tokens are shown by their ids");
+                None
+            }
+        });
+        Ok(Prepared(Page::new(output_dir, renderer, data_ranks)))
+    }
+
+    /// Until `stop`. It asks nobody for a key: `listener` should be on loopback.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+        let Prepared(page) = self;
+        let router: Router = endpoints::router(Arc::clone(&page));
+        let now = Router::new().route("/page/now", get(now)).with_state(page);
+        let server = axum::serve(listener, router.merge(now));
+        let stopped = async move { stop.cancelled().await };
+        server.with_graceful_shutdown(stopped).await
+    }
+}
+
+async fn now(State(page): State<Arc<Page>>) -> Result<Response, ApiError> {
+    // What the launcher wrote at the end; of a run that was not started by it, there is none.
+    let summary = page.output_dir.join("run/summary.json");
+    let summary = tokio::fs::read(summary).await.unwrap_or_default();
+    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
+    let status = summary.get("status").cloned().map(Arc::new);
+    endpoints::now_with(page, status, false).await
+}

@@ -1,0 +1,129 @@
+// What all views share: elements, requests, numbers. What a model wrote only ever becomes text of a node.
+
+const STORED = "primerl-key";
+
+/** An element; children that are strings become text. `{class, text, on: {click}, ...attributes}` */
+export function el(tag, given = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "text") node.textContent = value;
+    else if (name === "class") node.className = value;
+    else if (name === "on") for (const [event, act] of Object.entries(value)) node.addEventListener(event, act);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+export function svg(tag, given = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(given)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+/** The key of `#key=...` is kept for this tab and taken out of the address, where it would be seen and copied. */
+export function takeKey() {
+  const given = /^#key=([^/]*)(.*)$/.exec(location.hash);
+  if (!given) return;
+  sessionStorage.setItem(STORED, decodeURIComponent(given[1]));
+  history.replaceState(null, "", `#${given[2] || "/"}`);
+}
+
+export function setKey(key) {
+  sessionStorage.setItem(STORED, key);
+}
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The JSON at a path; throws `Refused` with the server's own words. */
+export async function get(path, query = {}, signal = undefined) {
+  const wanted = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const search = new URLSearchParams(wanted).toString();
+  const key = sessionStorage.getItem(STORED);
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch(search ? `${path}?${search}` : path, { headers, signal });
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Refused(answer.status, body.error?.message ?? `the server answered ${answer.status}`);
+  return body;
+}
+
+export function whole(value) {
+  return value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en-US");
+}
+
+/** Three digits, however large or small. */
+export function short(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e4) return whole(value);
+  return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
+}
+
+export function signed(value) {
+  return value > 0 ? `+${short(value)}` : short(value).replace("-", "−");
+}
+
+export function percent(share) {
+  return share === null || share === undefined ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+}
+
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${Math.max(0, Math.round(1000 * seconds))} ms`;
+  if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 120 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export function words(name) {
+  return String(name).replaceAll("_", " ");
+}
+
+/** Rows of a table: cells are strings, nodes, or `{right: ...}`. */
+export function table(head, rows, kind = "") {
+  const cell = (tag) => (content) => {
+    const right = content !== null && typeof content === "object" && "right" in content;
+    return el(tag, { class: right ? "right" : null }, right ? content.right : (content ?? ""));
+  };
+  const line = (tag, cells) => el("tr", {}, cells.map(cell(tag)));
+  return el("div", { class: "scroll" },
+    el("table", { class: kind }, el("thead", {}, line("th", head)), el("tbody", {}, rows.map((row) => line("td", row)))));
+}
+
+export function fate(row) {
+  return el("span", { class: `fate ${row.fate}`, text: words(row.fate), title: row.reason ? words(row.reason) : null });
+}
+
+export function reward(value) {
+  return el("span", { class: "number", text: short(value) });
+}
+
+export function advantage(value) {
+  if (typeof value !== "number") return el("span", { class: "faint", text: value ?? "–" });
+  return el("span", { class: value > 0 ? "plus" : value < 0 ? "minus" : "", text: signed(value) });
+}
+
+export function versions(range) {
+  if (!range) return "–";
+  return range[0] === range[1] ? `v${range[0]}` : `v${range[0]}–${range[1]}`;
+}
+
+/** Puts a new content in place of the old one, unless they are the same: a selection or a focus stays where it is. */
+export function replace(node, ...content) {
+  const next = document.createElement(node.tagName);
+  next.append(...content);
+  if (node.isEqualNode(next) || (node.childNodes.length > 0 && sameChildren(node, next))) return;
+  node.replaceChildren(...next.childNodes);
+}
+
+function sameChildren(a, b) {
+  return a.childNodes.length === b.childNodes.length && [...a.childNodes].every((child, at) => child.isEqualNode(b.childNodes[at]));
+}

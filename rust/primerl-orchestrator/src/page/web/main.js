@@ -1,0 +1,101 @@
+// The frame: which view is shown, and what goes on now, asked for once a second while somebody looks.
+
+import { el, get, Refused, setKey, span, takeKey } from "./common.js";
+import { Overview } from "./overview.js";
+import { Rollouts } from "./rollouts.js";
+import { Group, Rollout } from "./rollout.js";
+
+const EVERY_MS = 1000;
+const main = document.getElementById("main");
+const problem = document.getElementById("problem");
+const state = document.getElementById("state");
+let view = null;
+let asks = false;
+let last = null;
+
+const VIEWS = [
+  [/^\/?$/, "overview", () => new Overview()],
+  [/^\/rollouts$/, "rollouts", (_, query) => new Rollouts(query)],
+  [/^\/rollouts\/(\d+)$/, "rollouts", (found) => new Rollout(found[1])],
+  [/^\/groups\/(\d+)$/, "rollouts", (found) => new Group(found[1])],
+];
+
+function show() {
+  takeKey();
+  const [path, search] = location.hash.slice(1).split("?");
+  for (const [pattern, name, open] of VIEWS) {
+    const found = pattern.exec(path);
+    if (!found) continue;
+    view?.close?.();
+    view = open(found, new URLSearchParams(search));
+    main.replaceChildren(view.node);
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    scrollTo(0, 0);
+    tell(null);
+    view.open?.().catch(tell);
+    if (last) view.now?.(last);
+    look();
+    return;
+  }
+  location.hash = "#/";
+}
+
+/** What went wrong, in the server's words; `null`: nothing. */
+function tell(error) {
+  // What is being typed stays.
+  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
+  problem.hidden = !error;
+  problem.textContent = error?.message ?? "";
+  if (!(error instanceof Refused) || error.status !== 401) return;
+  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": "the run's key" });
+  const use = (event) => {
+    event.preventDefault();
+    setKey(field.value);
+    show();
+  };
+  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, "This run has a key (PRIMERL_API_KEY). ", field, el("button", { text: "Show the run" })));
+  field.focus();
+}
+
+async function look() {
+  if (asks || document.hidden) return;
+  asks = true;
+  try {
+    last = await get("/page/now");
+    frame(last);
+    if (!problem.querySelector("form")) problem.hidden = !last.problem && !last.journal.problem;
+    if (!problem.hidden && !problem.querySelector("form")) problem.textContent = last.problem ?? `the journal cannot be read: ${last.journal.problem}`;
+    await view.now?.(last);
+  } catch (error) {
+    state.className = "lost";
+    state.textContent = error instanceof Refused ? "refused" : last?.is_live ? "the run has ended, or cannot be reached" : "cannot be reached";
+    if (error instanceof Refused) tell(error);
+  } finally {
+    asks = false;
+  }
+}
+
+function frame(now) {
+  const run = now.status?.run;
+  document.getElementById("folder").textContent = now.folder ?? "";
+  document.getElementById("folder").title = now.output_dir ?? "";
+  document.title = run ? `${run.step}/${run.max_steps} ${now.folder} – primerl` : `${now.folder} – primerl`;
+  const over = !now.is_live || run?.finished;
+  state.className = over ? "" : "live";
+  state.textContent = over ? (run?.finished ? `finished: ${run.finished}` : "from the run's files") : `running for ${span(run?.elapsed_s)}`;
+  if (!now.journal.is_up_to_date && !now.journal.problem) state.textContent += ` · reading the journal: event ${now.journal.events.toLocaleString("en-US")}`;
+}
+
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", look);
+document.addEventListener("keydown", (event) => {
+  if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "o") location.hash = "#/";
+  else if (event.key === "r") location.hash = "#/rollouts";
+  else view.key?.(event);
+});
+setInterval(look, EVERY_MS);
+show();

@@ -1,0 +1,181 @@
+// How the run does: numbers of now, curves, where the time goes, who waits for whom, engines, evaluations.
+
+import { Chart } from "./chart.js";
+import { el, get, percent, replace, short, span, table, whole, words } from "./common.js";
+
+const CHOSEN = "primerl-charts";
+const POINTS = 600;
+const of = (...wanted) => (names) => wanted.filter((name) => names.has(name));
+
+/** `reward/<env>/mean` of every environment, where there are several. */
+function byEnvironment(metric) {
+  return (names) => {
+    const own = [...names].filter((name) => name.startsWith(`${metric}/`) && name.endsWith("/mean") && name !== `${metric}/all/mean` && !name.includes("/staleness_"));
+    return [`${metric}/all/mean`, ...(own.length > 1 ? own : [])].filter((name) => names.has(name));
+  };
+}
+
+/** Title, and which columns it shows of those there are. */
+const CHARTS = [
+  ["Reward", byEnvironment("reward")],
+  ["Loss", (names) => {
+    const parts = of("loss/rl/mean", "loss/ce/mean", "loss/ref_kl/mean")(names);
+    return [...of("loss/mean")(names), ...(parts.length > 1 ? parts : [])];
+  }],
+  ["Throughput of the trainer, tokens/s", of("perf/throughput")],
+  ["Staleness", of("staleness/mean", "staleness/max")],
+  ["Rollouts lost a step", of("rollouts/failed", "rollouts/stale", "rollouts/cancelled", "rollouts/filtered")],
+  ["Seconds of a step", of("time/step", "time/wait_for_batch", "time/forward_backward")],
+  ["Metrics of the environments", (names) => [...names].filter((name) => /^metric\/.*\/mean$/.test(name)).slice(0, 6)],
+  ["Entropy", of("entropy/all/mean")],
+  ["Trainer against engine (KL)", of("mismatch_kl/all/mean")],
+  ["Norm of the gradient", of("optim/grad_norm")],
+  ["Length of a sample, tokens", of("seq_len/all/mean", "seq_len/all/max")],
+];
+
+/** Those above where the time goes; the others are below. */
+const FIRST = new Set(CHARTS.slice(0, 6).map(([title]) => title));
+
+/** Curves that always come together do not repeat what their title says. */
+function label(name) {
+  return name.replace(/\/mean$/, "").replace(/^(reward|metric|time|rollouts|staleness|seq_len)\//, "") || name;
+}
+
+const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
+const kind = (state) => KINDS.find(([pattern]) => pattern.test(state))[1];
+
+export class Overview {
+  constructor() {
+    this.charts = new Map();
+    this.rows = -1;
+    this.range = {};
+    this.own = JSON.parse(localStorage.getItem(CHOSEN) ?? "[]");
+    this.tiles = el("dl", { class: "tiles" });
+    this.grid = el("div", { class: "charts" });
+    this.others = el("div", { class: "charts" });
+    this.from = el("input", { type: "number", min: 1, "aria-label": "first step", placeholder: "first" });
+    this.to = el("input", { type: "number", min: 1, "aria-label": "last step", placeholder: "last" });
+    for (const field of [this.from, this.to]) field.addEventListener("change", () => this.choose(this.from.value, this.to.value));
+    this.more = el("select", { "aria-label": "add a curve", on: { change: () => this.add(this.more.value) } });
+    this.idle = el("section", { class: "card", id: "idle" });
+    this.waits = el("section", { class: "card", id: "waits" });
+    this.engines = el("section", { class: "card", id: "engines" });
+    this.workers = el("section", { class: "card", id: "workers" });
+    this.evaluations = el("section", { class: "card", id: "evaluations" });
+    this.measured = new Chart("Evaluations: mean reward by policy version", { dots: true, unit: "version" });
+    const all = el("button", { text: "All steps", on: { click: () => this.choose() } });
+    const bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
+      el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
+    this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, bar, this.grid,
+      el("div", { class: "wide" }, this.idle, this.waits, this.engines, this.workers, this.evaluations), this.others);
+  }
+
+  async now(now) {
+    this.tell(now);
+    if (now.rows === this.rows) return;
+    this.rows = now.rows;
+    await Promise.all([this.curves(), this.measure()]);
+  }
+
+  async choose(from = "", to = "") {
+    this.range = { from, to };
+    [this.from.value, this.to.value] = [from, to];
+    await this.curves();
+  }
+
+  async add(name) {
+    this.own = this.own.includes(name) ? this.own.filter((known) => known !== name) : [...this.own, name];
+    localStorage.setItem(CHOSEN, JSON.stringify(this.own));
+    await this.curves();
+  }
+
+  async curves() {
+    this.names ??= new Set((await get("/page/curves")).names);
+    const wanted = (names) => [...CHARTS.map(([title, pick]) => [title, pick(names), null]), ...this.own.map((name) => [name, [name], name])];
+    const names = [...new Set(wanted(this.names).flatMap(([, names]) => names))].slice(0, 64);
+    const found = await get("/page/curves", { names: names.join(","), points: POINTS, ...this.range });
+    this.names = new Set(found.names);
+    const shown = new Set();
+    for (const [title, names, own] of wanted(this.names)) {
+      if (names.length === 0) continue;
+      const one = names.length === 1;
+      const series = names.filter((name) => found.curves[name]).map((name) => ({ name: one ? name : label(name), ...found.curves[name] }));
+      if (!series.some((one) => one.x.length > 0)) continue;
+      shown.add(title);
+      if (!this.charts.has(title)) this.charts.set(title, new Chart(title, { choose: (from, to) => this.choose(from, to), remove: own && (() => this.add(own)) }));
+      const chart = this.charts.get(title);
+      const place = FIRST.has(title) ? this.grid : this.others;
+      if (chart.node.parentNode === null) place.append(chart.node);
+      chart.show(series);
+    }
+    for (const [title, chart] of this.charts) if (!shown.has(title)) chart.node.remove();
+    if (shown.size === 0) replace(this.grid, el("p", { class: "card empty", text: "No step is trained yet." }));
+    else this.grid.querySelector(".empty")?.remove();
+    if (this.more.options.length !== found.names.length + 1) {
+      this.more.replaceChildren(el("option", { value: "", text: "Add a curve…" }), ...found.names.map((name) => el("option", { value: name, text: name })));
+    }
+    this.more.value = "";
+  }
+
+  async measure() {
+    const { evaluations } = await get("/page/evaluations", { limit: 1000 });
+    const versionOf = (one) => one.version ?? one.policy_at_the_time;
+    const environments = [...new Set(evaluations.map((one) => one.environment))];
+    this.measured.show(environments.map((name) => {
+      const own = evaluations.filter((one) => one.environment === name && one.mean_reward !== null);
+      return { name, x: own.map(versionOf), y: own.map((one) => one.mean_reward) };
+    }));
+    if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
+    if (this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
+    const metrics = (one) => Object.entries(one.metrics ?? {}).map(([name, value]) => `${name} ${short(value)}`).join("  ");
+    const rows = evaluations.slice(-12).reverse().map((one) => [
+      one.environment, one.model ?? `v${versionOf(one)}`, { right: short(one.mean_reward) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
+    replace(this.evaluations, el("h2", { text: "Evaluations" }),
+      table(["environment", "measured", { right: "reward" }, { right: "rollouts" }, { right: "failed" }, "metrics"], rows));
+  }
+
+  tell(now) {
+    const status = now.status;
+    this.where(now.idle);
+    if (!status) return replace(this.tiles);
+    const { run, rollouts, trainer, tokens } = status;
+    const step = status.last_step ?? {};
+    const tile = (name, value, more = "") => el("div", { class: "card tile" }, el("dt", { text: name }), el("dd", {}, value, el("small", { text: more, title: more })));
+    replace(this.tiles,
+      tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, `${now.is_live ? "running" : "ran"} for ${span(run.elapsed_s)}`),
+      tile("Reward", short(step["reward/all/mean"]), "last batch"),
+      tile("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`, run.published_version === null ? "none is published" : `v${run.published_version} published`),
+      tile(now.is_live ? "Tokens/s" : "Tokens", whole(now.is_live ? tokens.per_second : tokens.sampled), now.is_live ? `${whole(tokens.sampled)} sampled` : "sampled"),
+      tile("In flight", now.is_live ? whole(rollouts.in_flight) : "–", now.is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over"),
+      tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
+      tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
+      tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])}`),
+      tile("Trainer idle", percent(trainer.idle_share), trainer.doing));
+    // Of a run that is over, what was last seen says nothing any more.
+    const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => b.since_s - a.since_s) : [];
+    const lines = waits.slice(0, 14).map((wait) => el("li", {}, el("span", {}, el("b", { text: wait.who }), ` → ${wait.for}`),
+      el("span", { class: `end number ${wait.deadline_s !== null && wait.deadline_s < 0 ? "late" : "faint"}`, title: wait.deadline_s === null ? "no deadline" : `${span(Math.max(0, wait.deadline_s))} left`, text: span(wait.since_s) })));
+    replace(this.waits, el("h2", { text: "Who waits for what" }), lines.length ? el("ul", { class: "waits" }, lines) : el("p", { class: "note", text: now.is_live ? "Nobody waits." : "The run is over." }),
+      waits.length > lines.length ? el("p", { class: "faint", text: `and ${waits.length - lines.length} more` }) : "");
+    const engines = (status.engines ?? []).map((one) => [one.name ?? whole(one.engine), one.version === null ? "none" : `v${one.version}`, one.doing, { right: `${whole(one.running)}${one.limit ? ` / ${whole(one.limit)}` : ""}` }, { right: percent(one.idle_share) }, one.url]);
+    replace(this.engines, el("h2", { text: "Engines" }), engines.length ? table(["engine", "proved", "does", { right: "requests" }, { right: "idle" }, "address"], engines) : el("p", { class: "note", text: "None has joined." }));
+    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: now.is_live ? whole(one.in_flight) : "–" }, { right: now.is_live ? whole(one.queued) : "–" }]);
+    const failures = Object.entries(status.failures ?? {}).map(([name, count]) => `${words(name)} ${whole(count)}`).join(", ");
+    replace(this.workers, el("h2", { text: "Environments" }), table(["environment", { right: "examples" }, { right: "workers" }, { right: "in flight" }, { right: "queued" }], environments),
+      failures ? el("p", { class: "note", text: `Failures: ${failures}` }) : "");
+  }
+
+  /** Where the time went. */
+  where(idle) {
+    if (!idle) return replace(this.idle, el("h2", { text: "Where the time goes" }), el("p", { class: "note", text: "The journal is being read." }));
+    const bar = (name, states) => el("div", { class: "idle" }, el("b", { text: name }),
+      el("div", { class: "shares", role: "img", "aria-label": states.map((one) => `${one.what} ${percent(one.share)}`).join(", ") }, states.map((one) => {
+        const part = el("i", { class: kind(one.state), title: `${one.what}: ${percent(one.share)}` });
+        part.style.flexGrow = Math.round(1000 * one.share);
+        return part;
+      })),
+      el("div", { class: "reasons" }, states.filter((one) => one.share >= 0.005).slice(0, 6).map((one) => el("span", {}, el("i", { class: kind(one.state) }), `${one.what} ${percent(one.share)}`))));
+    replace(this.idle, el("div", { class: "row" }, el("h2", { text: "Where the time goes" }), el("span", { class: "end faint", text: `of ${span(idle.seconds)}` })),
+      bar("Trainer", idle.trainer), ...idle.engines.map((one) => bar(`Engine ${one.engine}`, one.states)), ...idle.workers.map((one) => bar(`Workers of ${one.environment}`, one.states)));
+  }
+}
