@@ -10,7 +10,7 @@ from primerl.launch import checker
 def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
     with checker.environments_ahead():
         with checker.environments() as ahead:
-            request = json.dumps([["reverse-text", {}], ["no-such-environment", {}]])
+            request = json.dumps([["reverse-text", {}, {}], ["no-such-environment", {}, {}]])
             done = checker.ended(ahead, 120, request)
         assert done is not None
         assert done.returncode == 0, done.stderr

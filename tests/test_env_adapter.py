@@ -370,11 +370,14 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
         ({"harness": "null"}, "`harness` must be a table of settings"),
         ({"harness": {"no_such": 1}}, "agent.harness.no_such: Extra inputs"),
         ({"harness": {"id": "no-such-harness"}}, "no_such_harness"),
-        ({"harness": {"id": "null"}, "agent": {"harness": {"id": "null"}}}, "`agent.harness` are both given"),
+        (
+            {"harness": {"id": "null"}, "agent": {"harness": {"id": "null"}}},
+            "harness.id and args.agent both set id; leave one of them out",
+        ),
         (
             {"id": "user-sim", "harness": {"id": "null"}},
-            "has 2 seats (assistant, user), so `harness` does not say whose it is; give it by seat, as "
-            "args.assistant.harness",
+            "`harness` is for environments with one seat, and this one has assistant, user; give each seat its own, as "
+            "args.SEAT.harness",
         ),
     ],
 )

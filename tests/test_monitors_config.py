@@ -28,13 +28,18 @@ def rl(*arguments: str) -> RLConfig:
     return load(RLConfig, ["@", str(EXAMPLE), *arguments], program="primerl rl")
 
 
-def test_flags_turn_monitors_on_and_off() -> None:
+def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     def names(*arguments: str) -> list[str]:
         return [entry.name for entry in monitored.entries(rl(*arguments))]
 
     assert names() == []
     assert names("--wandb") == ["wandb"]
-    assert names("--wandb", "--no-wandb") == []
+    with pytest.raises(ConfigError, match=r"--no-wandb leaves \[wandb\] out, and --wandb gives it"):
+        names("--wandb", "--no-wandb")
+    file = tmp_path / "wandb.toml"
+    file.write_text('[wandb]\nproject = "p"\n')
+    assert names("@", str(file)) == ["wandb"]
+    assert names("@", str(file), "--no-wandb") == []
     assert names("--orchestrator.prime-monitor.run-name", "x", "--wandb.offline") == ["wandb", "prime"]
     (wandb,) = monitored.entries(rl("--wandb.project", "p", "--wandb.tags", '["a"]', "--wandb.entity", "me"))
     assert wandb.args == {"project": "p", "tags": ["a"], "entity": "me", "offline": False}
