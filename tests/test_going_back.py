@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end import launch, read_lines
+from end_to_end import launch, read_lines, until
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch import going_back
@@ -125,3 +126,30 @@ def test_a_run_goes_back_and_trains_the_same_batches_again(tmp_path: Path) -> No
     assert folders(run) == [
         *("replaced_step_8", "replaced_step_9", "step_10", "step_2", "step_4", "step_6", "step_8"),
     ]
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
+def test_fewer_steps_than_are_cut_are_refused(tmp_path: Path) -> None:
+    """Its trainer would end with the last of them, and the orchestrator wait for the rest."""
+    model, output = tmp_path / "tiny", tmp_path / "run"
+    write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    run = launch(model, output, *SMALL, "--max-steps", "5000")
+    metrics = output / "metrics.jsonl"
+    try:
+        until(lambda: metrics.exists() and len(read_lines(metrics)) >= 2, 120, "two steps")
+        run.launcher.send_signal(signal.SIGINT)
+        assert run.ended(60)[0] == 130
+    finally:
+        run.kill()
+    code, said = launch(model, output, *SMALL, "--max-steps", "1").ended(120)
+    assert code == 2, said
+    assert re.search(r"max_steps is 1, but the batches of \d+ steps are cut already", " ".join(said.split())), said
+    # It is as it was: with as many as before it goes on.
+    run = launch(model, output, *SMALL, "--max-steps", "5000")
+    try:
+        trained = len(read_lines(metrics))
+        until(lambda: len(read_lines(metrics)) > trained, 120, "a step more")
+    finally:
+        run.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.launch import status as orchestrator_status
 from primerl.launch.starting import RefusedError
 from primerl.train.client import OrchestratorClient, OrchestratorError
 from primerl.train.step_folders import saved_steps, set_aside_later
@@ -54,3 +55,15 @@ def go_back(config: RLConfig, folder: Path, url: str | None) -> list[Path]:
     finally:
         client.close()
     return set_aside_later(folder, step)
+
+
+def check_steps(config: RLConfig, url: str) -> None:
+    """Raises RefusedError where the run has cut the batches of more steps than it is to have now: its trainer would end
+    before the orchestrator is done."""
+    status = orchestrator_status.fetch(url) or {}
+    cut = int(status.get("run", {}).get("max_steps", 0))
+    if cut > config.max_steps:
+        raise RefusedError(
+            f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
+            f"set it to {cut} or more, or begin anew with --clean-output-dir"
+        )

@@ -212,6 +212,8 @@ class Launcher:
         self._start_uploads(processes)
         for path in going_back.go_back(self.config, self.folder, url):
             self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
+        if url is not None:
+            going_back.check_steps(self.config, url)
         self._start_monitors(processes)
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
