@@ -281,6 +281,7 @@ def write_run(folder: Path, steps: int) -> None:
         {"environment": "held-out", "version": version, "mean_reward": reward, "metrics": {"exact": reward / 2}}
         for version, reward in ((0, 0.4), (steps, 0.9))
     ]
+    evaluations[-1] |= {"avg@2": 0.9, "avg@2/low": 0.8, "avg@2/high": 1.0, "pass@1": 0.7}
     (folder / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
     summary = {
         "wall_s": 20.0,
@@ -300,6 +301,8 @@ def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["steps"] == "10"
     assert (rows["reward, first 5 steps"], rows["reward, last 5 steps"]) == ("0.300", "0.800")
     assert rows["held-out, exact (version 0 -> 10)"] == "0.200 -> 0.450"
+    assert rows["held-out, reward (version 0 -> 10)"] == "0.400 -> 0.900 ± 0.100"
+    assert rows["held-out, pass@1 (version 0 -> 10)"] == "0.700"
     assert rows["sampled tokens/s"] == "2,000"
     assert rows["staleness (share of samples)"] == "1: 75%  2: 25%"
     assert (rows["trainer idle"], rows["engine idle"]) == ("25%", "25%")

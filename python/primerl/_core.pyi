@@ -18,6 +18,7 @@ __all__ = [
     "LeasesVoid",
     "NotExtendableError",
     "Orchestrator",
+    "PageServer",
     "ParsedAnswer",
     "PrimerlError",
     "Problem",

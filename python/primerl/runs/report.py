@@ -124,11 +124,20 @@ def _evaluations(results: Results) -> list[tuple[str, str]]:
         first, last = evaluations[0], evaluations[-1]
         values = {"reward": "mean_reward"}
         measured = {metric: (first["metrics"].get(metric), last["metrics"][metric]) for metric in last["metrics"]}
-        measured = {"reward": (first[values["reward"]], last[values["reward"]]), **measured}
+        passes = {score: (first.get(score), last[score]) for score in last if re.fullmatch(r"pass@\d+", score)}
+        measured = {"reward": (first[values["reward"]], last[values["reward"]]), **passes, **measured}
+        averaged = next((score for score in last if re.fullmatch(r"avg@\d+", score)), "")
         for metric, (before, after) in measured.items():
             text = f"{after:.3f}" if before is None or first is last else f"{before:.3f} -> {after:.3f}"
+            text += _interval(last, averaged if metric == "reward" else metric)
             found.append((f"{name}, {metric} ({_measured(first, last)})", text))
     return found
+
+
+def _interval(evaluation: dict[str, Any], score: str) -> str:
+    """Half of the interval of 95 %, where the evaluation has one."""
+    high = evaluation.get(f"{score}/high")
+    return "" if high is None else f" ± {high - evaluation[score]:.3f}"
 
 
 def _measured(first: dict[str, Any], last: dict[str, Any]) -> str:

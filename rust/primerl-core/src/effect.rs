@@ -205,4 +205,7 @@ pub struct EvaluationReport {
     pub mean_reward: f64,
     /// Mean of each metric the environment reported.
     pub metrics: BTreeMap<String, f64>,
+    /// `avg@k` and `pass@k`, with the ends of their intervals as `avg@k/low` and `avg@k/high` (see `evaluation::scores`).
+    #[serde(flatten)]
+    pub scores: BTreeMap<String, f64>,
 }

@@ -3,6 +3,8 @@
 //! While a round goes on, engines stay at its version. A rollout that fails is tried once more, then counts as failed
 //! with reward 0. The round has a deadline: what has not ended by then is left out of the report.
 
+mod scores;
+
 use crate::effect::EvaluationReport;
 use crate::ids::*;
 use crate::rollout::Score;
@@ -40,6 +42,9 @@ pub struct Progress {
     pub scored: u32,
     pub failed: u32,
     reward_sum: f64,
+    /// Of all that have ended, 0 for those that failed.
+    #[serde(default)]
+    rewards: BTreeMap<ExampleIndex, Vec<f64>>,
     metrics: BTreeMap<String, (f64, u32)>,
 }
 
@@ -93,9 +98,10 @@ impl Progress {
         self.scored + self.failed
     }
 
-    pub fn score(&mut self, score: Score) {
+    pub fn score(&mut self, example: ExampleIndex, score: Score) {
         self.scored += 1;
         self.reward_sum += score.reward;
+        self.rewards.entry(example).or_default().push(score.reward);
         for (name, value) in score.metrics {
             let (sum, count) = self.metrics.entry(name).or_default();
             *sum += value;
@@ -113,6 +119,7 @@ impl Progress {
             return false;
         }
         self.failed += 1;
+        self.rewards.entry(attempt.example).or_default().push(0.0);
         true
     }
 
@@ -134,6 +141,7 @@ impl Progress {
                 .iter()
                 .map(|(name, (sum, count))| (name.clone(), sum / f64::from(*count)))
                 .collect(),
+            scores: scores::scores(&self.rewards),
         })
     }
 }

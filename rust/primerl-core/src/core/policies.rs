@@ -158,7 +158,7 @@ impl Core {
             .and_then(|round| round.environments.get_mut(&rollout.environment))
         {
             progress.in_flight.remove(&rollout.id);
-            progress.score(score);
+            progress.score(rollout.example, score);
         }
         rollout.end(Ended::Evaluated, &mut self.counters);
     }

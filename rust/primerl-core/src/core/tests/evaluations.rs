@@ -49,8 +49,16 @@ fn version_0_is_evaluated_while_training_goes_on() {
         failed: 0,
         mean_reward: 1.0,
         metrics: Default::default(),
+        scores: reports(&effects)[0].scores.clone(),
     };
     assert_eq!(reports(&effects), [expected]);
+    let scores = &reports(&effects)[0].scores;
+    assert_eq!(scores["avg@2"], 1.0, "of 0, 1 and 2, two of each");
+    assert_eq!(
+        scores.len(),
+        3,
+        "with its interval; such rewards pass nothing"
+    );
     assert_eq!(run.core.counters().evaluated, 6);
 }
 

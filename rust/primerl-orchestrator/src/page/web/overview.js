@@ -127,7 +127,8 @@ export class Overview {
     }));
     if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
     if (this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
-    const metrics = (one) => Object.entries(one.metrics ?? {}).map(([name, value]) => `${name} ${short(value)}`).join("  ");
+    const passes = (one) => Object.entries(one).filter(([name]) => /^pass@\d+$/.test(name));
+    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {})].map(([name, value]) => `${name} ${short(value)}`).join("  ");
     const rows = evaluations.slice(-12).reverse().map((one) => [
       one.environment, one.model ?? `v${versionOf(one)}`, { right: short(one.mean_reward) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
     replace(this.evaluations, el("h2", { text: "Evaluations" }),
