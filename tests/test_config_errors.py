@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -313,3 +314,15 @@ def test_a_config_error_imports_nothing_heavy_and_exits_2(form: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "2 light", done.stderr
     assert "no_such (in run.toml, line" in done.stderr
+
+
+def test_the_short_form_is_known_in_every_kind_of_file() -> None:
+    import tomllib
+
+    import yaml
+
+    tree = tomllib.loads(SHORT)
+    Path("run.yaml").write_text(yaml.safe_dump(tree))
+    Path("run.JSON").write_text(json.dumps(tree))
+    for name in ("run.yaml", "run.JSON"):
+        assert load_run(["@", name, "--batch-size", "32"], program="primerl rl").orchestrator.batch_size == 32

@@ -437,6 +437,11 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     preflight.check_output_dir(str(tmp_path), clean=True)
     with preflight.claimed(str(tmp_path), clean=True):
         assert not (tmp_path / "thesis.tex").exists()
+        # A second one, that had looked before the first began, must not empty the folder of a run that lives.
+        (tmp_path / "metrics.jsonl").write_text("x")
+        with pytest.raises(ConfigError, match="another run is using"), preflight.claimed(str(tmp_path), clean=True):
+            pass
+        assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,49 @@ def test_a_registry_that_cannot_be_used_warns_and_stops_nothing(tmp_path: Path, 
         Registry()
 
 
+def test_a_start_that_is_refused_changes_nothing_of_what_is_noted(tmp_path: Path) -> None:
+    """Else a plain `primerl run resume` would be refused from then on."""
+    given = RLConfig.model_validate(tomllib.loads(CONFIG))
+    changed = RLConfig.model_validate(tomllib.loads(CONFIG) | {"max_steps": 77})
+
+    def start(config: RLConfig, code: int, *, goes_on: bool) -> None:
+        with registered(config, tmp_path / "run", print, goes_on=goes_on) as session:
+            session.exit_code = code
+
+    def noted() -> tuple[Any, str]:
+        with Registry() as registry:
+            (run,) = registry.all()
+        return run, run.config.read_text()
+
+    start(given, 130, goes_on=False)
+    before = noted()
+    start(changed, 2, goes_on=True)
+    assert noted() == before
+    start(changed, 0, goes_on=True)
+    assert "max_steps = 77" in noted()[1]
+    assert noted()[0].exit_code == 0
+
+
+def test_a_name_like_the_beginning_of_another_runs_id_is_not_guessed(tmp_path: Path) -> None:
+    first = begin(tmp_path / "a")
+    second = begin(tmp_path / "b", name=first[:3])
+    with Registry() as registry:
+        with pytest.raises(UnknownRunError, match="several runs"):
+            registry.find(first[:3])
+        assert registry.find(first).id == first
+        assert registry.find(second).id == second
+
+
+def test_the_stored_copy_takes_the_settings_of_checkpoints_once() -> None:
+    """`primerl run resume ID --ckpt.interval 5` sets one of the two places, and both must not be given."""
+    config = RLConfig.model_validate(tomllib.loads(CONFIG) | {"ckpt": {"interval": 3}})
+    stored = tomllib.loads(stored_copy(config))
+    assert stored["ckpt"] == {"interval": 3}
+    assert RLConfig.model_validate(stored | {"ckpt": {"interval": 5}}).trainer.ckpt == config.ckpt.model_copy(
+        update={"interval": 5}
+    )
+
+
 def test_the_stored_copy_is_the_config_that_was_given() -> None:
     expected = RLConfig.model_validate(tomllib.loads(CONFIG))
     of_one_start: list[dict[str, Any]] = [

@@ -100,6 +100,10 @@ def test_the_newest_are_kept_and_what_is_deployed(store: Store, tmp_path: Path) 
     assert [entry.at for entry in store.saved(RUN) if "deployed" in entry.at] == [f"{RUN}/adapter/step_2 (deployed)"]
     store.mark_deployed(store.find(f"{RUN}/adapter/step_2"), deployed=False)
     assert [entry.step for entry in store.keep_newest(RUN, "adapter", 2)] == [2]
+    # A run that went back: what it stores after that is the newest.
+    store.put(folder, RUN, "adapter", 3, "digest")
+    assert store.find(f"{RUN}/adapter").step == 3
+    assert [entry.step for entry in store.keep_newest(RUN, "adapter", 1)] == [4, 5]
 
 
 def uploader(store: Store, output: Path, model: Path, **more: Any) -> Uploader:

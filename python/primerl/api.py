@@ -19,6 +19,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +70,13 @@ class Run:
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
             raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
+        if self.config.checkpoint_id is not None:
+            raise ConfigError(
+                "checkpoint_id: a training script begins from the model that it loads; give its folder as model.path"
+            )
+        for name in ("store", "wandb", "monitors"):
+            if name in self.config.model_fields_set and getattr(self.config, name):
+                warnings.warn(f"{name} is of `primerl rl`: a training script sends its own", stacklevel=2)
         self.config = hub.with_model(self.config)
         self.output_dir = Path(resolve.absolute(self.config.output_dir))
         self.model_path = resolve.absolute(self.config.model.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pydantic_config
@@ -190,15 +189,13 @@ class Written:
 
 
 def _tree(file: str) -> Any:
-    import json
-    import tomllib
+    """What a file holds; nothing of one that cannot be read, of which others will tell."""
+    from primerl.config.compose import read
 
-    read = json.loads if file.endswith(".json") else tomllib.loads
     try:
-        tree = read(Path(file).read_text())
-    except (OSError, ValueError, RecursionError):
+        return read(file)
+    except (ConfigError, RecursionError):
         return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def _holds(node: Any, location: Location) -> bool:

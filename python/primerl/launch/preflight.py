@@ -117,18 +117,29 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     folder = Path(resolve.absolute(output_dir))
     lock = folder / LOCK
     with _as_config_error(folder):
-        if clean and folder.is_dir():
-            for entry in folder.iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+        if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
+            lock.parent.unlink(missing_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     with file:
         if not take(file):
             raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
+        if clean:
+            with _as_config_error(folder):
+                _empty(folder, but=lock)
         yield folder
+
+
+def _empty(folder: Path, *, but: Path) -> None:
+    """Deletes all that is in the folder except that file, which its owner has locked."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            if entry == but.parent:
+                _empty(entry, but=but)
+            else:
+                shutil.rmtree(entry)
+        elif entry != but:
+            entry.unlink()
 
 
 def _model(config: RLConfig) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.rl import RLConfig
 from primerl.launch import detached
-from primerl.runs.registry import Registry
+from primerl.launch.starting import BAD_INPUT
+from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
 
 # What was asked of one start only.
@@ -31,10 +32,18 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str = "full"
+    config: RLConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    goes_on: bool,
+    form: str = "full",
+    model: str | None = None,
 ) -> Iterator[Session]:
-    """`folder` is locked by the caller for as long as the block lasts."""
-    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form))
+    """`folder` is locked by the caller for as long as the block lasts. `model`: the folder that is told, where it is
+    not the config's. A start that is refused (exit code 2) leaves the run as it was noted before."""
+    former = _former(folder) if goes_on else None
+    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form, model=model))
     detached.has_started(folder, session.run_id)
     try:
         yield session
@@ -42,12 +51,25 @@ def registered(
         if session.run_id is not None:
             try:
                 with Registry() as registry:
-                    registry.end(session.run_id, session.exit_code)
+                    if session.exit_code == BAD_INPUT and former is not None and former[0].id == session.run_id:
+                        registry.restore(*former)
+                    else:
+                        registry.end(session.run_id, session.exit_code)
             except StateError as error:
                 say(f"the list of runs does not know of this end: {error}")
 
 
-def _begin(config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str) -> str | None:
+def _former(folder: Path) -> tuple[Run, str] | None:
+    """What is noted of the run in the folder, with the stored copy of its config."""
+    with contextlib.suppress(StateError, OSError), Registry() as registry:
+        run = next((run for run in registry.all() if run.output_dir == folder), None)
+        return None if run is None else (run, run.config.read_text(encoding="utf-8"))
+    return None
+
+
+def _begin(
+    config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str, model: str | None
+) -> str | None:
     environments = [entry.label for entry in config.orchestrator.train.env]
     try:
         with Registry() as registry:
@@ -57,7 +79,7 @@ def _begin(config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_o
                 goes_on=goes_on,
                 form=form,
                 name=folder.name,
-                model=resolve.absolute(config.model.path),
+                model=model or resolve.absolute(config.model.path),
                 environments=environments,
             )
     except (StateError, OSError) as error:
@@ -71,6 +93,8 @@ def stored_copy(config: RLConfig) -> str:
     settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
     for name in OF_ONE_START:
         settings.pop(name, None)
+    if "ckpt" in settings:
+        settings.get("trainer", {}).pop("ckpt", None)  # the same settings
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
     return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"

@@ -78,7 +78,8 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
         if config.dry_run:
             return end_dry_run(config, folder, console)
         goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
-        with registered(given, folder, console.say, goes_on=goes_on, form=form) as session:
+        model = resolve.absolute(given.model.path)
+        with registered(config, folder, console.say, goes_on=goes_on, form=form, model=model) as session:
             session.exit_code = Launcher(config, folder, console, session.run_id).run()
             return session.exit_code
 
@@ -150,7 +151,9 @@ class Launcher:
                         if self._start(processes):
                             self._watch(processes)
                         if self.storing is not None:
-                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s)
+                            # The monitors are told of the end, after this.
+                            stay = [] if self.monitors is None else [self.monitors.name]
+                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s, stay=stay)
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
                         self.console.say(reason)
@@ -175,7 +178,7 @@ class Launcher:
         if self.monitors is not None:
             others = [name for name in processes.by_name if name != self.monitors.name]
             processes.stop(grace_s=self.config.timeouts.stop_s, names=others)
-            self.monitors.end(processes, code, reason)
+            self.monitors.end(processes, code, redact(reason))
         processes.stop(grace_s=self.config.timeouts.stop_s)
 
     @contextlib.contextmanager

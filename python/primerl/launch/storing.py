@@ -4,6 +4,7 @@ for the last upload. Training never waits: the process only reads what is whole.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,15 @@ class Storing:
                 console.say(f"{name} is not stored yet, which is tried again: {reason}")
         self._told = dict(failed)
 
-    def finish(self, processes: Processes, console: Console, stop_s: float) -> None:
-        """Waits for the last uploads, with nothing else running. Raises RunFailedError where one was lost."""
+    def finish(self, processes: Processes, console: Console, stop_s: float, *, stay: Collection[str]) -> None:
+        """Waits for the last uploads, with nothing else running but `stay`.
+
+        Raises RunFailedError where one was lost.
+        """
         process = processes.by_name.get(NAME)
         if process is None:
             return
-        others = [name for name, other in processes.by_name.items() if name != NAME and not other.ended]
+        others = [name for name, other in processes.by_name.items() if not other.ended and name not in (NAME, *stay)]
         if others:  # none would mean all
             processes.stop(grace_s=stop_s, names=others)
         if not process.ended:

@@ -12,8 +12,9 @@ from primerl.runs.store import Store, StoreError, model_digest
 
 
 def applied(config: RLConfig) -> RLConfig:
-    """The config with the stored weights or adapter in place, which are fetched into the state folder. Raises
-    ConfigError where it is not READY, or of another model."""
+    """The config with the stored weights or adapter in place, which are fetched into the state folder, and without the
+    id: a run that goes on is not to begin from what is the newest by then. Raises ConfigError where it is not READY, or
+    of another model."""
     given = config.checkpoint_id
     if given is None:
         return config
@@ -36,7 +37,7 @@ def applied(config: RLConfig) -> RLConfig:
         raise ConfigError(f"checkpoint_id: {error}") from None
     if entry.kind == "weights":
         changed = config.model.model_copy(update={"path": str(folder), "name": resolve.model_name(config)})
-        begun: RLConfig = config.model_copy(update={"model": changed})
+        begun: RLConfig = config.model_copy(update={"model": changed, "checkpoint_id": None})
         return begun
     lora = config.trainer.model.lora
     if lora is None or lora.adapter_path is not None:
@@ -44,5 +45,7 @@ def applied(config: RLConfig) -> RLConfig:
             f"checkpoint_id: {entry.id} is an adapter, which needs [trainer.model.lora] without an adapter_path"
         )
     adapted = config.trainer.model.model_copy(update={"lora": lora.model_copy(update={"adapter_path": str(folder)})})
-    warm: RLConfig = config.model_copy(update={"trainer": config.trainer.model_copy(update={"model": adapted})})
+    warm: RLConfig = config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"model": adapted}), "checkpoint_id": None}
+    )
     return warm

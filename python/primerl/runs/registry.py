@@ -209,6 +209,18 @@ class Registry:
                 (time.time(), exit_code, run_id, os.getpid()),
             )
 
+    def restore(self, run: Run, config: str) -> None:
+        """Notes again what was noted before the start that ends here."""
+        write_private(config_file(run.id), config)
+        values = {
+            name: getattr(run, name)
+            for name in ("id", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
+        }
+        values |= {"environments": json.dumps(run.environments), "folder": os.fspath(run.folder)}
+        changes = ", ".join(f"{name} = :{name}" for name in values if name != "id")
+        with self._errors(), self._transaction():
+            self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
+
     def delete(self, run_id: str) -> None:
         with self._errors(), self._transaction():
             self._connection.execute("DELETE FROM runs WHERE id = ?", (run_id,))
@@ -224,8 +236,8 @@ class Registry:
         """By id, a beginning of one that no other has, or name. Raises UnknownRunError."""
         runs = self.all()
         exact = [run for run in runs if run.id == given]
-        found = exact or [run for run in runs if given and run.id.startswith(given.lower())]
-        found = found or [run for run in runs if run.name == given]
+        # A name may look like the beginning of another run's id: who stops or deletes has to say which is meant.
+        found = exact or [run for run in runs if given and (run.id.startswith(given.lower()) or run.name == given)]
         if len(found) == 1:
             return found[0]
         if found:

@@ -50,6 +50,8 @@ class Entry:
     """Folder of the files, in the store."""
     files: dict[str, dict[str, Any]]
     """By relative path: `bytes`, and `xxh3`: 32 hex digits."""
+    stored: float
+    """When; seconds since 1970. A run that went back stores lower steps later, and those are its newest."""
 
     @property
     def id(self) -> str:
@@ -74,6 +76,11 @@ def model_digest(folder: Path) -> str:
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"):
         config.pop(name, None)
     return xxhash.xxh3_128_hexdigest(json.dumps(config, sort_keys=True).encode())
+
+
+def _age(entry: Entry) -> tuple[float, int]:
+    """Of what was stored within one tick of the clock, the higher step is the newer one."""
+    return entry.stored, entry.step
 
 
 class Store:
@@ -140,7 +147,10 @@ class Store:
         if not wanted:
             known = ", ".join(entry.id for entry in there) or f"nothing of run {match['run']}"
             raise StoreError(f"{given!r} is not READY in the store {self.url}; there is {known}")
-        return max(wanted, key=lambda entry: (entry.kind != "checkpoint", entry.step, KINDS.index(entry.kind) == 1))
+        newest = max(wanted, key=lambda entry: (entry.kind != "checkpoint", _age(entry)))
+        trained_on = newest.kind == "checkpoint"
+        of_step = [e for e in wanted if e.step == newest.step and (e.kind == "checkpoint") == trained_on]
+        return max(of_step, key=lambda entry: KINDS.index(entry.kind) == 1)
 
     def put(self, folder: Path, run: str, kind: str, step: int, model: str) -> Entry:
         """Uploads all files below `folder`; READY when this returns."""
@@ -154,8 +164,8 @@ class Store:
                 files[name] = self._upload(file, f"{data}/{name}")
             if not files:
                 raise StoreError(f"{folder} holds no files to store")
-            entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files)
-            manifest = {name: getattr(entry, name) for name in Entry.__slots__} | {"version": 1, "stored": time.time()}
+            entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files, time.time())
+            manifest = {name: getattr(entry, name) for name in Entry.__slots__} | {"version": 1}
             self._write(f"{base}/step_{step}.json", json.dumps(manifest, indent=1).encode())
             if former is not None:
                 self._fs.rm(f"{self._root}/{former.data}", recursive=True)
@@ -227,7 +237,7 @@ class Store:
 
     def keep_newest(self, run: str, kind: str, count: int) -> list[Entry]:
         """Deletes the run's older ones of that kind, but for those that are deployed; -1 keeps all. Returns them."""
-        there = [entry for entry in self.entries(run) if entry.kind == kind]
+        there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=_age)
         deployed = self.deployed(run)
         old = [entry for entry in there[:-count] if entry.id not in deployed] if count > 0 else []
         for entry in old:

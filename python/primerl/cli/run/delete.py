@@ -8,7 +8,7 @@ import sys
 
 from primerl.cli.run.common import FAILED, parser_of, with_run
 from primerl.config.complaint import fail
-from primerl.launch.lock import in_use
+from primerl.launch.lock import LOCK, in_use, take
 from primerl.runs.registry import Registry, Run
 
 
@@ -24,7 +24,7 @@ def _delete(run: Run, chosen: argparse.Namespace) -> int:
     if in_use(folder):
         return fail(f"{run.id} is running; `primerl run stop {run.id}` first", title="Nothing was deleted")
     deletes = chosen.with_files and folder.exists()
-    if deletes and not (folder / "run").is_dir():
+    if deletes and not (folder / LOCK).is_file():
         return fail(f"{folder} does not look like the folder of a run; delete it yourself", title="Nothing was deleted")
     what = f"{run.id} ({run.name}){f', and all of {folder}' if deletes else ''}"
     if not chosen.yes:
@@ -35,7 +35,11 @@ def _delete(run: Run, chosen: argparse.Namespace) -> int:
             return FAILED
     if deletes:
         try:
-            shutil.rmtree(folder)
+            with (folder / LOCK).open() as file:
+                # It may have been started while the question was open.
+                if not take(file):
+                    return fail(f"{run.id} is running by now", title="Nothing was deleted")
+                shutil.rmtree(folder)
         except OSError as error:
             print(f"{folder} could not be deleted: {error}; the run stays in the list", file=sys.stderr)
             return FAILED

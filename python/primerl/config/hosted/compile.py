@@ -39,7 +39,6 @@ from primerl.config.hosted.schema import (
     validation_label,
 )
 from primerl.config.lines import Location
-from primerl.config.rl import RLConfig
 
 RANK = 16
 LEAST_SEQ_LEN = 2048
@@ -92,11 +91,6 @@ def compile_hosted(config: HostedConfig) -> dict[str, Any]:
     if config.checkpoint_id is not None:
         full["checkpoint_id"] = config.checkpoint_id
     if config.wandb is not None:
-        if "wandb" not in RLConfig.model_fields:
-            raise ValueError(
-                "wandb: this version of primerl reports to no Weights & Biases; leave the section out (metrics are in "
-                "metrics.jsonl of output_dir)"
-            )
         full["wandb"] = config.wandb.model_dump(exclude_none=True)
     return full
 
