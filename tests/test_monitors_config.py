@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -17,7 +19,7 @@ from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
-from primerl.monitors import Distribution, Run
+from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
@@ -125,6 +127,26 @@ def test_names_of_monitors_are_their_own() -> None:
 def test_values_are_counted_in_bins() -> None:
     found = Distribution.of([0.0, 0.0, 1.0], bins=2)
     assert (found.edges, found.counts, found.values) == ([0.0, 0.5, 1.0], [2, 1], [0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 0.9999999999999999], [1.0, 1.0], [0.0, 0.0], [0.0, 5e-324], [1e17, 1e17], [-1e300, -1e300], [0.0, 1e300]],
+)
+def test_values_that_hardly_differ_are_counted_too(values: list[float]) -> None:
+    found = Distribution.of(values)
+    assert sum(found.counts) == len(values)
+    assert len(found.edges) == 33
+    assert all(left < right for left, right in itertools.pairwise(found.edges))
+
+
+@pytest.mark.parametrize("reward", [math.inf, math.nan])
+def test_a_distribution_that_cannot_be_had_is_left_out(reward: float, caplog: pytest.LogCaptureFixture) -> None:
+    line = {"reward": 0.5, "advantage": 0.1, "loss_tokens": 3, "staleness": None}
+    content = {"samples": [line, {**line, "reward": reward}], "of_trainer": {}}
+    entry = MonitorEntry(name="m", path="m:M", distributions_interval=2)
+    assert sorted(extras.distributions_for(entry, 2, content)) == ["advantages", "lengths"]
+    assert "step 2 is told without the distribution of rewards" in caplog.text
 
 
 def test_tokens_are_counted_in_fixed_bins() -> None:
