@@ -29,6 +29,8 @@ from primerl.launch.starting import BAD_INPUT, start
 from primerl.monitors import load, prime
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
 from primerl.monitors.records import last_step
+from primerl.train.files import keep_steps
+from primerl.train.step_folders import saved_steps
 
 WANDB_URL = "https://api.wandb.ai"
 RESTART_AFTER_S = 1.0
@@ -37,6 +39,8 @@ RESTARTS_WITHIN_S = 600.0
 LAST_WORDS_S = 5.0
 LOOK_EVERY_S = 0.5
 POLL_S = 0.05
+# What the trainer writes a line a step of.
+TOLD_BY_STEP = ("metrics.jsonl", "distributions.jsonl")
 # `primerl sft` has no setting for it, which restarts nothing else.
 SFT_RESTARTS = 5
 
@@ -127,12 +131,23 @@ class MonitorWatch:
         return self.described.name
 
     def start(self, processes: Processes, goes_back_to: int | None = None) -> None:
+        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest."""
         if goes_back_to is not None:
-            self._set_aside(goes_back_to)
+            self.go_back(goes_back_to)
         for file in (END_FILE, STATUS_FILE):
             (self.folder / file).unlink(missing_ok=True)
         resolve.write(self.described)
         start(processes, self.described)
+
+    def go_back(self, step: int) -> None:
+        """Without a checkpoint of that step nothing changes: the trainer will refuse."""
+        if step not in saved_steps(self.folder / "checkpoints"):
+            return
+        # The trainer, which starts after the monitors, would cut them too late: the new run would be told of the steps
+        # that are given up.
+        for name in TOLD_BY_STEP:
+            keep_steps(self.folder / name, step)
+        self._set_aside(step)
 
     def _set_aside(self, step: int) -> None:
         """Services cannot take back what they were told of later steps: the run goes on as another one there, which

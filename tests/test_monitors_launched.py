@@ -1,0 +1,59 @@
+"""The launcher's part in monitors, without processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from primerl.config.monitors import MonitorConfig
+from primerl.config.resolve import ProcessConfig
+from primerl.launch.monitors import MonitorWatch
+from primerl.monitors.collect import Collector
+from primerl.monitors.process import RECORDS_FILE
+from primerl.monitors.records import Records
+
+WATCHED = ("metrics.jsonl", "distributions.jsonl")
+
+
+class Launched:
+    """A run of five steps, all of them told to its monitors, with a checkpoint of the second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "checkpoints" / "step_2").mkdir(parents=True)
+        for name in WATCHED:
+            (folder / name).write_text("".join(json.dumps({"step": step, "a": 1.0}) + "\n" for step in range(1, 6)))
+        self.config = MonitorConfig(output_dir=str(folder), kind="sft", model="m", monitors=[])
+        self.told()
+        file, log = folder / "configs" / "monitor.toml", folder / "logs" / "monitor.log"
+        described = ProcessConfig(kind="monitor", name="monitor", config=self.config, file=file, log=log, threads=1)
+        self.said: list[str] = []
+        self.watch = MonitorWatch(described, folder, 1, self.said.append)
+
+    def told(self) -> list[int]:
+        """Steps in the records, once all is taken in that is there."""
+        records = Records(self.folder / RECORDS_FILE)
+        Collector(self.config, records).collect()
+        steps = [record.step for record in records]
+        records.close()
+        return steps
+
+
+def test_a_run_that_goes_back_is_not_told_of_the_steps_that_are_given_up(tmp_path: Path) -> None:
+    run = Launched(tmp_path)
+    assert run.told() == [1, 2, 3, 4, 5]
+    run.watch.go_back(2)
+    assert run.told() == [1, 2]
+    assert (tmp_path / "monitor.former_1" / "records.jsonl").is_file()
+    assert "they are told of a new run" in run.said[0]
+    for name in WATCHED:
+        assert len((tmp_path / name).read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("step", [3, 9])
+def test_going_back_to_a_step_without_a_checkpoint_changes_nothing(step: int, tmp_path: Path) -> None:
+    run = Launched(tmp_path)
+    run.watch.go_back(step)
+    assert run.told() == [1, 2, 3, 4, 5]
+    assert not run.said
