@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import tomllib
@@ -21,6 +22,8 @@ from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
 from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
+from primerl.monitors.monitor import RefusedError
+from primerl.monitors.prime import PrimeMonitor
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
 SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
@@ -84,6 +87,35 @@ def test_keys_are_looked_for_before_the_start(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"primerl\[wandb\]"):
         launched.check(config)
+
+
+def test_a_key_with_a_newline_is_taken_without_it_and_another_is_refused_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "PRIME_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = rl("--wandb", "--orchestrator.prime-monitor")
+    for bad in ("se cret", "se\ncret", "sécret", "se\x00cret"):
+        monkeypatch.setattr(os, "environ", {**os.environ, "WANDB_API_KEY": bad, "PRIME_API_KEY": bad})
+        with pytest.raises(ConfigError) as refusal:
+            launched.check(config)
+        said = str(refusal.value)
+        assert "wandb: the key in WANDB_API_KEY is no key" in said
+        assert "orchestrator.prime_monitor: the key in PRIME_API_KEY is no key" in said
+        assert "cret" not in said
+        with pytest.raises(RefusedError, match="the key in PRIME_API_KEY is no key"):
+            PrimeMonitor().start(Run(tmp_path, "rl", "n", "m", 1, {}))
+    server = PrimeServer()
+    monkeypatch.setenv("WANDB_API_KEY", "secret\r\n")
+    monkeypatch.setenv("PRIME_API_KEY", f"{server.key}\r\n")
+    launched.check(config)
+    assert launched.wanted(rl("--wandb.api-key", "secret\n")).variables == {"WANDB_API_KEY": "secret"}  # type: ignore[union-attr]
+    with server.serving():
+        monitor = PrimeMonitor(base_url=f"{server.url}/rft")
+        monitor.start(Run(tmp_path, "rl", "n", "m", 1, {}, state={"id": "run-1"}))
+        monitor.log(1, {"a": 1.0})
+    assert len(server.bodies("/metrics")) == 1
 
 
 def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:

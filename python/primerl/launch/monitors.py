@@ -27,6 +27,7 @@ from primerl.config.sft import SFTConfig
 from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import BAD_INPUT, start
 from primerl.monitors import load, prime
+from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
 from primerl.monitors.records import last_step
 from primerl.train.files import keep_steps
@@ -66,7 +67,11 @@ def check(config: RLConfig | SFTConfig) -> None:
 def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if importlib.util.find_spec("wandb") is None:
         return "wandb: the package is not installed; pip install 'primerl[wandb]', or leave wandb out (--no-wandb)"
-    if monitored.wandb_mode(config.wandb) == "offline" or _wandb_key(config) is not None or _has_login():
+    try:
+        key = _wandb_key(config)
+    except ValueError as error:
+        return f"wandb: {error}"
+    if monitored.wandb_mode(config.wandb) == "offline" or key is not None or _has_login():
         return None
     return (
         "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize), or run `wandb login`; "
@@ -75,8 +80,9 @@ def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
 
 
 def _wandb_key(config: RLConfig | SFTConfig) -> str | None:
+    """Raises ValueError, which does not show it."""
     given = None if config.wandb is None or config.wandb.api_key is None else config.wandb.api_key.get_secret_value()
-    return given or os.environ.get("WANDB_API_KEY") or None
+    return usable(given, "wandb.api_key") or usable(os.environ.get("WANDB_API_KEY"), "WANDB_API_KEY")
 
 
 def _has_login() -> bool:
@@ -94,7 +100,11 @@ def _has_login() -> bool:
 
 
 def _prime_problem(*, has_samples: bool) -> str | None:
-    if prime.api_key() is None:
+    try:
+        key = prime.api_key()
+    except ValueError as error:
+        return f"orchestrator.prime_monitor: {error}"
+    if key is None:
         return (
             "orchestrator.prime_monitor: there is no key: set PRIME_API_KEY, or run `prime login`; "
             "--no-orchestrator.prime-monitor leaves the platform out"

@@ -26,6 +26,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from primerl.monitors.keys import usable
 from primerl.monitors.monitor import Distribution, Monitor, RefusedError, Run, Sample, Status
 
 BASE_URL = "https://api.primeintellect.ai/api/v1/rft"
@@ -43,11 +44,15 @@ class PrimeMonitor(Monitor):
         self.run_name = run_name
         self.base_url = (base_url or os.environ.get("PRIME_API_BASE") or BASE_URL).rstrip("/")
         self.team_id = team_id or os.environ.get("PRIME_TEAM_ID") or login().get("team_id")
-        self._key = api_key()
+        self._key: str | None = None
         self._run_id = ""
         self._last: dict[str, Any] = {}
 
     def start(self, run: Run) -> int | None:
+        try:
+            self._key = api_key()
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
         if self._key is None:
             raise RefusedError("there is no key: set PRIME_API_KEY, or run `prime login`")
         if "id" not in run.state:
@@ -130,8 +135,9 @@ class PrimeMonitor(Monitor):
 
 
 def api_key() -> str | None:
-    found = os.environ.get("PRIME_API_KEY") or login().get("api_key")
-    return str(found) if found else None
+    """Raises ValueError, which does not show it."""
+    found = usable(os.environ.get("PRIME_API_KEY"), "PRIME_API_KEY")
+    return found or usable(str(login().get("api_key") or ""), "~/.prime/config.json (`prime login`)")
 
 
 def login() -> dict[str, Any]:
