@@ -118,6 +118,38 @@ def test_a_key_with_a_newline_is_taken_without_it_and_another_is_refused_unseen(
     assert len(server.bodies("/metrics")) == 1
 
 
+def test_calls_to_prime_have_keys_of_their_own_and_the_same_when_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PrimeServer()
+    monkeypatch.setenv("PRIME_API_KEY", server.key)
+    state: dict[str, Any] = {}
+
+    def remember(**values: Any) -> None:
+        if "id" in values and len(server.bodies("/external-runs")) == 1:
+            raise OSError("the answer gets lost")
+        state.update(values)
+
+    def monitor() -> PrimeMonitor:
+        return PrimeMonitor(base_url=f"{server.url}/rft")
+
+    run = Run(tmp_path, "rl", "n", "m", 1, {}, state=state, remember=remember)
+    with server.serving():
+        with pytest.raises(OSError, match="gets lost"):
+            monitor().start(run)
+        for _ in range(2):
+            told = monitor()
+            told.start(run)
+            told.number = 7
+            told.finish("finished", "")  # and the run goes on, with a record of the same number
+            told.log(1, {"a": 1.0})
+        keys = [(call[1], call[2]["Idempotency-Key"]) for call in server.calls]
+    assert len(keys) == 6
+    created = [key for path, key in keys if path == "/rft/external-runs"]
+    assert created == [state["asked"]] * 2
+    assert len(set(keys)) == len({key for _, key in keys}) == 3
+
+
 def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
     config = rl("--wandb.api-key", "very-secret", "--orchestrator.prime-monitor")
     process = launched.wanted(config)
