@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ from primerl.config.monitors import MonitorConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.launch.monitors import MonitorWatch
 from primerl.monitors.collect import Collector
-from primerl.monitors.process import RECORDS_FILE
-from primerl.monitors.records import Records
+from primerl.monitors.process import RECORDS_FILE, MonitorProcess, main
+from primerl.monitors.records import BusyError, Records
 
 WATCHED = ("metrics.jsonl", "distributions.jsonl")
 
@@ -57,3 +59,31 @@ def test_going_back_to_a_step_without_a_checkpoint_changes_nothing(step: int, tm
     run.watch.go_back(step)
     assert run.told() == [1, 2, 3, 4, 5]
     assert not run.said
+
+
+def test_one_process_alone_is_at_the_monitors_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Launched(tmp_path)
+    first = MonitorProcess(run.config)
+    assert main(run.config.model_dump()) == 2
+    assert f"error: another process sends what is in {tmp_path / 'monitor'}" in capsys.readouterr().err
+    with pytest.raises(BusyError):
+        run.watch.go_back(2)
+    assert (tmp_path / "monitor" / "records.jsonl").is_file()
+    first.close()
+    MonitorProcess(run.config).close()
+
+
+def test_the_launchers_waits_for_the_one_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Launched(tmp_path)
+    first = MonitorProcess(run.config)
+    with caplog.at_level("INFO"):
+        waiting = threading.Thread(target=lambda: MonitorProcess(run.config, 30.0).close())
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while "waiting up to 30 s" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert waiting.is_alive()
+        first.close()
+        waiting.join(20)
+    assert not waiting.is_alive()
+    MonitorProcess(run.config).close()

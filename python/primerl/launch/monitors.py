@@ -29,7 +29,7 @@ from primerl.launch.starting import BAD_INPUT, start
 from primerl.monitors import load, prime
 from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
-from primerl.monitors.records import last_step
+from primerl.monitors.records import BusyError, last_step, locked
 from primerl.train.files import keep_steps
 from primerl.train.step_folders import saved_steps
 
@@ -141,13 +141,17 @@ class MonitorWatch:
         return self.described.name
 
     def start(self, processes: Processes, goes_back_to: int | None = None) -> None:
-        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest."""
-        if goes_back_to is not None:
-            self.go_back(goes_back_to)
-        for file in (END_FILE, STATUS_FILE):
-            (self.folder / file).unlink(missing_ok=True)
-        resolve.write(self.described)
-        start(processes, self.described)
+        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest. Raises nothing
+        that the run would fail by."""
+        try:
+            if goes_back_to is not None:
+                self.go_back(goes_back_to)
+            for file in (END_FILE, STATUS_FILE):
+                (self.folder / file).unlink(missing_ok=True)
+            resolve.write(self.described)
+            start(processes, self.described)
+        except (OSError, ValueError, LookupError, BusyError) as error:
+            self.say(f"the monitors cannot be started, and training goes on without them: {error}")
 
     def go_back(self, step: int) -> None:
         """Without a checkpoint of that step nothing changes: the trainer will refuse."""
@@ -163,12 +167,15 @@ class MonitorWatch:
         """Services cannot take back what they were told of later steps: the run goes on as another one there, which
         gets all steps up to this one first."""
         records = self.folder / RECORDS_FILE
-        if not records.is_file() or last_step(records) <= step:
+        if not records.is_file():
             return
-        number = 1
-        while (former := self.folder / f"{records.parent.name}.former_{number}").exists():
-            number += 1
-        records.parent.rename(former)
+        with locked(records.parent):
+            if last_step(records) <= step:
+                return
+            number = 1
+            while (former := self.folder / f"{records.parent.name}.former_{number}").exists():
+                number += 1
+            records.parent.rename(former)
         self.say(
             f"monitors were told of steps after {step}, so they are told of a new run, from the first step on; what is "
             f"known of the one before is renamed to {former}"
