@@ -40,6 +40,7 @@ RESTARTS_WITHIN_S = 600.0
 LAST_WORDS_S = 5.0
 LOOK_EVERY_S = 0.5
 POLL_S = 0.05
+FAILURES = (OSError, ValueError, LookupError, BusyError)
 # What the trainer writes a line a step of.
 TOLD_BY_STEP = ("metrics.jsonl", "distributions.jsonl")
 # `primerl sft` has no setting for it, which restarts nothing else.
@@ -150,7 +151,7 @@ class MonitorWatch:
                 (self.folder / file).unlink(missing_ok=True)
             resolve.write(self.described)
             start(processes, self.described)
-        except (OSError, ValueError, LookupError, BusyError) as error:
+        except FAILURES as error:
             self.say(f"the monitors cannot be started, and training goes on without them: {error}")
 
     def go_back(self, step: int) -> None:
@@ -196,7 +197,10 @@ class MonitorWatch:
         """Starts it again where that is due; says where the run can be seen, and which monitor fails."""
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
-            start(processes, self.described)
+            try:
+                start(processes, self.described)
+            except FAILURES as error:
+                self.say(f"{self.name} cannot be started again, and training goes on without it: {error}")
         for name, monitor in self._status().items():
             if monitor["is_given_up"]:
                 self._show(name, f"monitor {name} is given up, and training goes on without it: {monitor['error']}")
@@ -205,17 +209,18 @@ class MonitorWatch:
 
     def end(self, processes: Processes, code: int, reason: str) -> None:
         """With the other processes gone. Raises nothing that the run would fail by."""
-        process = processes.by_name[self.name]
         status = {0: "finished", 130: "interrupted"}.get(code, "failed")
         try:
             resolve.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
-            self._wait(processes, process)
-            processes.stop(grace_s=0.0, names=[self.name])
+            process = processes.by_name.get(self.name)
+            if process is not None:  # it could be started
+                self._wait(processes, process)
+                processes.stop(grace_s=0.0, names=[self.name])
             self._start_at = None
             self.look(processes)
             for line in self._left():
                 self.say(line)
-        except OSError as error:  # a full disk may be why the run has failed
+        except FAILURES as error:  # a full disk may be why the run has failed
             self.say(f"monitors were not told of the end: {error}")
 
     def _wait(self, processes: Processes, process: Process) -> None:
