@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from primerl.config.monitors import MonitorConfig
+from primerl.config.monitors import MonitorConfig, MonitorEntry
 from primerl.config.resolve import ProcessConfig
 from primerl.launch.monitors import MonitorWatch
 from primerl.launch.processes import Processes
@@ -101,3 +101,21 @@ def test_monitors_that_cannot_be_started_fail_nothing(tmp_path: Path) -> None:
     assert "the monitors cannot be started, and training goes on without them" in run.said[0]
     assert "the monitors have failed" in run.said[1]
     assert json.loads((tmp_path / END_FILE).read_text())["status"] == "finished"
+
+
+def test_a_journal_that_takes_too_long_to_read_does_not_keep_the_end_from_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Launched(tmp_path)
+    entry = MonitorEntry(name="own", path="test_monitors:Noting", args={"file": str(tmp_path / "noted")})
+    process = MonitorProcess(run.config.model_copy(update={"monitors": [entry], "finish_s": 4.0}))
+    read = threading.Event()
+    monkeypatch.setattr(process.collector, "collect", lambda hurry: read.wait(30))
+    for sender in process.senders:
+        sender.start()
+    assert process._end() == 1
+    read.set()
+    noted = [json.loads(line) for line in (tmp_path / "noted").read_text().splitlines()]
+    assert [line[1] for line in noted[:-1]] == [1, 2, 3, 4, 5]
+    assert noted[-1] == ["crashed", "the launcher was killed"]
+    process.close()

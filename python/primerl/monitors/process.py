@@ -124,11 +124,12 @@ class MonitorProcess:
     def _end(self) -> int:
         """Sends what is left, within `finish_s`."""
         began = time.monotonic()
-        self._collect(hurry=True)
-        # The journal may be a moment behind for steps that are looked for the first time.
-        while self.collector.is_behind and time.monotonic() - began < min(LATE_S, self.config.finish_s):
-            time.sleep(0.1)
-            self._collect(hurry=True)
+        # A long journal takes longer to read than there is time, and the services are to be told of the end.
+        taking = threading.Thread(target=self._collect_the_rest, name="collecting", daemon=True)
+        taking.start()
+        taking.join(self.config.finish_s / 2)
+        if taking.is_alive():
+            log.error("what the run wrote last is not all taken in: the time was over")
         status, reason = self._how_it_ended()
         log.info("the run has ended (%s); sending what is left", status)
         for sender in self.senders:
@@ -141,7 +142,15 @@ class MonitorProcess:
                 log.info("monitor %s has everything, %d records", sender.entry.name, sender.next)
             else:
                 log.error("monitor %s: %s", sender.entry.name, self._left(sender))
-        return 0 if all(sender.is_done for sender in self.senders) else 1
+        return 0 if all(sender.is_done for sender in self.senders) and not taking.is_alive() else 1
+
+    def _collect_the_rest(self) -> None:
+        began = time.monotonic()
+        self._collect(hurry=True)
+        # The journal may be a moment behind for steps that are looked for the first time.
+        while self.collector.is_behind and time.monotonic() - began < min(LATE_S, self.config.finish_s):
+            time.sleep(0.1)
+            self._collect(hurry=True)
 
     def _how_it_ended(self) -> tuple[Status, str]:
         try:
