@@ -56,6 +56,11 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     assert (wandb.samples_interval, wandb.trainer_interval) == (5, None)
     assert resolve.trainer(config, "http://h:1").config.model_dump()["distributions_interval"] is None
     assert resolve.trainer(rl("--wandb"), "http://h:1").config.model_dump()["distributions_interval"] == 10
+    flags = ["--no-trainer.wandb.log-extras", "--no-orchestrator.wandb.log-extras"]
+    (wandb,) = monitored.entries(rl("--wandb", *flags))
+    assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
+    with pytest.raises(ConfigError, match=r"\[monitor\] is always there"):
+        rl("--no-monitor")
     with pytest.raises(ConfigError, match="known keys here: log_extras"):
         rl("--trainer.wandb.project", "x")
 
