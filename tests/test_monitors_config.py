@@ -20,6 +20,7 @@ from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
+from primerl.launch.registration import stored_copy
 from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
 from primerl.monitors.monitor import RefusedError
@@ -59,6 +60,12 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     flags = ["--no-trainer.wandb.log-extras", "--no-orchestrator.wandb.log-extras"]
     (wandb,) = monitored.entries(rl("--wandb", *flags))
     assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
+    flags[:1] = ["--trainer.wandb.log-extras", "None"]
+    off = rl("--wandb", *flags)
+    for text in (resolve.run_to_toml(off), stored_copy(off)):
+        file.write_text(text)
+        (wandb,) = monitored.entries(load(RLConfig, ["@", str(file)], program="primerl rl"))
+        assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
     with pytest.raises(ConfigError, match=r"\[monitor\] is always there"):
         rl("--no-monitor")
     with pytest.raises(ConfigError, match="known keys here: log_extras"):
