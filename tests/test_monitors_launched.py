@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from primerl.config.monitors import MonitorConfig, MonitorEntry
-from primerl.config.resolve import ProcessConfig
+from primerl.config.resolve import ProcessConfig, write_text
 from primerl.launch.monitors import MonitorWatch
 from primerl.launch.processes import Processes
 from primerl.monitors.collect import Collector
+from primerl.monitors.extras import path_of
 from primerl.monitors.process import END_FILE, RECORDS_FILE, MonitorProcess, main
 from primerl.monitors.records import BusyError, Records
 
@@ -118,4 +119,27 @@ def test_a_journal_that_takes_too_long_to_read_does_not_keep_the_end_from_the_se
     noted = [json.loads(line) for line in (tmp_path / "noted").read_text().splitlines()]
     assert [line[1] for line in noted[:-1]] == [1, 2, 3, 4, 5]
     assert noted[-1] == ["crashed", "the launcher was killed"]
+    process.close()
+
+
+def test_samples_that_every_monitor_has_are_removed(tmp_path: Path) -> None:
+    run = Launched(tmp_path)
+    entry = MonitorEntry(name="own", path="test_monitors:Noting", args={"file": str(tmp_path / "noted")})
+    other = entry.model_copy(update={"name": "other"})
+    process = MonitorProcess(run.config.model_copy(update={"monitors": [entry, other]}))
+    for step in (2, 4):
+        write_text(path_of(tmp_path, step), json.dumps({"samples": [], "of_trainer": {}}))
+        process.records.append("extras", step, {})
+    one, two = process.senders
+    one.passed = 7
+    process._sweep()
+    assert path_of(tmp_path, 2).is_file()
+    two.passed = 6
+    process._sweep()
+    assert not path_of(tmp_path, 2).exists()
+    assert path_of(tmp_path, 4).is_file()
+    for sender in process.senders:
+        sender.start()
+    assert process._end() == 0  # though one file is missing
+    assert not path_of(tmp_path, 4).exists()
     process.close()

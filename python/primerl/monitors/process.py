@@ -24,6 +24,7 @@ from primerl.config.load import describe
 from primerl.config.monitors import MonitorConfig
 from primerl.config.resolve import write_text
 from primerl.launch import guard
+from primerl.monitors import extras
 from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
 from primerl.monitors.records import BusyError, Records, locked
@@ -78,6 +79,7 @@ class MonitorProcess:
         self.senders = [Sender(config, entry, self.records) for entry in config.monitors]
         self._asked = threading.Event()
         self._told = ""
+        self._swept = 0
         self._collects_again = True
 
     def run(self) -> int:
@@ -92,8 +94,21 @@ class MonitorProcess:
             sender.start()
         while not (self._is_over() or self._asked.wait(LOOK_EVERY_S)):
             self._collect()
+            self._sweep()
             self._tell()
         return self._end()
+
+    def _sweep(self) -> None:
+        """Removes samples that every monitor has."""
+        passed = min((sender.passed for sender in self.senders), default=0)
+        while self._swept < passed:
+            record = self.records[self._swept]
+            if record.kind == "extras":
+                try:
+                    extras.path_of(self.folder, record.step).unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("%s", error)
+            self._swept += 1
 
     def _take_over(self, wait_s: float) -> None:
         folder = (self.folder / RECORDS_FILE).parent
@@ -136,6 +151,7 @@ class MonitorProcess:
             sender.end(status, reason)
         while any(sender.is_alive() for sender in self.senders) and time.monotonic() - began < self.config.finish_s:
             time.sleep(0.02)
+        self._sweep()
         self._tell()
         for sender in self.senders:
             if sender.is_done:
