@@ -18,7 +18,7 @@ import tomli_w
 from monitor_servers import PrimeServer, WandbServer
 from primerl.config import resolve
 from primerl.config.monitors import MonitorConfig
-from primerl.monitors import Monitor
+from primerl.monitors import Monitor, Sample
 from primerl.monitors.collect import Collector, evaluation_metrics
 from primerl.monitors.records import Records, Tail
 from primerl.monitors.weights_and_biases import written
@@ -38,6 +38,10 @@ class Noting(Monitor):
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.note(self.number, step, metrics)
+
+    def samples(self, step: int, samples: list[Sample]) -> None:
+        with Path(f"{self.file}.samples").open("a") as file:
+            file.write(json.dumps([step, *(sample.prompt for sample in samples)]) + "\n")
 
     def finish(self, status: str, reason: str) -> None:
         self.note(status, reason)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import os
 import re
 import shlex
 import tomllib
@@ -17,8 +20,11 @@ from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
-from primerl.monitors import Distribution, Run
+from primerl.launch.registration import stored_copy
+from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
+from primerl.monitors.monitor import RefusedError
+from primerl.monitors.prime import PrimeMonitor
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
 SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
@@ -51,6 +57,17 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     assert (wandb.samples_interval, wandb.trainer_interval) == (5, None)
     assert resolve.trainer(config, "http://h:1").config.model_dump()["distributions_interval"] is None
     assert resolve.trainer(rl("--wandb"), "http://h:1").config.model_dump()["distributions_interval"] == 10
+    flags = ["--no-trainer.wandb.log-extras", "--no-orchestrator.wandb.log-extras"]
+    (wandb,) = monitored.entries(rl("--wandb", *flags))
+    assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
+    flags[:1] = ["--trainer.wandb.log-extras", "None"]
+    off = rl("--wandb", *flags)
+    for text in (resolve.run_to_toml(off), stored_copy(off)):
+        file.write_text(text)
+        (wandb,) = monitored.entries(load(RLConfig, ["@", str(file)], program="primerl rl"))
+        assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
+    with pytest.raises(ConfigError, match=r"\[monitor\] is always there"):
+        rl("--no-monitor")
     with pytest.raises(ConfigError, match="known keys here: log_extras"):
         rl("--trainer.wandb.project", "x")
 
@@ -82,6 +99,67 @@ def test_keys_are_looked_for_before_the_start(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"primerl\[wandb\]"):
         launched.check(config)
+
+
+def test_a_key_with_a_newline_is_taken_without_it_and_another_is_refused_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "PRIME_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = rl("--wandb", "--orchestrator.prime-monitor")
+    for bad in ("se cret", "se\ncret", "sécret", "se\x00cret"):
+        monkeypatch.setattr(os, "environ", {**os.environ, "WANDB_API_KEY": bad, "PRIME_API_KEY": bad})
+        with pytest.raises(ConfigError) as refusal:
+            launched.check(config)
+        said = str(refusal.value)
+        assert "wandb: the key in WANDB_API_KEY is no key" in said
+        assert "orchestrator.prime_monitor: the key in PRIME_API_KEY is no key" in said
+        assert "cret" not in said
+        with pytest.raises(RefusedError, match="the key in PRIME_API_KEY is no key"):
+            PrimeMonitor().start(Run(tmp_path, "rl", "n", "m", 1, {}))
+    server = PrimeServer()
+    monkeypatch.setenv("WANDB_API_KEY", "secret\r\n")
+    monkeypatch.setenv("PRIME_API_KEY", f"{server.key}\r\n")
+    launched.check(config)
+    assert launched.wanted(rl("--wandb.api-key", "secret\n")).variables == {"WANDB_API_KEY": "secret"}  # type: ignore[union-attr]
+    with server.serving():
+        monitor = PrimeMonitor(base_url=f"{server.url}/rft")
+        monitor.start(Run(tmp_path, "rl", "n", "m", 1, {}, state={"id": "run-1"}))
+        monitor.log(1, {"a": 1.0})
+    assert len(server.bodies("/metrics")) == 1
+
+
+def test_calls_to_prime_have_keys_of_their_own_and_the_same_when_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PrimeServer()
+    monkeypatch.setenv("PRIME_API_KEY", server.key)
+    state: dict[str, Any] = {}
+
+    def remember(**values: Any) -> None:
+        if "id" in values and len(server.bodies("/external-runs")) == 1:
+            raise OSError("the answer gets lost")
+        state.update(values)
+
+    def monitor() -> PrimeMonitor:
+        return PrimeMonitor(base_url=f"{server.url}/rft")
+
+    run = Run(tmp_path, "rl", "n", "m", 1, {}, state=state, remember=remember)
+    with server.serving():
+        with pytest.raises(OSError, match="gets lost"):
+            monitor().start(run)
+        for _ in range(2):
+            told = monitor()
+            told.start(run)
+            told.number = 7
+            told.finish("finished", "")  # and the run goes on, with a record of the same number
+            told.log(1, {"a": 1.0})
+        keys = [(call[1], call[2]["Idempotency-Key"]) for call in server.calls]
+    assert len(keys) == 6
+    created = [key for path, key in keys if path == "/rft/external-runs"]
+    assert created == [state["asked"]] * 2
+    assert len(set(keys)) == len({key for _, key in keys}) == 3
 
 
 def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
@@ -125,6 +203,26 @@ def test_names_of_monitors_are_their_own() -> None:
 def test_values_are_counted_in_bins() -> None:
     found = Distribution.of([0.0, 0.0, 1.0], bins=2)
     assert (found.edges, found.counts, found.values) == ([0.0, 0.5, 1.0], [2, 1], [0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 0.9999999999999999], [1.0, 1.0], [0.0, 0.0], [0.0, 5e-324], [1e17, 1e17], [-1e300, -1e300], [0.0, 1e300]],
+)
+def test_values_that_hardly_differ_are_counted_too(values: list[float]) -> None:
+    found = Distribution.of(values)
+    assert sum(found.counts) == len(values)
+    assert len(found.edges) == 33
+    assert all(left < right for left, right in itertools.pairwise(found.edges))
+
+
+@pytest.mark.parametrize("reward", [math.inf, math.nan])
+def test_a_distribution_that_cannot_be_had_is_left_out(reward: float, caplog: pytest.LogCaptureFixture) -> None:
+    line = {"reward": 0.5, "advantage": 0.1, "loss_tokens": 3, "staleness": None}
+    content = {"samples": [line, {**line, "reward": reward}], "of_trainer": {}}
+    entry = MonitorEntry(name="m", path="m:M", distributions_interval=2)
+    assert sorted(extras.distributions_for(entry, 2, content)) == ["advantages", "lengths"]
+    assert "step 2 is told without the distribution of rewards" in caplog.text
 
 
 def test_tokens_are_counted_in_fixed_bins() -> None:

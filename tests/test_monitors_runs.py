@@ -82,9 +82,10 @@ def test_a_run_is_told_to_all_of_them(model: Path, tmp_path: Path) -> None:
     # One's own.
     lines = [json.loads(line) for line in noted.read_text().splitlines()]
     assert lines[-1] == ["finished", "finished"]
-    kept = json.loads((output / "monitor" / "extras" / "step_2.json").read_text())["samples"]
-    prompts = [sample["prompt"] for sample in kept if "prompt" in sample]
-    assert (len(kept), len(prompts)) == (32, 7)
+    assert list((output / "monitor" / "extras").iterdir()) == []  # everybody has them
+    told = json.loads(Path(f"{noted}.samples").read_text().splitlines()[0])
+    prompts = told[1:]
+    assert (told[0], len(prompts)) == (2, 7)
     assert all(prompt.startswith("<|im_start|>user\nReverse") for prompt in prompts)
     for key in (prime.key, wandb.key):
         assert not holding(tmp_path, key)

@@ -215,7 +215,7 @@ def _check_switches(cls: type[BaseModel], flags: list[str]) -> None:
         if find(root, "no_" + flag.removeprefix("--no-")) is not None:
             continue  # a key whose name begins so
         if isinstance(found, Table):
-            if not found.optional:
+            if not found.has_none:
                 raise ConfigError(
                     f"{flag}: [{found.path}] is always there; --no- is for switches and optional sections"
                 )

@@ -51,6 +51,8 @@ class Table:
     meaning: str
     optional: bool
     """It is left out unless given."""
+    has_none: bool = False
+    """None is a value of it: `--no-` leaves it out, whether it is there by default or not."""
     variant: str = ""
     """Its `type`, where several sections are to be chosen from for one path."""
     knobs: list[Knob] = field(default_factory=list)
@@ -72,6 +74,7 @@ def table_of(
     *,
     meaning: str = "",
     optional: bool = False,
+    has_none: bool = False,
     given: Any = None,
     variant: str = "",
 ) -> Table:
@@ -80,7 +83,7 @@ def table_of(
     Args:
         given: An instance whose values are the defaults, where they are not the class's own.
     """
-    table = Table(path, cls, meaning or first_paragraph(cls.__doc__), optional, variant)
+    table = Table(path, cls, meaning or first_paragraph(cls.__doc__), optional, has_none, variant)
     for name, info in cls.model_fields.items():
         where = f"{path}.{name}" if path else name
         sections = models(info.annotation)
@@ -98,7 +101,15 @@ def table_of(
             kind = section.model_fields["type"].default if len(sections) > 1 else ""
             inner = where + "[]" if is_list else where
             table.tables.append(
-                table_of(section, inner, meaning=described, optional=default is None, given=instance, variant=kind)
+                table_of(
+                    section,
+                    inner,
+                    meaning=described,
+                    optional=default is None,
+                    has_none=default is None or type(None) in get_args(info.annotation),
+                    given=instance,
+                    variant=kind,
+                )
             )
     return table
 

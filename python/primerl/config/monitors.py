@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, SecretStr, field_validator, model_validator
 
 from primerl.config.base import Fraction, Name, Seconds, Section
 
@@ -35,10 +35,20 @@ class LogExtras(Section):
     """Share of a step's samples that the table shows, of each environment at least one (none where it is 0)."""
 
 
+def without_samples(given: LogExtras | None) -> LogExtras:
+    """None in words that a TOML file has, too: left out of one, the default would come back."""
+    return LogExtras(samples=False, distributions=False) if given is None else given
+
+
+def without_distributions(given: Distributions | None) -> Distributions:
+    """The same."""
+    return Distributions(distributions=False) if given is None else given
+
+
 class TrainerWandb(Section):
     """What W&B gets of the trainer beside its metrics; where it goes is said once, in `wandb`."""
 
-    log_extras: Distributions | None = Distributions()
+    log_extras: Annotated[Distributions | None, AfterValidator(without_distributions)] = Distributions()
     """Histograms of entropy and of the log-ratio of trainer and engine, token by token; none with
     `--no-trainer.wandb.log-extras`."""
 
@@ -46,7 +56,7 @@ class TrainerWandb(Section):
 class OrchestratorWandb(Section):
     """What W&B gets of the orchestrator beside its metrics; where it goes is said once, in `wandb`."""
 
-    log_extras: LogExtras | None = LogExtras()
+    log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples, and histograms of what is in a batch; none with `--no-orchestrator.wandb.log-extras`."""
 
 
@@ -88,7 +98,7 @@ class PrimeMonitor(Section):
     https://api.primeintellect.ai/api/v1/rft."""
     team_id: str | None = None
     """Team the run belongs to; PRIME_TEAM_ID or that of `prime login` where it is left out."""
-    log_extras: LogExtras | None = LogExtras()
+    log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples and distributions."""
 
     @field_validator("base_url")
@@ -108,7 +118,7 @@ class CustomMonitor(Section):
     """Name in the log; the class's where it is left out."""
     args: dict[str, Any] = {}
     """Its keyword arguments, which are written to configs/monitor.toml: keys belong into the environment."""
-    log_extras: LogExtras | None = LogExtras()
+    log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples and distributions."""
 
     @property

@@ -27,8 +27,11 @@ from primerl.config.sft import SFTConfig
 from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import BAD_INPUT, start
 from primerl.monitors import load, prime
+from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
-from primerl.monitors.records import last_step
+from primerl.monitors.records import BusyError, last_step, locked
+from primerl.train.files import keep_steps
+from primerl.train.step_folders import saved_steps
 
 WANDB_URL = "https://api.wandb.ai"
 RESTART_AFTER_S = 1.0
@@ -37,6 +40,9 @@ RESTARTS_WITHIN_S = 600.0
 LAST_WORDS_S = 5.0
 LOOK_EVERY_S = 0.5
 POLL_S = 0.05
+FAILURES = (OSError, ValueError, LookupError, BusyError)
+# What the trainer writes a line a step of.
+TOLD_BY_STEP = ("metrics.jsonl", "distributions.jsonl")
 # `primerl sft` has no setting for it, which restarts nothing else.
 SFT_RESTARTS = 5
 
@@ -62,7 +68,11 @@ def check(config: RLConfig | SFTConfig) -> None:
 def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if importlib.util.find_spec("wandb") is None:
         return "wandb: the package is not installed; pip install 'primerl[wandb]', or leave wandb out (--no-wandb)"
-    if monitored.wandb_mode(config.wandb) == "offline" or _wandb_key(config) is not None or _has_login():
+    try:
+        key = _wandb_key(config)
+    except ValueError as error:
+        return f"wandb: {error}"
+    if monitored.wandb_mode(config.wandb) == "offline" or key is not None or _has_login():
         return None
     return (
         "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize), or run `wandb login`; "
@@ -71,8 +81,9 @@ def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
 
 
 def _wandb_key(config: RLConfig | SFTConfig) -> str | None:
+    """Raises ValueError, which does not show it."""
     given = None if config.wandb is None or config.wandb.api_key is None else config.wandb.api_key.get_secret_value()
-    return given or os.environ.get("WANDB_API_KEY") or None
+    return usable(given, "wandb.api_key") or usable(os.environ.get("WANDB_API_KEY"), "WANDB_API_KEY")
 
 
 def _has_login() -> bool:
@@ -90,7 +101,11 @@ def _has_login() -> bool:
 
 
 def _prime_problem(*, has_samples: bool) -> str | None:
-    if prime.api_key() is None:
+    try:
+        key = prime.api_key()
+    except ValueError as error:
+        return f"orchestrator.prime_monitor: {error}"
+    if key is None:
         return (
             "orchestrator.prime_monitor: there is no key: set PRIME_API_KEY, or run `prime login`; "
             "--no-orchestrator.prime-monitor leaves the platform out"
@@ -127,23 +142,41 @@ class MonitorWatch:
         return self.described.name
 
     def start(self, processes: Processes, goes_back_to: int | None = None) -> None:
-        if goes_back_to is not None:
-            self._set_aside(goes_back_to)
-        for file in (END_FILE, STATUS_FILE):
-            (self.folder / file).unlink(missing_ok=True)
-        resolve.write(self.described)
-        start(processes, self.described)
+        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest. Raises nothing
+        that the run would fail by."""
+        try:
+            if goes_back_to is not None:
+                self.go_back(goes_back_to)
+            for file in (END_FILE, STATUS_FILE):
+                (self.folder / file).unlink(missing_ok=True)
+            resolve.write(self.described)
+            start(processes, self.described)
+        except FAILURES as error:
+            self.say(f"the monitors cannot be started, and training goes on without them: {error}")
+
+    def go_back(self, step: int) -> None:
+        """Without a checkpoint of that step nothing changes: the trainer will refuse."""
+        if step not in saved_steps(self.folder / "checkpoints"):
+            return
+        # The trainer, which starts after the monitors, would cut them too late: the new run would be told of the steps
+        # that are given up.
+        for name in TOLD_BY_STEP:
+            keep_steps(self.folder / name, step)
+        self._set_aside(step)
 
     def _set_aside(self, step: int) -> None:
         """Services cannot take back what they were told of later steps: the run goes on as another one there, which
         gets all steps up to this one first."""
         records = self.folder / RECORDS_FILE
-        if not records.is_file() or last_step(records) <= step:
+        if not records.is_file():
             return
-        number = 1
-        while (former := self.folder / f"{records.parent.name}.former_{number}").exists():
-            number += 1
-        records.parent.rename(former)
+        with locked(records.parent):
+            if last_step(records) <= step:
+                return
+            number = 1
+            while (former := self.folder / f"{records.parent.name}.former_{number}").exists():
+                number += 1
+            records.parent.rename(former)
         self.say(
             f"monitors were told of steps after {step}, so they are told of a new run, from the first step on; what is "
             f"known of the one before is renamed to {former}"
@@ -164,7 +197,10 @@ class MonitorWatch:
         """Starts it again where that is due; says where the run can be seen, and which monitor fails."""
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
-            start(processes, self.described)
+            try:
+                start(processes, self.described)
+            except FAILURES as error:
+                self.say(f"{self.name} cannot be started again, and training goes on without it: {error}")
         for name, monitor in self._status().items():
             if monitor["is_given_up"]:
                 self._show(name, f"monitor {name} is given up, and training goes on without it: {monitor['error']}")
@@ -173,17 +209,18 @@ class MonitorWatch:
 
     def end(self, processes: Processes, code: int, reason: str) -> None:
         """With the other processes gone. Raises nothing that the run would fail by."""
-        process = processes.by_name[self.name]
         status = {0: "finished", 130: "interrupted"}.get(code, "failed")
         try:
             resolve.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
-            self._wait(processes, process)
-            processes.stop(grace_s=0.0, names=[self.name])
+            process = processes.by_name.get(self.name)
+            if process is not None:  # it could be started
+                self._wait(processes, process)
+                processes.stop(grace_s=0.0, names=[self.name])
             self._start_at = None
             self.look(processes)
             for line in self._left():
                 self.say(line)
-        except OSError as error:  # a full disk may be why the run has failed
+        except FAILURES as error:  # a full disk may be why the run has failed
             self.say(f"monitors were not told of the end: {error}")
 
     def _wait(self, processes: Processes, process: Process) -> None:

@@ -126,8 +126,12 @@ def distributions_for(entry: MonitorEntry, step: int, content: dict[str, Any]) -
         columns = {"rewards": "reward", "advantages": "advantage", "lengths": "loss_tokens", "staleness": "staleness"}
         for name, key in columns.items():
             values = [float(line[key]) for line in lines if line[key] is not None]
-            if values:
+            if not values:
+                continue
+            try:
                 found[name] = Distribution.of(values)
+            except ValueError as error:  # which the same values would raise for ever
+                log.warning("step %d is told without the distribution of %s: %s", step, name, error)
     if is_due(entry.trainer_interval, step):
         for name, counted in content["of_trainer"].items():
             found[name] = Distribution(counted["edges"], counted["counts"])

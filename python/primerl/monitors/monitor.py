@@ -72,10 +72,16 @@ class Distribution:
 
     @classmethod
     def of(cls, values: list[float], bins: int = 32) -> Distribution:
-        """Of at least one value, in bins of one width."""
+        """Of at least one value, in bins of one width. Raises ValueError where one is not finite."""
         import numpy
 
-        counts, edges = numpy.histogram(values, bins=bins)
+        low, high = float(numpy.min(values)), float(numpy.max(values))  # not a number where one value is none
+        # Bins have to be wider than what is between two numbers: values that differ by less are as good as equal.
+        narrowest = 4 * bins * float(numpy.spacing(max(abs(low), abs(high))))
+        if high - low < narrowest:
+            middle, half = (low + high) / 2, max(0.5, narrowest)
+            low, high = middle - half, middle + half
+        counts, edges = numpy.histogram(values, bins=bins, range=(low, high))
         return cls(edges.tolist(), counts.tolist(), values)
 
 

@@ -13,7 +13,8 @@ drop it; here it waits in `records.jsonl`. JSON, with the key as a bearer token:
 | `POST /finalize` | `{run_id, summary, exit_code: 0}` |
 | `PUT /external-runs/{run_id}/status` | `{status: "failed", error_message}` where the run did not finish |
 
-Each carries `Idempotency-Key: <run_id>-<number>`, the same when it is repeated.
+Each carries an `Idempotency-Key`, the same when it is repeated: `<run_id>-<number><path>`, and before there is a run's
+id one that is made up, and remembered.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import json
 import os
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
+from primerl.monitors.keys import usable
 from primerl.monitors.monitor import Distribution, Monitor, RefusedError, Run, Sample, Status
 
 BASE_URL = "https://api.primeintellect.ai/api/v1/rft"
@@ -43,15 +46,23 @@ class PrimeMonitor(Monitor):
         self.run_name = run_name
         self.base_url = (base_url or os.environ.get("PRIME_API_BASE") or BASE_URL).rstrip("/")
         self.team_id = team_id or os.environ.get("PRIME_TEAM_ID") or login().get("team_id")
-        self._key = api_key()
-        self._run_id = ""
+        self._key: str | None = None
+        self._run_id = self._asked = ""
         self._last: dict[str, Any] = {}
 
     def start(self, run: Run) -> int | None:
+        try:
+            self._key = api_key()
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
         if self._key is None:
             raise RefusedError("there is no key: set PRIME_API_KEY, or run `prime login`")
         if "id" not in run.state:
-            answer = self._call("POST", "/external-runs", self._describe(run), key=None)
+            if "asked" not in run.state:
+                # Before it is asked for: an answer that gets lost is asked for again, and is to be the same run's.
+                run.remember(asked=uuid.uuid4().hex)
+            self._asked = run.state["asked"]
+            answer = self._call("POST", "/external-runs", self._describe(run))
             try:
                 run.remember(id=str(answer["run"]["id"]))
             except (LookupError, TypeError):
@@ -105,15 +116,16 @@ class PrimeMonitor(Monitor):
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def _call(self, method: str, path: str, body: dict[str, Any], key: str | None = "") -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Raises RefusedError, OSError."""
         request = urllib.request.Request(self.base_url + path, json.dumps(body, allow_nan=False).encode())
         request.method = method
         request.add_header("Content-Type", "application/json")
         request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         request.add_unredirected_header("x-api-key", self._key or "")
-        if key is not None:
-            request.add_header("Idempotency-Key", f"{self._run_id}-{self.number}")
+        # A record may be several calls, and the end of a run has the number of what follows where it goes on.
+        key = f"{self._run_id}-{self.number}{path}" if self._run_id else self._asked
+        request.add_header("Idempotency-Key", key)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as response:
                 content = response.read()
@@ -130,8 +142,9 @@ class PrimeMonitor(Monitor):
 
 
 def api_key() -> str | None:
-    found = os.environ.get("PRIME_API_KEY") or login().get("api_key")
-    return str(found) if found else None
+    """Raises ValueError, which does not show it."""
+    found = usable(os.environ.get("PRIME_API_KEY"), "PRIME_API_KEY")
+    return found or usable(str(login().get("api_key") or ""), "~/.prime/config.json (`prime login`)")
 
 
 def login() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The launcher starts it beside the others and, once they have ended, writes `monitor/end.json`. SIGTERM without that file
 means that the launcher was killed. Where the file is there from the beginning, what is left is sent, and that is all.
-Exit codes: 0 everything was sent, 1 something is left, 2 bad input.
+Exit codes: 0 everything was sent, 1 something is left, 2 bad input, or another process is at it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.monitors import MonitorConfig
 from primerl.config.resolve import write_text
+from primerl.launch import guard
+from primerl.monitors import extras
 from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
-from primerl.monitors.records import Records
+from primerl.monitors.records import BusyError, Records, locked
 from primerl.monitors.send import Sender
 
 log = logging.getLogger("primerl.monitors")
@@ -33,6 +36,8 @@ LOOK_EVERY_S = 0.3
 END_FILE = Path("monitor") / "end.json"
 STATUS_FILE = Path("monitor") / "status.json"
 RECORDS_FILE = Path("monitor") / "records.jsonl"
+WAIT_S = 60.0
+"""For another process that is at the same folder, where the launcher has started this one."""
 LATE_S = 5.0
 """How long samples of the last steps are looked for, once the run has ended."""
 
@@ -46,7 +51,14 @@ def main(settings: dict[str, Any]) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
-    code = MonitorProcess(config).run()
+    # A command of the user's may still be sending what an earlier start has left; the user's own can be given again.
+    is_started = guard.MARK in os.environ
+    try:
+        process = MonitorProcess(config, WAIT_S if is_started else 0.0)
+    except BusyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1 if is_started else 2
+    code = process.run()
     # Threads that hang in a service's own code would hold the process up.
     logging.shutdown()
     sys.stdout.flush()
@@ -54,16 +66,20 @@ def main(settings: dict[str, Any]) -> int:
 
 
 class MonitorProcess:
-    """Not for several threads."""
+    """Not for several threads. Alone at its folder until the process ends, or `close`."""
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(self, config: MonitorConfig, wait_s: float = 0.0) -> None:
+        """`wait_s`: how long another process may still be at it. Raises BusyError, OSError."""
         self.config = config
         self.folder = Path(config.output_dir)
+        self._lock = ExitStack()
+        self._take_over(wait_s)
         self.records = Records(self.folder / RECORDS_FILE)
         self.collector = Collector(config, self.records)
         self.senders = [Sender(config, entry, self.records) for entry in config.monitors]
         self._asked = threading.Event()
         self._told = ""
+        self._swept = 0
         self._collects_again = True
 
     def run(self) -> int:
@@ -78,8 +94,35 @@ class MonitorProcess:
             sender.start()
         while not (self._is_over() or self._asked.wait(LOOK_EVERY_S)):
             self._collect()
+            self._sweep()
             self._tell()
         return self._end()
+
+    def _sweep(self) -> None:
+        """Removes samples that every monitor has."""
+        passed = min((sender.passed for sender in self.senders), default=0)
+        while self._swept < passed:
+            record = self.records[self._swept]
+            if record.kind == "extras":
+                try:
+                    extras.path_of(self.folder, record.step).unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("%s", error)
+            self._swept += 1
+
+    def _take_over(self, wait_s: float) -> None:
+        folder = (self.folder / RECORDS_FILE).parent
+        try:
+            self._lock.enter_context(locked(folder))
+        except BusyError:
+            if not wait_s:
+                raise
+            log.info("another process sends what is in %s; waiting up to %.0f s for it", folder, wait_s)
+            self._lock.enter_context(locked(folder, wait_s))
+
+    def close(self) -> None:
+        self.records.close()
+        self._lock.close()
 
     def _is_over(self) -> bool:
         return (self.folder / END_FILE).is_file()
@@ -96,24 +139,34 @@ class MonitorProcess:
     def _end(self) -> int:
         """Sends what is left, within `finish_s`."""
         began = time.monotonic()
-        self._collect(hurry=True)
-        # The journal may be a moment behind for steps that are looked for the first time.
-        while self.collector.is_behind and time.monotonic() - began < min(LATE_S, self.config.finish_s):
-            time.sleep(0.1)
-            self._collect(hurry=True)
+        # A long journal takes longer to read than there is time, and the services are to be told of the end.
+        taking = threading.Thread(target=self._collect_the_rest, name="collecting", daemon=True)
+        taking.start()
+        taking.join(self.config.finish_s / 2)
+        if taking.is_alive():
+            log.error("what the run wrote last is not all taken in: the time was over")
         status, reason = self._how_it_ended()
         log.info("the run has ended (%s); sending what is left", status)
         for sender in self.senders:
             sender.end(status, reason)
         while any(sender.is_alive() for sender in self.senders) and time.monotonic() - began < self.config.finish_s:
             time.sleep(0.02)
+        self._sweep()
         self._tell()
         for sender in self.senders:
             if sender.is_done:
                 log.info("monitor %s has everything, %d records", sender.entry.name, sender.next)
             else:
                 log.error("monitor %s: %s", sender.entry.name, self._left(sender))
-        return 0 if all(sender.is_done for sender in self.senders) else 1
+        return 0 if all(sender.is_done for sender in self.senders) and not taking.is_alive() else 1
+
+    def _collect_the_rest(self) -> None:
+        began = time.monotonic()
+        self._collect(hurry=True)
+        # The journal may be a moment behind for steps that are looked for the first time.
+        while self.collector.is_behind and time.monotonic() - began < min(LATE_S, self.config.finish_s):
+            time.sleep(0.1)
+            self._collect(hurry=True)
 
     def _how_it_ended(self) -> tuple[Status, str]:
         try:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from primerl.launch.lock import take
+
+LOCK = "lock"
 Kind = Literal["metrics", "evaluation", "extras"]
 
 
@@ -73,6 +78,26 @@ class Records:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+class BusyError(Exception):
+    """Another process is at the monitors of the run."""
+
+
+@contextmanager
+def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """While the block lasts, or the process, nobody else is at the `monitor` folder: two would append to one file, and
+    send all of it twice. Raises BusyError where another still is after that time, OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    with (folder / LOCK).open("a") as file:
+        while not take(file):
+            if time.monotonic() >= deadline:
+                raise BusyError(
+                    f"another process sends what is in {folder}: the run goes on, or `primerl monitor` was started "
+                    "twice; wait for it to end"
+                )
+        yield
 
 
 def last_step(file: Path) -> int:

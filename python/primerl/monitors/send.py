@@ -46,6 +46,9 @@ class Sender(threading.Thread):
         self.error: str | None = None
         """Of the last attempt, None where it went well."""
         self.is_given_up = False
+        self.passed = 0
+        """Records before this one are not sent again, whatever dies."""
+        self._knows_best = False  # the service, of what it has: it may have less than the cursor says
         self._end: tuple[Status, str] | None = None
         self._woken = threading.Event()
 
@@ -101,6 +104,8 @@ class Sender(threading.Thread):
         if has is not None and has != self.next:
             log.info("monitor %s: the service has %d records, the cursor says %d", self.entry.name, has, self.next)
             self.next = min(has, len(self.records))
+        self._knows_best = has is not None
+        self.passed = self.next
         self.finished = None
         self._store()
         self.told["started"] = "yes"
@@ -113,6 +118,8 @@ class Sender(threading.Thread):
             self._tell(monitor, record)
             self.next += 1
             self._store()
+            if not self._knows_best:
+                self.passed = self.next
             self._recovered()
         elif self._end is not None and self.next >= len(self.records):
             status, reason = self._end
@@ -120,6 +127,7 @@ class Sender(threading.Thread):
             monitor.finish(status, reason)
             self.finished = status
             self._store()
+            self.passed = self.next
             self._recovered()
 
     def _tell(self, monitor: Monitor, record: Record) -> None:
@@ -128,7 +136,13 @@ class Sender(threading.Thread):
         elif record.kind == "evaluation":
             monitor.log(record.step, record.values["metrics"])
         else:
-            content = extras.read(self.output_dir, record.step)
+            try:
+                content = extras.read(self.output_dir, record.step)
+            except FileNotFoundError:  # removed when all monitors had it, of which this one was none then
+                log.warning(
+                    "monitor %s: step %d is told without samples and distributions", self.entry.name, record.step
+                )
+                return
             samples = extras.samples_for(self.entry, record.step, content)
             if samples:
                 monitor.samples(record.step, samples)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from primerl.monitors.keys import usable
 from primerl.monitors.monitor import Distribution, Monitor, RefusedError, Run, Sample, Status
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,12 @@ class WandbMonitor(Monitor):
     def start(self, run: Run) -> int | None:
         import wandb
 
+        try:
+            key = usable(os.environ.get("WANDB_API_KEY"), "WANDB_API_KEY")
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        if key is not None:
+            os.environ["WANDB_API_KEY"] = key  # from where W&B reads it
         if "id" not in run.state:
             run.remember(id=uuid.uuid4().hex[:12])
         # Before W&B begins a file of its own.

@@ -1,7 +1,9 @@
-"""Folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -50,6 +52,20 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     temporary.rename(path)
     sync(path.parent)
+
+
+def keep_steps(path: Path, last: int) -> None:
+    """Leaves the lines of steps up to `last` in a file of one JSON object a step; one that a crash cut short goes
+    too."""
+    if not path.exists():
+        return
+    kept = []
+    # A disk that failed may have left anything, and JSON of a cut character is none.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= last:
+                kept.append(line + "\n")
+    write_text(path, "".join(kept))
 
 
 def remove_temporary(path: Path) -> None:

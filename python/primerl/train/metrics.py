@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
-from primerl.train.files import remove_temporary, write_text
+from primerl.train.files import keep_steps, remove_temporary
 from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class MetricsWriter:
         self._path = output_dir / name
         with saving(self._path):
             remove_temporary(self._path)
-            _keep_steps(self._path, after)
+            keep_steps(self._path, after)
             self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
@@ -67,19 +67,6 @@ class MetricsWriter:
         # What could not be written is tried again, and has been told.
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
             self._file.close()
-
-
-def _keep_steps(path: Path, last: int) -> None:
-    """Leaves the lines of steps up to `last`; one that a crash cut short goes too."""
-    if not path.exists():
-        return
-    kept = []
-    # A disk that failed may have left anything, and JSON of a cut character is none.
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= last:
-                kept.append(line + "\n")
-    write_text(path, "".join(kept))
 
 
 class Clock:
