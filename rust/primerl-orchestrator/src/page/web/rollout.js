@@ -9,6 +9,7 @@ const LIMIT = 4000;
 const UNLIKELY = -5;
 /** Rollouts of a group that are shown. */
 const COLUMNS = 32;
+const GONE = "Turns from before the oldest event that is kept are not shown.";
 
 function mix(name, share) {
   return `color-mix(in srgb, var(--${name}) ${Math.round(100 * share)}%, transparent)`;
@@ -189,7 +190,7 @@ export class Rollout extends Reading {
         ["versions", versions(told.versions)], ["environment", told.environment], ["example", whole(told.example)], ["tokens", whole(told.sampled_tokens)], ["worker", String(told.worker)], ["leased at", span(told.leased_s)], ["took", told.took_s === null ? "" : span(told.took_s)]]),
       el("div", { class: "bar" }, el("a", { href: `#/groups/${told.group}`, text: `Group ${told.group} side by side` }), el("span", { class: "note", text: "its rollouts:" }), others),
       ...this.reports(told), this.colours.bar, turns);
-    if (told.earlier_turns_are_gone) turns.append(el("p", { class: "note", text: "Turns from before the oldest event that is kept are not shown." }));
+    if (told.earlier_turns_are_gone) turns.append(el("p", { class: "note", text: GONE }));
     if (told.turn_list.length === 0) turns.append(el("p", { class: "card empty", text: "No turn is recorded." }));
     for (const turn of told.turn_list) {
       const card = this.turn(turn);
@@ -240,9 +241,20 @@ export class Group extends Reading {
       columns.append(el("section", { class: "card" }, el("div", { class: "row" }, el("h2", {}, el("a", { href: `#/rollouts/${one.rollout}`, text: `Rollout ${one.rollout}` })), el("span", { class: "end" }, fate(one))),
         facts([["reward", reward(one.reward)], ["advantage", advantage(one.advantage)], ["versions", versions(one.versions)], ["turns", whole(one.turns)]]), into));
       if (one.turns === 0) continue;
+      if (one.turns <= one.turns_gone) {
+        into.append(el("p", { class: "note", text: GONE }));
+        continue;
+      }
       const answer = el("div", {});
       // The last turn is the answer; what led there is a click away.
-      await read(one.rollout, one.turns - 1, this.colours, answer, signal);
+      try {
+        await read(one.rollout, one.turns - 1, this.colours, answer, signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        // The others are shown whatever one answers.
+        into.append(el("p", { class: "note", text: error.message }));
+        continue;
+      }
       const shown = answer.querySelector(".prompt");
       if (shown && one.turns === 1) {
         shown.remove();
