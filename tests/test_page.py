@@ -23,6 +23,7 @@ from primerl.cli import main
 from primerl.launch.run import page_address
 from primerl.runs import top
 from primerl.train.metrics import MetricsWriter
+from rich.console import Console
 from test_orchestrator_in_process import PATIENCE_S, GoneError, post, publish, settings
 
 CHROMIUM = browser.installed()
@@ -209,8 +210,23 @@ def test_top_says_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
     assert main(["top", str(tmp_path), "--once"]) == 1
     assert "the run is not running: nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
-    assert main(["top", "https://host", "--once"]) == 2
+    for url in ("https://host", "http://host:abc", "http://host:65536", "http://[::1", "http://:8000"):
+        capsys.readouterr()
+        assert main(["top", url, "--once"]) == 2
+        assert f"{url}: expected the URL of an orchestrator, http://host:port" in capsys.readouterr().err
+    (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:none", "pid": 1}')
+    assert main(["top", str(tmp_path), "--once"]) == 2
     assert main(["top", str(tmp_path), "--interval", "0"]) == 2
+
+
+def test_names_of_engines_are_no_markup() -> None:
+    engine = {"engine": 0, "name": "[red]a[/bold]", "version": 1, "running": 2, "limit": 4, "doing": "[b]serves"}
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(top.engines({"engines": [engine]}))
+    text = capture.get()
+    assert "[red]a[/bold]" in text
+    assert "[b]serves" in text
 
 
 def test_sparklines_span_what_there_is() -> None:
