@@ -58,12 +58,17 @@ impl Told {
         for place in places {
             let Entry(at, event) = journal::read_at(&folder, *place)?;
             match event {
-                Event::TurnFinished { turn, .. } => told.turns.push((seconds(at), turn)),
+                // What comes after its report is not part of it.
+                Event::TurnFinished { turn, .. } if told.report.is_none() => {
+                    told.turns.push((seconds(at), turn));
+                }
                 Event::SamplingStarted { version, .. } => {
                     told.sampling.push((seconds(at), version.0));
                 }
                 Event::TurnFailed { message, .. } => told.failures.push(message),
-                Event::RolloutFinished { outcome, .. } => {
+                Event::RolloutFinished {
+                    worker, outcome, ..
+                } if worker.0 as u32 == record.worker => {
                     told.report.get_or_insert((seconds(at), outcome));
                 }
                 _ => {}
@@ -159,14 +164,7 @@ impl Told {
             .saturating_add(limit.clamp(1, MOST_TOKENS))
             .min(turn.sampled.len());
         let shown = from.min(end)..end;
-        let advantages = match self.given {
-            Given::Nothing => None,
-            Given::Uniform(value) => Some(vec![value; shown.len()]),
-            Given::PerToken => self
-                .prompt_tokens(number, turn)
-                .and_then(|before| of_turn(&self.sequences, before, &turn.sampled))
-                .map(|advantages| advantages[shown.clone()].to_vec()),
-        };
+        let (advantages, are_gone) = self.advantages(number, turn, shown.clone());
         let versions = turn.versions.iter();
         let versions = versions
             .flat_map(|run| std::iter::repeat_n(run.version.0, run.n_tokens as usize))
@@ -182,10 +180,49 @@ impl Told {
             // Of a server that gives text there are none.
             "logprobs": turn.logprobs.get(shown.clone()).unwrap_or_default(),
             "versions": versions.collect::<Vec<u64>>(),
+            // None where the turn was not trained, or where they are not to be had any more.
             "advantages": advantages,
+            "advantages_are_gone": are_gone,
             "answer": turn.text.as_ref().map(|text| &text.message),
             "next": (end < turn.sampled.len()).then_some(end),
         }))
+    }
+
+    /// The advantages of the shown tokens; and whether there were some that are gone with the batch, or with the turns
+    /// that tell the turn's place in it.
+    fn advantages(
+        &self,
+        number: usize,
+        turn: &Turn,
+        shown: std::ops::Range<usize>,
+    ) -> (Option<Vec<f32>>, bool) {
+        if !self.is_trained(number) {
+            return (None, false);
+        }
+        match self.given {
+            Given::Nothing => (None, false),
+            Given::Uniform(value) => (Some(vec![value; shown.len()]), false),
+            Given::PerToken => {
+                let before = self.prompt_tokens(number, turn);
+                let Some(before) = before.filter(|_| !self.sequences.is_empty()) else {
+                    return (None, true);
+                };
+                let found = of_turn(&self.sequences, before, &turn.sampled);
+                // One that is in no sequence was left out.
+                (found.map(|of| of[shown].to_vec()), false)
+            }
+        }
+    }
+
+    /// Whether the turn's session was reported as one to train.
+    fn is_trained(&self, number: usize) -> bool {
+        let sessions = self.turns.iter().map(|(_, turn)| &*turn.session);
+        let at = number.checked_sub(self.turns_gone);
+        let trace = self.report.as_ref().zip(at).and_then(|((_, report), at)| {
+            let traces = report.trained_traces(sessions);
+            traces.get(at).copied().flatten()
+        });
+        trace.is_some()
     }
 
     /// What the turn's prompt has beyond the turn it extends.

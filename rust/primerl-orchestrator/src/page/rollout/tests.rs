@@ -1,7 +1,8 @@
 use super::*;
 use crate::inspect::tests::Run;
 use crate::page::index::tests::indexed;
-use primerl_core::testing::turn;
+use primerl_core::event::Trace;
+use primerl_core::testing::{outcome, trace, turn};
 use std::collections::BTreeMap;
 
 /// A rollout with these turns, `turns_gone` others before them.
@@ -104,4 +105,88 @@ fn turns_keep_their_numbers_when_those_before_them_are_gone() {
         }
     }
     assert!(cut > 0, "no rollout was cut in two");
+}
+
+/// A rollout of two seats, `seat/0` trained and `seat/1` not, with a turn of each and one of an unknown session.
+fn of_two_seats(given: Given, sequences: Vec<Sequence>) -> Told {
+    let of = |session: &str, parent, prompt: &[u32], sampled: &[u32]| Turn {
+        session: session.into(),
+        ..turn(parent, prompt, sampled, 0)
+    };
+    let turns = vec![
+        of("seat/0", None, &[1, 2], &[3, 4]),
+        of("seat/1", None, &[5], &[6, 7]),
+        of("seat/0", Some(0), &[8], &[9]),
+        of("another", None, &[10], &[11]),
+    ];
+    let untrained = Trace {
+        trainable: false,
+        ..trace("seat/1", 0.0)
+    };
+    let outcome = Outcome {
+        traces: vec![trace("seat/0", 1.0), untrained],
+        ..outcome(1.0)
+    };
+    Told {
+        report: Some((1.0, outcome)),
+        given,
+        sequences,
+        ..told(0, turns)
+    }
+}
+
+/// The advantages of each turn, and whether they are gone.
+fn advantages(told: &Told) -> Vec<(Value, bool)> {
+    let turns = 0..told.turns.len();
+    let of = |number| {
+        let tokens = told.tokens(None, number, 0, 9).expect("is kept");
+        let are_gone = tokens["advantages_are_gone"].as_bool().expect("is told");
+        (tokens["advantages"].clone(), are_gone)
+    };
+    turns.map(of).collect()
+}
+
+#[test]
+fn only_turns_of_a_trained_session_have_an_advantage() {
+    let nothing = (Value::Null, false);
+    let told = of_two_seats(Given::Uniform(0.5), Vec::new());
+    let expected = [
+        (json!([0.5, 0.5]), false),
+        nothing.clone(),
+        (json!([0.5]), false),
+        nothing.clone(),
+    ];
+    assert_eq!(advantages(&told), expected);
+    let unreported = Told {
+        report: None,
+        ..told
+    };
+    assert_eq!(advantages(&unreported), vec![nothing.clone(); 4]);
+    // A client without session names has one conversation, whatever its trace is called.
+    let mut unnamed = self::told(0, vec![turn(None, &[1], &[2], 0)]);
+    unnamed.given = Given::Uniform(-1.0);
+    let mut report = outcome(1.0);
+    report.traces[0].session = "by the environment".into();
+    unnamed.report = Some((1.0, report.clone()));
+    assert_eq!(advantages(&unnamed), [(json!([-1.0]), false)]);
+    report.traces[0].ok = false;
+    unnamed.report = Some((1.0, report));
+    assert_eq!(advantages(&unnamed), [nothing]);
+}
+
+#[test]
+fn advantages_that_went_with_their_batch_are_gone_and_not_untrained() {
+    let (nothing, gone) = ((Value::Null, false), (Value::Null, true));
+    let told = of_two_seats(Given::PerToken, Vec::new());
+    let expected = [gone.clone(), nothing.clone(), gone, nothing.clone()];
+    assert_eq!(advantages(&told), expected);
+    // In the batch, whose sequence ends before the last turn: that one was left out.
+    let sequence = Sequence {
+        token_ids: vec![1, 2, 3, 4],
+        advantages: vec![0.0, 0.0, 0.25, -0.5],
+    };
+    let told = of_two_seats(Given::PerToken, vec![sequence]);
+    let found = (json!([0.25, -0.5]), false);
+    let expected = [found, nothing.clone(), nothing.clone(), nothing];
+    assert_eq!(advantages(&told), expected);
 }

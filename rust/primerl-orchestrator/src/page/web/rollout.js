@@ -9,6 +9,7 @@ const LIMIT = 4000;
 const UNLIKELY = -5;
 /** Rollouts of a group that are shown. */
 const COLUMNS = 32;
+const GONE_ADVANTAGES = "Its advantages differ by token and are not kept any more: the batch that had them is gone.";
 const GONE = "Turns from before the oldest event that is kept are not shown.";
 
 function mix(name, share) {
@@ -44,7 +45,7 @@ class Tokens {
 
   add(found) {
     const fresh = found.ids.map((id, at) => ({
-      id, text: found.pieces?.[at] ?? `[${id}]`, logprob: found.logprobs[at], version: found.versions[at], advantage: found.advantages?.[at],
+      id, text: found.pieces?.[at] ?? `[${id}]`, logprob: found.logprobs[at], version: found.versions[at], advantage: found.advantages?.[at], gone: found.advantages_are_gone,
     }));
     this.tokens.push(...fresh);
     this.node.append(...fresh.map((token) => {
@@ -104,7 +105,7 @@ class Colours {
       return node;
     };
     if (this.mode === "logprob") this.scale.replaceChildren("certain", gradient("transparent", mix("hot", 0.75)), `${UNLIKELY} nats and less`);
-    else if (this.mode === "advantage") this.scale.replaceChildren(...(tokens.some((token) => token.advantage) ? [signed(-extent), gradient(mix("minus", 0.67), "transparent", mix("plus", 0.67)), signed(extent)] : ["no token was given an advantage other than 0"]));
+    else if (this.mode === "advantage") this.scale.replaceChildren(...(tokens.some((token) => token.advantage) ? [signed(-extent), gradient(mix("minus", 0.67), "transparent", mix("plus", 0.67)), signed(extent)] : [tokens.some((token) => token.gone) ? GONE_ADVANTAGES : "no token was given an advantage other than 0"]));
     else {
       const known = [...new Set(tokens.map((token) => token.version))].filter((version) => version !== undefined).sort((a, b) => a - b);
       this.scale.replaceChildren(...known.slice(0, 12).flatMap((version) => {
@@ -121,7 +122,7 @@ class Colours {
     const fact = (name, value) => el("span", {}, el("span", { class: "note", text: `${name} ` }), value);
     this.inspect.replaceChildren(fact("token", whole(at)), el("code", { text: JSON.stringify(token.text) }), fact("id", String(token.id)),
       fact("log-probability", token.logprob === undefined ? "–" : token.logprob.toFixed(4)), fact("probability", token.logprob === undefined ? "–" : short(Math.exp(token.logprob))),
-      fact("version", token.version === undefined ? "–" : `v${token.version}`), fact("advantage", token.advantage === undefined ? "not trained" : signed(token.advantage)));
+      fact("version", token.version === undefined ? "–" : `v${token.version}`), fact("advantage", token.gone ? "not kept any more" : token.advantage === undefined ? "not trained" : signed(token.advantage)));
   }
 }
 
@@ -141,6 +142,7 @@ async function read(rollout, turn, colours, into, signal) {
       into.append(el("div", { class: "text prompt", tabindex: 0, role: "group", "aria-label": "what is new in the prompt", text: found.prompt.text + cut }));
     }
     if (from === 0) into.append(tokens.node);
+    if (from === 0 && found.advantages_are_gone) into.append(el("p", { class: "note", text: GONE_ADVANTAGES }));
     if (found.answer) into.append(el("div", { class: "text", text: found.answer }));
     tokens.add(found);
     if (found.next === null) return more.remove();
