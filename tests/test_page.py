@@ -23,6 +23,7 @@ from primerl.cli import main
 from primerl.launch.run import page_address
 from primerl.runs import top
 from primerl.train.metrics import MetricsWriter
+from rich.console import Console
 from test_orchestrator_in_process import PATIENCE_S, GoneError, post, publish, settings
 
 CHROMIUM = browser.installed()
@@ -161,10 +162,36 @@ def test_from_the_list_to_a_rollout_to_its_group(run: Run, tab: browser.Tab) -> 
 
 
 @needs_browser
+def test_a_group_is_drawn_whatever_one_of_its_rollouts_answers(run: Run, tab: browser.Tab) -> None:
+    trained = httpx.get(f"{run.url}/page/rollouts", params={"fate": "trained"}).json()["rollouts"]
+    group = trained[-1]["group"]
+    members = httpx.get(f"{run.url}/page/rollouts", params={"group": group}).json()["rollouts"]
+    assert len(members) >= 2
+    # They are drawn with the best first.
+    lost = min(members, key=lambda one: (-(one["reward"] or 0), one["rollout"]))["rollout"]
+    tab.goto(f"{run.url}/#/rollouts")
+    tab.until("document.querySelector('.list tbody a') !== null")
+    gone = f"/page/rollouts/{lost}/turns/"
+    tab.evaluate(f"""{{
+        const fetched = window.fetch;
+        window.fetch = (path, options) => path.startsWith({gone!r})
+            ? Promise.resolve(new Response('{{"error": {{"message": "the turn is gone"}}}}', {{ status: 404 }}))
+            : fetched(path, options);
+        location.hash = "#/groups/{group}";
+    }}""")
+    drawn = "document.querySelectorAll('.columns > section .tokens').length"
+    tab.until(f"{drawn} === {sum(one['turns'] > 0 for one in members) - 1}")
+    text = tab.evaluate("document.querySelector('.columns > section').innerText")
+    assert f"Rollout {lost}" in text
+    assert "the turn is gone" in text
+    check_nothing_is_wrong(tab)
+
+
+@needs_browser
 def test_a_key_is_asked_for_and_kept_out_of_the_address(
     model: Path, tab: browser.Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PRIMERL_API_KEY", "the-key/1")
+    monkeypatch.setenv("PRIMERL_API_KEY", "the-key%/1")
     with Orchestrator(settings(model, tmp_path / "run")) as orchestrator:
         orchestrator.start()
         tab.goto(f"{orchestrator.url}/")
@@ -173,9 +200,20 @@ def test_a_key_is_asked_for_and_kept_out_of_the_address(
         tab.evaluate("document.querySelector('#problem button').click()")
         tab.until("!!document.querySelector('#problem input') && !document.querySelector('#problem input').value")
         assert all("401" in complaint for complaint in tab.complaints), "which the browser tells of"
-        tab.goto(f"{orchestrator.url}/#key=the-key%2F1")
+        tab.goto(f"{orchestrator.url}/#key=the-key%25%2F1")
         tab.until("document.body?.innerText.includes('0 / 2')")
         assert tab.evaluate("location.hash") == "#/"
+        # Encoded or not, and with a view behind it.
+        shown = "!!document.querySelector('main h1') && document.getElementById('folder').textContent === 'run'"
+        for fragment, view in (
+            ("the-key%/1", "#/"),
+            ("the-key%/1/rollouts?fate=failed", "#/rollouts?fate=failed"),
+            ("the-key%25%2F1/groups/3", "#/groups/3"),
+        ):
+            tab.evaluate("sessionStorage.clear()")
+            tab.goto(f"{orchestrator.url}/#key={fragment}")
+            tab.until(f"location.hash === {view!r} && {shown}")
+            assert tab.evaluate("sessionStorage.getItem('primerl-key')") == "the-key%/1"
         tab.complaints.clear()
 
 
@@ -209,8 +247,23 @@ def test_top_says_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
     assert main(["top", str(tmp_path), "--once"]) == 1
     assert "the run is not running: nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
-    assert main(["top", "https://host", "--once"]) == 2
+    for url in ("https://host", "http://host:abc", "http://host:65536", "http://[::1", "http://:8000"):
+        capsys.readouterr()
+        assert main(["top", url, "--once"]) == 2
+        assert f"{url}: expected the URL of an orchestrator, http://host:port" in capsys.readouterr().err
+    (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:none", "pid": 1}')
+    assert main(["top", str(tmp_path), "--once"]) == 2
     assert main(["top", str(tmp_path), "--interval", "0"]) == 2
+
+
+def test_names_of_engines_are_no_markup() -> None:
+    engine = {"engine": 0, "name": "[red]a[/bold]", "version": 1, "running": 2, "limit": 4, "doing": "[b]serves"}
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(top.engines({"engines": [engine]}))
+    text = capture.get()
+    assert "[red]a[/bold]" in text
+    assert "[b]serves" in text
 
 
 def test_sparklines_span_what_there_is() -> None:

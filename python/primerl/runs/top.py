@@ -50,20 +50,31 @@ class UnreachableError(Exception):
 def find(run: str) -> str:
     """The URL of the orchestrator of a run, given as that or as the run's folder. Raises NoRunError."""
     if run.startswith(("http://", "https://")):
-        address = urlsplit(run)
-        if address.scheme != "http" or not address.hostname:
-            raise NoRunError(f"{run}: expected the URL of an orchestrator, http://host:port")
-        return f"http://{address.netloc}"
+        return address_of(run)
     folder = Path(run)
     if not folder.is_dir():
         raise NoRunError(f"there is no folder {run}; give the output_dir of a run, or its orchestrator's URL")
     file = folder / "run" / "orchestrator.json"
     try:
-        return str(json.loads(file.read_text())["url"])
+        url = str(json.loads(file.read_text())["url"])
     except FileNotFoundError:
         raise NoRunError(f"no run was started in {run}: there is no {file}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoRunError(f"{file} cannot be read: {error}") from None
+    return address_of(url)
+
+
+def address_of(url: str) -> str:
+    """The URL without a path. Raises NoRunError where it is none of an orchestrator."""
+    try:
+        address = urlsplit(url)
+        # Read here: a port that is none raises when it is asked for.
+        is_one = address.scheme == "http" and bool(address.hostname) and address.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise NoRunError(f"{url}: expected the URL of an orchestrator, http://host:port")
+    return f"http://{address.netloc}"
 
 
 def ask(url: str, path: str, **query: object) -> dict[str, Any]:
@@ -203,7 +214,8 @@ def engines(status: dict[str, Any]) -> RenderableType:
         share = engine.get("idle_share")
         proved = "none" if engine.get("version") is None else f"v{engine['version']}"
         table.add_row(
-            str(engine.get("name") or engine["engine"]),
+            # Text, not markup: names come from elsewhere.
+            Text(str(engine.get("name") or engine["engine"])),
             proved,
             f"{engine['running']}/{engine.get('limit') or '-'}",
             "-" if share is None else f"{100 * share:.0f} %",

@@ -180,6 +180,32 @@ pub struct Outcome {
     pub error: Option<RolloutError>,
 }
 
+impl Outcome {
+    /// Which trace each turn is of, `None` where that is not trained; `sessions` are those of the turns, in order. A client
+    /// that sends no session name has one conversation, and its one trace is named otherwise: those two belong together.
+    pub fn trained_traces<'a>(
+        &self,
+        sessions: impl Iterator<Item = &'a str> + Clone,
+    ) -> Vec<Option<usize>> {
+        let mut others = sessions.clone();
+        let first = others.next();
+        if let [trace] = &self.traces[..]
+            && others.all(|session| Some(session) == first)
+        {
+            return sessions.map(|_| trace.is_trained().then_some(0)).collect();
+        }
+        let named = self.traces.iter().enumerate();
+        let named: BTreeMap<&str, usize> = named
+            .map(|(index, trace)| (trace.session.as_str(), index))
+            .collect();
+        let of = |session: &str| {
+            let trace = named.get(session).copied();
+            trace.filter(|trace| self.traces[*trace].is_trained())
+        };
+        sessions.map(of).collect()
+    }
+}
+
 /// One seat of a rollout: one conversation with its own reward.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
@@ -191,6 +217,12 @@ pub struct Trace {
     pub metrics: BTreeMap<String, f64>,
     pub stop_condition: Option<String>,
     pub truncated: bool,
+}
+
+impl Trace {
+    pub fn is_trained(&self) -> bool {
+        self.trainable && self.ok
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

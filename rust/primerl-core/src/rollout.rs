@@ -200,7 +200,8 @@ impl Rollout {
             self.id
         );
         self.check(outcome, rules.lowest_reward)?;
-        let trace_of = self.join(&outcome.traces);
+        let sessions = self.turns.iter().map(|turn| &*turn.session);
+        let trace_of = outcome.trained_traces(sessions);
         let turns = std::mem::take(&mut self.turns);
         self.notes = Vec::new();
         let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
@@ -326,7 +327,7 @@ impl Rollout {
                 return Err(error("environment", message));
             }
         }
-        let trained = outcome.traces.iter().filter(|trace| is_trained(trace));
+        let trained = outcome.traces.iter().filter(|trace| trace.is_trained());
         match trained
             .map(|trace| trace.reward)
             .find(|reward| *reward < lowest_reward)
@@ -339,25 +340,6 @@ impl Rollout {
             )),
             None => Ok(()),
         }
-    }
-
-    /// Which trace each turn is of, `None` where that is not trained. A client that sends no session name has one
-    /// conversation, and its one trace is named otherwise: those two belong together.
-    fn join(&self, traces: &[Trace]) -> Vec<Option<usize>> {
-        let mut turns = self.turns.iter().map(|turn| &*turn.session);
-        let first = turns.next();
-        if traces.len() == 1 && turns.all(|session| Some(session) == first) {
-            return vec![is_trained(&traces[0]).then_some(0); self.turns.len()];
-        }
-        let named = traces.iter().enumerate();
-        let named: BTreeMap<&str, usize> = named
-            .map(|(index, trace)| (trace.session.as_str(), index))
-            .collect();
-        let of = |turn: &Turn| {
-            let trace = named.get(&*turn.session).copied();
-            trace.filter(|trace| is_trained(&traces[*trace]))
-        };
-        self.turns.iter().map(of).collect()
     }
 
     /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.
@@ -424,10 +406,6 @@ pub struct Remains {
 pub struct Score {
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,
-}
-
-fn is_trained(trace: &Trace) -> bool {
-    trace.trainable && trace.ok
 }
 
 pub(crate) fn error(kind: &str, message: String) -> RolloutError {

@@ -41,6 +41,12 @@ impl Spool {
             .map_err(|source| RunError::Spool { path, source })
     }
 
+    /// Bytes of what [`Spool::read`] reads; `None` where there is nothing to read.
+    pub fn size(&self, step: Step, rank: u32) -> Option<u64> {
+        let found = std::fs::metadata(self.file(step, rank)).ok()?;
+        found.is_file().then_some(found.len())
+    }
+
     /// Delete the batches of steps before this one.
     pub fn forget(&self, before: Step) -> Result<(), WriteError> {
         let step_of = |path: &Path| -> Option<Step> {
@@ -82,6 +88,10 @@ mod tests {
         spool.forget(Step(3)).expect("deletes");
         assert!(!spool.has(Step(1)) && !spool.has(Step(2)));
         assert_eq!(spool.read(Step(3), 0).expect("is kept"), [3_u8][..]);
+        assert_eq!(
+            (spool.size(Step(3), 0), spool.size(Step(2), 0)),
+            (Some(1), None)
+        );
         let gone = spool.read(Step(2), 1).expect_err("is gone").to_string();
         assert!(gone.contains("step_2/rank_1.msgpack"), "{gone}");
     }

@@ -91,6 +91,22 @@ impl Run {
         self.folder.path()
     }
 
+    /// Forgets all but the last `keeps` events; the core as it was before them, and how many are gone.
+    pub fn prune(&self, keeps: usize) -> (u64, Core) {
+        let before = self.events.len() - keeps;
+        let config = self.simulator.core.config().clone();
+        let mut core = Core::new(config).expect("valid");
+        for (now, event) in &self.events[..before] {
+            core.handle(event.clone(), *now);
+        }
+        self.write_journal(&self.events[before..], before as u64, core.clone());
+        (before as u64, core)
+    }
+
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
     fn journal(&self) -> PathBuf {
         self.path().join("journal")
     }
@@ -279,19 +295,11 @@ fn time_spent_adds_up_to_all_of_it() {
 #[test]
 fn a_story_whose_beginning_is_gone_goes_on_from_a_snapshot() {
     let run = Run::new(1);
-    let before = run.events.len() / 2;
-    let mut core = Core::new(scenario(1).config).expect("valid");
-    for (now, event) in &run.events[..before] {
-        core.handle(event.clone(), *now);
-    }
+    let (before, core) = run.prune(run.len().div_ceil(2));
     let first = core.next_step();
-    run.write_journal(&run.events[before..], before as u64, core);
     let report = check(run.path()).expect("reads");
     assert_eq!(report.broken, None);
-    assert_eq!(
-        (report.story.events_before, report.steps),
-        (before as u64, 7)
-    );
+    assert_eq!((report.story.events_before, report.steps), (before, 7));
     assert_eq!(report.story.first_step, first);
     assert!(first > Step(1));
     let error = step(run.path(), Step(1)).expect_err("is gone").to_string();

@@ -6,7 +6,7 @@ use primerl_core::{RolloutId, Step};
 use serde::Deserialize;
 
 /// A batch of one rank that is larger is not looked through for one rollout.
-const LARGEST: usize = 512 << 20;
+const LARGEST: u64 = 512 << 20;
 
 /// One trained sequence of a rollout, N tokens.
 #[derive(Clone, Debug)]
@@ -39,9 +39,11 @@ struct MicroBatch {
 
 /// The rollout's sequences in the batch of `step`; none where the batch is gone or not to be read.
 pub fn of_rollout(spool: &Spool, ranks: u32, step: Step, rollout: RolloutId) -> Vec<Sequence> {
-    let bodies = (0..ranks).filter_map(|rank| spool.read(step, rank).ok());
-    bodies
-        .filter(|body| body.len() <= LARGEST)
+    // Before it is read: what is too large is not to be held either.
+    let is_read = |rank: &u32| spool.size(step, *rank).is_some_and(|size| size <= LARGEST);
+    let ranks = (0..ranks).filter(is_read);
+    ranks
+        .filter_map(|rank| spool.read(step, rank).ok())
         .flat_map(|body| in_body(&body, rollout).unwrap_or_default())
         .collect()
 }

@@ -3,7 +3,7 @@
 use super::curves::{MOST_CURVES, MOST_POINTS, Wanted};
 use super::index::Filter;
 use super::rollout::{MOST_TOKENS, line};
-use super::{Page, STATUS_LASTS, assets};
+use super::{Page, assets};
 use crate::http::{ApiError, JSON};
 use axum::Router;
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -75,19 +75,28 @@ pub async fn now<E: Into<ApiError>>(
     page: Arc<Page>,
     status: impl Future<Output = Result<Value, E>>,
 ) -> Result<Response, ApiError> {
-    let known = page.status.lock().clone();
-    let status = match known {
-        Some((at, status)) if at.elapsed() < STATUS_LASTS => status,
-        _ => {
-            let mut status = status.await.map_err(Into::into)?;
-            // They have an endpoint of their own, in pages.
-            status["evaluations"] = Value::Null;
-            let status = Arc::new(status);
-            *page.status.lock() = Some((Instant::now(), Arc::clone(&status)));
-            status
-        }
+    let status = match page.fresh_status() {
+        Some(status) => status,
+        None => refreshed(&page, status).await?,
     };
     now_with(page, Some(status), true).await
+}
+
+async fn refreshed<E: Into<ApiError>>(
+    page: &Page,
+    status: impl Future<Output = Result<Value, E>>,
+) -> Result<Arc<Value>, ApiError> {
+    let _asks = page.asks_status.lock().await;
+    // Somebody else may have asked while this one waited.
+    if let Some(status) = page.fresh_status() {
+        return Ok(status);
+    }
+    let mut status = status.await.map_err(Into::into)?;
+    // They have an endpoint of their own, in pages.
+    status["evaluations"] = Value::Null;
+    let status = Arc::new(status);
+    *page.status.lock() = Some((Instant::now(), Arc::clone(&status)));
+    Ok(status)
 }
 
 /// `status` as it was last told, of a run that is over.
@@ -247,4 +256,37 @@ async fn turn(
         })
     });
     Ok(answer(&value.await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::sync::Semaphore;
+
+    #[tokio::test]
+    async fn a_status_is_asked_for_by_one_at_a_time() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let page = Page::new(folder.path(), None, 1);
+        let (asked, may_answer) = (AtomicU32::new(0), Semaphore::new(0));
+        let status = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let _may = may_answer.acquire().await;
+            Ok::<_, ApiError>(json!({"run": {}}))
+        };
+        let (first, second, third, ()) = tokio::join!(
+            refreshed(&page, status()),
+            refreshed(&page, status()),
+            refreshed(&page, status()),
+            async {
+                // The others were polled before this: all wait.
+                assert_eq!(asked.load(Ordering::Relaxed), 1);
+                may_answer.add_permits(3);
+            }
+        );
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        for answer in [first, second, third] {
+            assert_eq!(answer.expect("answers")["run"], json!({}));
+        }
+    }
 }

@@ -66,8 +66,8 @@ pub struct Record {
     pub example: u32,
     pub slot: u16,
     pub fate: Fate,
-    /// Its first events are not kept.
-    pub cut_off: bool,
+    /// So many of its turns were before the oldest event that is kept.
+    pub turns_gone: u32,
     reason: u16,
     pub worker: u32,
     pub evaluates: Option<u32>,
@@ -125,7 +125,7 @@ impl Index {
         };
         for life in at.lives.values() {
             let mut record = record_of(life);
-            record.cut_off = true;
+            record.turns_gone = life.turns;
             index.insert(record);
         }
         index
@@ -350,7 +350,7 @@ fn record_of(life: &Life) -> Record {
         example: life.example.0,
         slot: life.slot as u16,
         fate: Fate::InFlight,
-        cut_off: false,
+        turns_gone: 0,
         reason: 0,
         worker: life.worker.0 as u32,
         evaluates: life.evaluates.map(version),
@@ -381,4 +381,4 @@ fn take_in(record: &mut Record, life: &Life) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

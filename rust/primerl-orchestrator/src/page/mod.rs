@@ -51,6 +51,8 @@ pub struct Page {
     curves: Mutex<Curves>,
     shelf: Mutex<Shelf>,
     status: Mutex<Option<(Instant, Arc<Value>)>>,
+    /// Held by the one who asks for the status; the others wait for its answer.
+    asks_status: tokio::sync::Mutex<()>,
     /// Who may read now.
     turn: Arc<Semaphore>,
 }
@@ -69,8 +71,17 @@ impl Page {
             curves: Mutex::new(Curves::new(output_dir)),
             shelf: Mutex::default(),
             status: Mutex::default(),
+            asks_status: tokio::sync::Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
         })
+    }
+
+    fn fresh_status(&self) -> Option<Arc<Value>> {
+        let status = self.status.lock();
+        let (_, status) = status
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < STATUS_LASTS)?;
+        Some(Arc::clone(status))
     }
 
     /// The events of one rollout, which are read where they were not lately.

@@ -37,6 +37,12 @@ pub struct Known {
     is_over: bool,
 }
 
+impl Known {
+    fn is_asked(&self) -> bool {
+        !self.is_over && self.asked.is_some_and(|at| at.elapsed() < RESTS_AFTER)
+    }
+}
+
 struct Shared {
     output_dir: PathBuf,
     known: Mutex<Known>,
@@ -55,12 +61,7 @@ pub struct Reader {
 impl Reader {
     pub fn new(output_dir: &Path) -> Reader {
         Reader {
-            shared: Arc::new(Shared {
-                output_dir: output_dir.to_owned(),
-                known: Mutex::default(),
-                asked: Condvar::new(),
-                news: Condvar::new(),
-            }),
+            shared: Arc::new(Shared::new(output_dir)),
             started: OnceLock::new(),
         }
     }
@@ -156,6 +157,11 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
     while following.next(|moment, place| shared.known.lock().index.saw(moment, place))? {
         if following.events().is_multiple_of(AT_A_TIME) {
             std::thread::sleep(BREATH);
+            if !shared.known.lock().is_asked() {
+                // It reads on from here, once somebody asks.
+                tell(following, false);
+                return Ok(());
+            }
         }
         if following.events() - told >= TOLD_EVERY {
             told = following.events();
@@ -169,14 +175,49 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
 }
 
 impl Shared {
+    fn new(output_dir: &Path) -> Shared {
+        Shared {
+            output_dir: output_dir.to_owned(),
+            known: Mutex::default(),
+            asked: Condvar::new(),
+            news: Condvar::new(),
+        }
+    }
+
     /// Waits while nobody asks; `true` where nobody will again.
     fn rests(&self) -> bool {
         let mut known = self.known.lock();
-        let is_asked = |known: &Known| known.asked.is_some_and(|at| at.elapsed() < RESTS_AFTER);
-        while !known.is_over && !is_asked(&known) {
+        while !known.is_over && !known.is_asked() {
             known.is_up_to_date = false;
             self.asked.wait(&mut known);
         }
         known.is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::tests::Run;
+
+    #[test]
+    fn catching_up_stops_when_nobody_asks_any_more_and_goes_on_from_there() {
+        let run = Run::new(1);
+        let all = run.len() as u64;
+        assert!(all > AT_A_TIME, "{all}");
+        let shared = Shared::new(run.path());
+        let mut following = None;
+        begin(&shared, &mut following).expect("begins");
+        let mut following = following.expect("has begun");
+        advance(&shared, &mut following).expect("reads");
+        assert_eq!(following.events(), AT_A_TIME);
+        {
+            let mut known = shared.known.lock();
+            assert_eq!((known.events, known.is_up_to_date), (AT_A_TIME, false));
+            known.asked = Some(Instant::now());
+        }
+        advance(&shared, &mut following).expect("reads");
+        let known = shared.known.lock();
+        assert_eq!((known.events, known.is_up_to_date), (all, true));
     }
 }

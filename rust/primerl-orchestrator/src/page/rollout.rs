@@ -23,6 +23,8 @@ pub struct Told {
     pub rollout: RolloutId,
     /// As many as there were when it was read.
     pub events: usize,
+    /// Turns before those that are kept.
+    turns_gone: usize,
     turns: Vec<(f64, Turn)>,
     /// When an engine began its first turn, and at which version.
     sampling: Vec<(f64, u64)>,
@@ -45,6 +47,7 @@ impl Told {
         let mut told = Told {
             rollout: record.rollout,
             events: places.len(),
+            turns_gone: record.turns_gone as usize,
             turns: Vec::new(),
             sampling: Vec::new(),
             failures: Vec::new(),
@@ -55,12 +58,17 @@ impl Told {
         for place in places {
             let Entry(at, event) = journal::read_at(&folder, *place)?;
             match event {
-                Event::TurnFinished { turn, .. } => told.turns.push((seconds(at), turn)),
+                // What comes after its report is not part of it.
+                Event::TurnFinished { turn, .. } if told.report.is_none() => {
+                    told.turns.push((seconds(at), turn));
+                }
                 Event::SamplingStarted { version, .. } => {
                     told.sampling.push((seconds(at), version.0));
                 }
                 Event::TurnFailed { message, .. } => told.failures.push(message),
-                Event::RolloutFinished { outcome, .. } => {
+                Event::RolloutFinished {
+                    worker, outcome, ..
+                } if worker.0 as u32 == record.worker => {
                     told.report.get_or_insert((seconds(at), outcome));
                 }
                 _ => {}
@@ -75,7 +83,10 @@ impl Told {
 
     /// What there is but the tokens.
     pub fn summary(&self, index: &Index, record: &Record) -> Value {
-        let turns: Vec<Value> = (0..self.turns.len()).map(|turn| self.turn(turn)).collect();
+        let kept = self.turns.iter().enumerate();
+        let turns: Vec<Value> = kept
+            .map(|(at, (at_s, turn))| self.turn(self.turns_gone + at, *at_s, turn))
+            .collect();
         let mut summary = line(index, record);
         let (reported_s, outcome) = match &self.report {
             Some((at, outcome)) => (Some(at), Some(outcome)),
@@ -92,15 +103,14 @@ impl Told {
                 json!(outcome.and_then(|outcome| outcome.error.as_ref())),
             ),
             ("message", json!(index.message(record))),
-            ("earlier_turns_are_gone", json!(record.cut_off)),
+            ("earlier_turns_are_gone", json!(record.turns_gone > 0)),
         ] {
             summary[name] = value;
         }
         summary
     }
 
-    fn turn(&self, number: usize) -> Value {
-        let (at, turn) = &self.turns[number];
+    fn turn(&self, number: usize, at_s: f64, turn: &Turn) -> Value {
         let versions: Vec<(u64, u32)> = turn
             .versions
             .iter()
@@ -108,13 +118,13 @@ impl Told {
             .collect();
         json!({
             "turn": number,
-            "at_s": at,
+            "at_s": at_s,
             "session": turn.session,
             "parent": turn.parent.map(|parent| parent.0),
             "fork": turn.fork,
             "finish": turn.finish,
             "temperature": turn.temperature,
-            "prompt_tokens": self.before(turn) + turn.prompt_suffix.len(),
+            "prompt_tokens": self.prompt_tokens(number, turn),
             "new_prompt_tokens": turn.prompt_suffix.len(),
             "sampled_tokens": turn.sampled.len(),
             "versions": versions,
@@ -122,14 +132,23 @@ impl Told {
         })
     }
 
-    /// Tokens of the turns that this one extends.
-    fn before(&self, turn: &Turn) -> usize {
-        let (mut tokens, mut parent) = (0, turn.parent);
-        while let Some((_, turn)) = parent.and_then(|parent| self.turns.get(parent.0 as usize)) {
+    /// A turn by its number in the rollout, as parents name it.
+    fn kept(&self, number: usize) -> Option<&Turn> {
+        let at = number.checked_sub(self.turns_gone)?;
+        self.turns.get(at).map(|(_, turn)| turn)
+    }
+
+    /// Of the whole prompt; `None` where it extends a turn that is not kept.
+    fn prompt_tokens(&self, number: usize, turn: &Turn) -> Option<usize> {
+        let (mut tokens, mut child) = (turn.prompt_suffix.len(), (number, turn));
+        while let Some(parent) = child.1.parent {
+            let parent = parent.0 as usize;
+            // An engine's answer may name any: only those before it are extended, so this comes to its end.
+            let turn = self.kept(parent).filter(|_| parent < child.0)?;
             tokens += turn.prompt_suffix.len() + turn.sampled.len();
-            parent = turn.parent;
+            child = (parent, turn);
         }
-        tokens
+        Some(tokens)
     }
 
     /// The tokens of one turn, `limit` of them from `from` on; `None` where there is no such turn.
@@ -140,18 +159,12 @@ impl Told {
         from: usize,
         limit: usize,
     ) -> Option<Value> {
-        let (_, turn) = self.turns.get(number)?;
+        let turn = self.kept(number)?;
         let end = from
             .saturating_add(limit.clamp(1, MOST_TOKENS))
             .min(turn.sampled.len());
         let shown = from.min(end)..end;
-        let prompt_tokens = self.before(turn) + turn.prompt_suffix.len();
-        let advantages = match self.given {
-            Given::Nothing => None,
-            Given::Uniform(value) => Some(vec![value; shown.len()]),
-            Given::PerToken => of_turn(&self.sequences, prompt_tokens, &turn.sampled)
-                .map(|advantages| advantages[shown.clone()].to_vec()),
-        };
+        let (advantages, are_gone) = self.advantages(number, turn, shown.clone());
         let versions = turn.versions.iter();
         let versions = versions
             .flat_map(|run| std::iter::repeat_n(run.version.0, run.n_tokens as usize))
@@ -167,10 +180,49 @@ impl Told {
             // Of a server that gives text there are none.
             "logprobs": turn.logprobs.get(shown.clone()).unwrap_or_default(),
             "versions": versions.collect::<Vec<u64>>(),
+            // None where the turn was not trained, or where they are not to be had any more.
             "advantages": advantages,
+            "advantages_are_gone": are_gone,
             "answer": turn.text.as_ref().map(|text| &text.message),
             "next": (end < turn.sampled.len()).then_some(end),
         }))
+    }
+
+    /// The advantages of the shown tokens; and whether there were some that are gone with the batch, or with the turns
+    /// that tell the turn's place in it.
+    fn advantages(
+        &self,
+        number: usize,
+        turn: &Turn,
+        shown: std::ops::Range<usize>,
+    ) -> (Option<Vec<f32>>, bool) {
+        if !self.is_trained(number) {
+            return (None, false);
+        }
+        match self.given {
+            Given::Nothing => (None, false),
+            Given::Uniform(value) => (Some(vec![value; shown.len()]), false),
+            Given::PerToken => {
+                let before = self.prompt_tokens(number, turn);
+                let Some(before) = before.filter(|_| !self.sequences.is_empty()) else {
+                    return (None, true);
+                };
+                let found = of_turn(&self.sequences, before, &turn.sampled);
+                // One that is in no sequence was left out.
+                (found.map(|of| of[shown].to_vec()), false)
+            }
+        }
+    }
+
+    /// Whether the turn's session was reported as one to train.
+    fn is_trained(&self, number: usize) -> bool {
+        let sessions = self.turns.iter().map(|(_, turn)| &*turn.session);
+        let at = number.checked_sub(self.turns_gone);
+        let trace = self.report.as_ref().zip(at).and_then(|((_, report), at)| {
+            let traces = report.trained_traces(sessions);
+            traces.get(at).copied().flatten()
+        });
+        trace.is_some()
     }
 
     /// What the turn's prompt has beyond the turn it extends.
@@ -234,6 +286,7 @@ pub fn line(index: &Index, record: &Record) -> Value {
         "step": record.step,
         "staleness": staleness,
         "turns": record.turns,
+        "turns_gone": record.turns_gone,
         "sampled_tokens": record.sampled_tokens,
         "reward": Some(record.reward).filter(|reward| reward.is_finite()),
         "advantage": advantage,
@@ -263,3 +316,6 @@ impl Shelf {
         self.0.insert(0, told);
     }
 }
+
+#[cfg(test)]
+mod tests;

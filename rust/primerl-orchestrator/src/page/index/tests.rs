@@ -4,7 +4,7 @@ use crate::inspect::tests::Run;
 use std::collections::BTreeMap;
 
 /// The index of a simulated run, with all that can go wrong in one.
-fn indexed(run: &Run) -> Index {
+pub(crate) fn indexed(run: &Run) -> Index {
     let mut index = Index::default();
     let mut following =
         Following::begin(run.path(), |beginning| index = Index::begin(beginning)).expect("begins");

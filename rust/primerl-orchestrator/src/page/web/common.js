@@ -23,12 +23,24 @@ export function svg(tag, given = {}, ...children) {
   return node;
 }
 
+/** A key, and the view that may follow it: a key may hold any character, a slash too. */
+const KEY = /^#key=(.*?)(\/(?:(?:rollouts|groups)(?:[/?].*)?)?)?$/;
+
 /** The key of `#key=...` is kept for this tab and taken out of the address, where it would be seen and copied. */
 export function takeKey() {
-  const given = /^#key=([^/]*)(.*)$/.exec(location.hash);
+  const given = KEY.exec(location.hash);
   if (!given) return;
-  sessionStorage.setItem(STORED, decodeURIComponent(given[1]));
+  sessionStorage.setItem(STORED, decoded(given[1]));
   history.replaceState(null, "", `#${given[2] || "/"}`);
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    // It was not encoded: a percent sign is one.
+    return text;
+  }
 }
 
 export function setKey(key) {

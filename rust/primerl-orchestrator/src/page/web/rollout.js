@@ -9,6 +9,8 @@ const LIMIT = 4000;
 const UNLIKELY = -5;
 /** Rollouts of a group that are shown. */
 const COLUMNS = 32;
+const GONE_ADVANTAGES = "Its advantages differ by token and are not kept any more: the batch that had them is gone.";
+const GONE = "Turns from before the oldest event that is kept are not shown.";
 
 function mix(name, share) {
   return `color-mix(in srgb, var(--${name}) ${Math.round(100 * share)}%, transparent)`;
@@ -43,7 +45,7 @@ class Tokens {
 
   add(found) {
     const fresh = found.ids.map((id, at) => ({
-      id, text: found.pieces?.[at] ?? `[${id}]`, logprob: found.logprobs[at], version: found.versions[at], advantage: found.advantages?.[at],
+      id, text: found.pieces?.[at] ?? `[${id}]`, logprob: found.logprobs[at], version: found.versions[at], advantage: found.advantages?.[at], gone: found.advantages_are_gone,
     }));
     this.tokens.push(...fresh);
     this.node.append(...fresh.map((token) => {
@@ -103,7 +105,7 @@ class Colours {
       return node;
     };
     if (this.mode === "logprob") this.scale.replaceChildren("certain", gradient("transparent", mix("hot", 0.75)), `${UNLIKELY} nats and less`);
-    else if (this.mode === "advantage") this.scale.replaceChildren(...(tokens.some((token) => token.advantage) ? [signed(-extent), gradient(mix("minus", 0.67), "transparent", mix("plus", 0.67)), signed(extent)] : ["no token was given an advantage other than 0"]));
+    else if (this.mode === "advantage") this.scale.replaceChildren(...(tokens.some((token) => token.advantage) ? [signed(-extent), gradient(mix("minus", 0.67), "transparent", mix("plus", 0.67)), signed(extent)] : [tokens.some((token) => token.gone) ? GONE_ADVANTAGES : "no token was given an advantage other than 0"]));
     else {
       const known = [...new Set(tokens.map((token) => token.version))].filter((version) => version !== undefined).sort((a, b) => a - b);
       this.scale.replaceChildren(...known.slice(0, 12).flatMap((version) => {
@@ -120,7 +122,7 @@ class Colours {
     const fact = (name, value) => el("span", {}, el("span", { class: "note", text: `${name} ` }), value);
     this.inspect.replaceChildren(fact("token", whole(at)), el("code", { text: JSON.stringify(token.text) }), fact("id", String(token.id)),
       fact("log-probability", token.logprob === undefined ? "–" : token.logprob.toFixed(4)), fact("probability", token.logprob === undefined ? "–" : short(Math.exp(token.logprob))),
-      fact("version", token.version === undefined ? "–" : `v${token.version}`), fact("advantage", token.advantage === undefined ? "not trained" : signed(token.advantage)));
+      fact("version", token.version === undefined ? "–" : `v${token.version}`), fact("advantage", token.gone ? "not kept any more" : token.advantage === undefined ? "not trained" : signed(token.advantage)));
   }
 }
 
@@ -140,6 +142,7 @@ async function read(rollout, turn, colours, into, signal) {
       into.append(el("div", { class: "text prompt", tabindex: 0, role: "group", "aria-label": "what is new in the prompt", text: found.prompt.text + cut }));
     }
     if (from === 0) into.append(tokens.node);
+    if (from === 0 && found.advantages_are_gone) into.append(el("p", { class: "note", text: GONE_ADVANTAGES }));
     if (found.answer) into.append(el("div", { class: "text", text: found.answer }));
     tokens.add(found);
     if (found.next === null) return more.remove();
@@ -189,7 +192,7 @@ export class Rollout extends Reading {
         ["versions", versions(told.versions)], ["environment", told.environment], ["example", whole(told.example)], ["tokens", whole(told.sampled_tokens)], ["worker", String(told.worker)], ["leased at", span(told.leased_s)], ["took", told.took_s === null ? "" : span(told.took_s)]]),
       el("div", { class: "bar" }, el("a", { href: `#/groups/${told.group}`, text: `Group ${told.group} side by side` }), el("span", { class: "note", text: "its rollouts:" }), others),
       ...this.reports(told), this.colours.bar, turns);
-    if (told.earlier_turns_are_gone) turns.append(el("p", { class: "note", text: "Turns from before the oldest event that is kept are not shown." }));
+    if (told.earlier_turns_are_gone) turns.append(el("p", { class: "note", text: GONE }));
     if (told.turn_list.length === 0) turns.append(el("p", { class: "card empty", text: "No turn is recorded." }));
     for (const turn of told.turn_list) {
       const card = this.turn(turn);
@@ -240,9 +243,20 @@ export class Group extends Reading {
       columns.append(el("section", { class: "card" }, el("div", { class: "row" }, el("h2", {}, el("a", { href: `#/rollouts/${one.rollout}`, text: `Rollout ${one.rollout}` })), el("span", { class: "end" }, fate(one))),
         facts([["reward", reward(one.reward)], ["advantage", advantage(one.advantage)], ["versions", versions(one.versions)], ["turns", whole(one.turns)]]), into));
       if (one.turns === 0) continue;
+      if (one.turns <= one.turns_gone) {
+        into.append(el("p", { class: "note", text: GONE }));
+        continue;
+      }
       const answer = el("div", {});
       // The last turn is the answer; what led there is a click away.
-      await read(one.rollout, one.turns - 1, this.colours, answer, signal);
+      try {
+        await read(one.rollout, one.turns - 1, this.colours, answer, signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        // The others are shown whatever one answers.
+        into.append(el("p", { class: "note", text: error.message }));
+        continue;
+      }
       const shown = answer.querySelector(".prompt");
       if (shown && one.turns === 1) {
         shown.remove();
