@@ -212,11 +212,11 @@ class Launcher:
             resolve.write(orchestrator)
             started = start(processes, orchestrator)
             url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
-        self._start_uploads(processes)
-        for path in going_back.go_back(self.config, self.folder, url):
-            self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
         if url is not None:
             going_back.check_steps(self.config, url)
+        for path in going_back.go_back(self.config, self.folder, url):
+            self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
+        self._start_uploads(processes)
         self._start_monitors(processes)
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
