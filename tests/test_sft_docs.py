@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from primerl.config.sft import SFTConfig
+from primerl.launch.preflight_sft import LAUNCHER_ONLY
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint import Checkpoints
 from primerl.train.conversations import conversation
@@ -40,7 +41,7 @@ def test_the_configs_are_read(page: str) -> None:
         if "subsets" in given["data"]:
             data.pop("path")
         config = SFTConfig.model_validate({**base, "data": data})
-        Settings.from_dict(config.model_dump(mode="json", exclude_none=True, exclude={"clean_output_dir", "dry_run"}))
+        Settings.from_dict(config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY))
 
 
 def test_every_key_that_is_named_exists(page: str) -> None:
