@@ -53,7 +53,10 @@ class Handler(BaseHTTPRequestHandler):
     server: Recording
 
     def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionAbortedError("the client was killed while it wrote")
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         with self.server.lock:

@@ -44,10 +44,13 @@ def test_preemption_changes_no_answer_and_sigterm_answers_all(own_engine: Engine
     crowded = [answer.result()["choices"][0]["token_ids"] for answer in crowd]
     assert engine.metric("vllm:num_preemptions_total") > 0
     assert crowded[3] == engine.tokens(seed=3, **sampling)
-    answers = start_many(engine, pool, 1)
+    # Not two of them fit: when the signal comes, the last one has still to begin.
+    answers = start_many(engine, pool, 3, max_tokens=900)
     began = time.monotonic()
     engine.process.send_signal(signal.SIGTERM)
-    assert [answer.result()["choices"][0]["finish_reason"] for answer in answers] == ["abort"]
+    reasons = [answer.result()["choices"][0]["finish_reason"] for answer in answers]
+    assert "abort" in reasons
+    assert set(reasons) <= {"abort", "length"}
     assert time.monotonic() - began < 2
     # On a busy machine the interpreter takes more than a second to unload torch.
     assert engine.process.wait(10) == 0
