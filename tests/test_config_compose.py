@@ -66,6 +66,11 @@ def test_files_for_sections_win_over_those_of_the_whole_wherever_they_stand() ->
     assert given(*first, "--trainer.optim.lr", "1").trainer.optim.lr == 1, "flags win over all files"
 
 
+def test_a_file_after_a_switch_is_for_the_whole() -> None:
+    config = load(RLConfig, ["--dry-run", "@", "run.toml"], program="primerl rl")
+    assert (config.dry_run, config.orchestrator.sampling.max_tokens) == (True, 16)
+
+
 def test_several_files_for_one_section_are_merged_too() -> None:
     trainer = given("--trainer", "@", "trainer.toml", "--trainer", "@", "slower.toml").trainer
     assert trainer.optim.lr == 5e-4
@@ -107,7 +112,7 @@ def test_switches_and_optional_sections_are_switched_off() -> None:
         (["--no-orchestrator.min-group-size"], "or None to leave it out"),
         (["--no-trainer"], "--no-trainer: [trainer] is always there"),
         (["--orchestrator.train.env.3.ratio", "2"], "there are 2 entries, counted from 0; the next one is 2"),
-        (["--orchestrator.train.env.0.ratio", "-2"], "orchestrator.train.env[0].ratio: Input should be greater than 0"),
+        (["--orchestrator.train.env.0.ratio", "-2"], "orchestrator.train.env[0].ratio (on the command line): Input should be greater than 0"),
         (["--orchestrator.train.env.0.ratioo", "2"], "unknown key; did you mean 'ratio'?"),
         (
             ["--orchestrator.train.env", '[{"id": "x"}]', "--orchestrator.train.env.0.ratio", "2"],

@@ -9,7 +9,6 @@ several files for one section are merged too, and a flag may name an entry of a 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from copy import deepcopy
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from primerl.config.command_line import place_of, split
 from primerl.config.fields import Knob, Table, find, table_of
+from primerl.config.lines import Location
 from primerl.config.load import ConfigError
-
-Path_ = list[str | int]
 
 
 class Given(BaseModel):
@@ -35,42 +34,18 @@ def compose(cls: type[BaseModel], arguments: list[str]) -> tuple[Given, list[str
     Raises:
         ConfigError: A file cannot be read; two flags contradict each other; an entry does not exist.
     """
-    whole, sections, flags = _files_and_flags(arguments)
+    files, flags = split(arguments)
     tree: dict[str, Any] = {}
-    for file in whole:
-        tree = merged(tree, read(file))
-    for flag, file in sections:
-        tree = _with(tree, _path_of(flag), read(file), flag)
+    for file, flag in files:
+        if file is None:
+            raise ConfigError("@ stands last; give the path of a TOML file after it")
+        tree = _with(tree, place_of(flag) if flag else (), read(file), flag)
     _check_switches(cls, flags)
     entries, rest = _entries(cls, flags)
     for flag, value in entries:
         _check_whole_list(flag, rest)
-        tree = _with(tree, _path_of(flag), value, flag)
+        tree = _with(tree, place_of(flag), value, flag)
     return Given(**tree), rest
-
-
-def _files_and_flags(arguments: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]]:
-    whole: list[str] = []
-    sections: list[tuple[str, str]] = []
-    flags: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        last = flags[-1] if flags else ""
-        is_section = last.startswith("--") and "=" not in last
-        if word == "@":
-            file = next(words, None)
-            if file is None:
-                raise ConfigError("@ stands last; give the path of a TOML file after it")
-        elif is_section and word.startswith("@"):
-            file = word[1:]
-        else:
-            flags.append(word)
-            continue
-        if is_section:
-            sections.append((flags.pop(), file))
-        else:
-            whole.append(file)
-    return whole, sections, flags
 
 
 def read(file: str) -> dict[str, Any]:
@@ -114,17 +89,11 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _path_of(flag: str) -> Path_:
-    """`--orchestrator.train.env[0].max-concurrent` -> `["orchestrator", "train", "env", 0, "max_concurrent"]`."""
-    text = re.sub(r"\[(\d+)\]", r".\1", flag.removeprefix("--").removeprefix("no-").split("=", 1)[0])
-    return [int(part) if part.isdigit() else part.replace("-", "_") for part in text.split(".")]
-
-
-def _with(tree: Any, path: Path_, value: Any, flag: str) -> Any:
+def _with(tree: Any, path: Location, value: Any, flag: str) -> Any:
     """The tree with the value at that place, merged where both are tables."""
     if not path:
         return merged(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
-    first, *rest = path
+    first, rest = path[0], path[1:]
     if isinstance(first, int) and isinstance(tree, list):
         if first > len(tree):
             raise ConfigError(
@@ -168,12 +137,12 @@ def _entries(cls: type[BaseModel], flags: list[str]) -> tuple[list[tuple[str, An
 
 
 def _numbered(flag: str) -> bool:
-    return flag.startswith("--") and any(isinstance(part, int) for part in _path_of(flag))
+    return flag.startswith("--") and any(isinstance(part, int) for part in place_of(flag))
 
 
 def _is_entry(root: Table, flag: str) -> bool:
     """Whether the first number comes after the name of a list of tables."""
-    path = _path_of(flag)
+    path = place_of(flag)
     number = next(i for i, part in enumerate(path) if isinstance(part, int))
     lists = {knob.path for knob in root.all_knobs() if knob.kind == "list of tables"}
     return ".".join(str(part) for part in path[:number]) in lists
@@ -194,10 +163,10 @@ def _value(text: str, knob: Knob | Table | None) -> Any:
 
 def _check_whole_list(flag: str, rest: list[str]) -> None:
     """Which of the two comes first would decide."""
-    path = _path_of(flag)
+    path = place_of(flag)
     number = next(i for i, part in enumerate(path) if isinstance(part, int))
     for other in rest:
-        if other.startswith("--") and _path_of(other) == path[:number]:
+        if other.startswith("--") and place_of(other) == path[:number]:
             raise ConfigError(
                 f"{other.split('=', 1)[0]} gives the whole list, and {flag.split('=', 1)[0]} an entry of it; put the "
                 "entry's keys into the list"
@@ -210,7 +179,7 @@ def _check_switches(cls: type[BaseModel], flags: list[str]) -> None:
         return
     root = table_of(cls)
     for flag in negated:
-        path = _path_of(flag)
+        path = place_of(flag)
         found = find(root, flag)
         if find(root, "no_" + flag.removeprefix("--no-")) is not None:
             continue  # a key whose name begins so
@@ -219,7 +188,7 @@ def _check_switches(cls: type[BaseModel], flags: list[str]) -> None:
                 raise ConfigError(
                     f"{flag}: [{found.path}] is always there; --no- is for switches and optional sections"
                 )
-            inner = [other for other in flags if not other.startswith("--no-") and _path_of(other)[: len(path)] == path]
+            inner = [other for other in flags if not other.startswith("--no-") and place_of(other)[: len(path)] == path]
             if any(other.startswith("--") for other in inner):
                 raise ConfigError(
                     f"{flag} leaves [{found.path}] out, and {inner[0].split('=', 1)[0]} gives it; leave one of them out"

@@ -10,6 +10,7 @@ import pydantic_config
 from pydantic import BaseModel, ValidationError
 
 from primerl.config import asked, lines
+from primerl.config.command_line import place_of, split
 from primerl.config.complaint import fail
 from primerl.config.lines import Location
 
@@ -72,16 +73,8 @@ def _files(arguments: list[str]) -> list[str]:
 
 def sources(arguments: list[str]) -> list[tuple[str, Location]]:
     """The files of a command line, each with the place in the tree that it is for: `--trainer @ trainer.toml`."""
-    found: list[tuple[str, Location]] = []
-    for i, argument in enumerate(arguments):
-        before = arguments[i - 1] if i else ""
-        flag = before[2:].replace("-", "_") if before.startswith("--") and "=" not in before else ""
-        place: Location = tuple(flag.split(".")) if flag else ()
-        if argument == "@" and i + 1 < len(arguments):
-            found.append((arguments[i + 1], place))
-        elif flag and argument.startswith("@") and len(argument) > 1:
-            found.append((argument[1:], place))
-    return found
+    files, _ = split(arguments)
+    return [(file, place_of(flag) if flag else ()) for file, flag in files if file is not None]
 
 
 def read_sources(arguments: list[str]) -> list[tuple[dict[str, Any], Location]]:
@@ -158,15 +151,15 @@ class Written:
     """Where the values of a command line were written, so that the user knows what to open."""
 
     def __init__(self, arguments: list[str]) -> None:
-        self.flags = {argument.split("=", 1)[0] for argument in arguments if argument.startswith("--")}
+        named = [argument for argument in arguments if argument.startswith("--")]
+        # A key's own name may begin with `no_`.
+        self.flags = {place_of(flag) for flag in named} | {place_of(f"--no-{flag[2:]}") for flag in named}
         # The last one that holds a key has set it.
         self.files = [(file, place, _tree(file), lines.of_file(file)) for file, place in reversed(sources(arguments))]
 
     def at(self, location: Location) -> str:
         """` (in file.toml, line 3)` or ` (on the command line)`; nothing where it was not written."""
-        names = [str(part) for part in location if isinstance(part, str)]
-        flag = ".".join(names).replace("_", "-")
-        if names and {f"--{flag}", f"--no-{flag}"} & self.flags:
+        if tuple(part.replace("-", "_") if isinstance(part, str) else part for part in location) in self.flags:
             return " (on the command line)"
         for file, place, tree, found in self.files:
             inner = location[len(place) :]

@@ -6,10 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from primerl.config.command_line import place_of, split
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
 from primerl.config.lines import Location
-from primerl.config.load import ConfigError, Written, dotted, load, read_sources, sources
+from primerl.config.load import ConfigError, Written, dotted, load, read_sources
 from primerl.config.rl import RLConfig
 
 # Keys of one form only. `model` is in both: a name or folder in the short one, a table in the full one.
@@ -65,14 +66,9 @@ def _keys(arguments: list[str]) -> list[tuple[Location, Any]]:
     found: list[tuple[Location, Any]] = []
     for tree, place in read_sources(arguments):
         found += [((place[0],), {})] if place else [((key,), value) for key, value in tree.items()]
-    places = {place for _, place in sources(arguments) if place}
-    for argument in arguments:
-        if not argument.startswith("--"):
-            continue
-        first, *rest = argument[2:].split("=", 1)[0].removeprefix("no-").replace("-", "_").split(".")
-        if (first, *rest) not in places:
-            found.append(((first,), {} if rest else ""))
-    return found
+    _, flags = split(arguments)
+    places = [place_of(flag) for flag in flags if flag.startswith("--")]
+    return found + [(place[:1], {} if place[1:] else "") for place in places]
 
 
 def _is_short_key(place: Location, value: Any) -> bool:

@@ -1,0 +1,33 @@
+"""How a command line is read: files for the whole tree or a section of it, and flags. Standard library only."""
+
+from __future__ import annotations
+
+import re
+
+from primerl.config.lines import Location
+
+SWITCHES = ("--dry-run", "--clean-output-dir")  # what comes after them is not theirs
+
+
+def place_of(flag: str) -> Location:
+    """`--orchestrator.train.env[0].max-concurrent=4` -> `("orchestrator", "train", "env", 0, "max_concurrent")`."""
+    text = re.sub(r"\[(\d+)\]", r".\1", flag.removeprefix("--").removeprefix("no-").split("=", 1)[0])
+    return tuple(int(part) if part.isdigit() else part.replace("-", "_") for part in text.split("."))
+
+
+def split(arguments: list[str]) -> tuple[list[tuple[str | None, str]], list[str]]:
+    """The files, each with the flag of the section that it is for (`--trainer @ trainer.toml`; empty: the whole), and
+    what is left. Files come in the order in which they count, the last the most: those for the whole first. A file that
+    is missing after the last `@` is None."""
+    files: list[tuple[str | None, str]] = []
+    flags: list[str] = []
+    words = iter(arguments)
+    before = ""
+    for word in words:
+        is_section = before.startswith("--") and "=" not in before and before not in SWITCHES
+        if word == "@" or (is_section and word.startswith("@")):
+            files.append((next(words, None) if word == "@" else word[1:], flags.pop() if is_section else ""))
+        else:
+            flags.append(word)
+        before = word
+    return sorted(files, key=lambda entry: entry[1] != ""), flags
