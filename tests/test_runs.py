@@ -345,6 +345,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert os.getsid(pid) == pid
         assert main(["run", "delete", run_id, "--yes"]) == 2
         assert main(["run", "resume", run_id]) == 2
+        assert main(["run", "resume", "--max-steps", run_id]) == 2
         assert primerl("run", "stop", run_id).startswith(f"stopped {run_id} after ")
         said, _ = follower.communicate(timeout=30)
     finally:

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from primerl.cli.arguments import parse
 from primerl.config.forms import FORMS
 from primerl.config.load import fail
 
@@ -14,8 +15,6 @@ TITLE = "No config"
 
 
 def config(arguments: list[str]) -> int:
-    from primerl.cli.journal import parse
-
     chosen = parse(parser(), arguments)
     if isinstance(chosen, int):
         return chosen

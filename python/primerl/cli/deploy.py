@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from primerl.cli.arguments import parse, parse_known
 from primerl.config.complaint import fail
 from primerl.runs.registry import Registry, UnknownRunError
 from primerl.runs.state import StateError, private_folder
@@ -25,10 +26,10 @@ def deploy(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", type=Path, help="its base model, where the run that trained it is not in the list")
     parser.add_argument("--mark-only", action="store_true", help="serve nothing")
-    try:
-        chosen, options = parser.parse_known_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    parsed = parse_known(parser, arguments)
+    if isinstance(parsed, int):
+        return parsed
+    chosen, options = parsed
     try:
         store, entry = _find(chosen)
         folder = None if chosen.mark_only else merged(store, entry, chosen.model)
@@ -46,10 +47,9 @@ def deploy(arguments: list[str]) -> int:
 
 def undeploy(arguments: list[str]) -> int:
     parser = _parser("undeploy", "Lets a deployed adapter be cleaned up again; who serves it goes on.")
-    try:
-        chosen = parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
     try:
         store, entry = _find(chosen)
         if entry.id not in store.deployed(entry.run):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from primerl.cli.arguments import parse
 from primerl.config.load import fail
 
 FAILED = 1
@@ -90,14 +91,6 @@ def natural(text: str) -> int:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | int:
-    """What was chosen, or the exit code after help or a complaint."""
-    try:
-        return parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
 
 
 def tell(

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from primerl.cli.arguments import parse
 from primerl.config.load import fail
 
 FAILED = 1
@@ -23,10 +24,9 @@ def top(arguments: list[str]) -> int:
     parser.add_argument("run", help="output folder of a run, or the URL of its orchestrator")
     parser.add_argument("--once", action="store_true", help="print it once")
     parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="look so often (1)")
-    try:
-        chosen = parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
     from primerl.runs import top as view
 
     try:
@@ -49,10 +49,9 @@ def page(arguments: list[str]) -> int:
     )
     parser.add_argument("output_dir", type=Path, help="output folder of a run")
     parser.add_argument("--port", type=port, default=0, help="port to serve it at (any free one)")
-    try:
-        chosen = parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
     if not chosen.output_dir.is_dir():
         return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title="No page")
     from primerl._core import PageServer, PrimerlError

@@ -6,6 +6,7 @@ import argparse
 import getpass
 import sys
 
+from primerl.cli.arguments import parse_known
 from primerl.config.complaint import fail
 from primerl.runs import secrets
 from primerl.runs.state import StateError
@@ -40,10 +41,10 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
     if of_environment:
         parser.add_argument("environment", help="the environment's id (owner/name), or its name in the run")
     parser.add_argument("name", nargs="?", help="of the variable")
-    try:
-        chosen, more = parser.parse_known_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    parsed = parse_known(parser, arguments)
+    if isinstance(parsed, int):
+        return parsed
+    chosen, more = parsed
     environment = chosen.environment if of_environment else None
     try:
         if more:

@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.journal import add_json, parse
+from primerl.cli.arguments import parse
+from primerl.cli.journal import add_json
 from primerl.config.load import fail
 
 TITLE = "Not checked"

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from primerl.cli.arguments import parse
 from primerl.config.complaint import fail
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
@@ -18,14 +19,6 @@ def parser_of(word: str, description: str, *, of_run: bool = True) -> argparse.A
     if of_run:
         parser.add_argument("id", metavar="ID", help="id of the run, the beginning of one, or its name")
     return parser
-
-
-def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | int:
-    """What was chosen, or the exit code after help or a complaint."""
-    try:
-        return parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
 
 
 def with_run(

@@ -6,7 +6,8 @@ import json
 import time
 from typing import Any
 
-from primerl.cli.run.common import ago, parse, parser_of, show
+from primerl.cli.arguments import parse
+from primerl.cli.run.common import ago, parser_of, show
 from primerl.config.complaint import fail
 from primerl.redaction import redact
 from primerl.runs import secrets

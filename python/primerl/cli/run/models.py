@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from primerl.cli.run.common import parse, parser_of, show, size
+from primerl.cli.arguments import parse
+from primerl.cli.run.common import parser_of, show, size
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from primerl.cli.arguments import parse_known
 from primerl.cli.run.common import of_run, parser_of
 from primerl.cli.run.start import detach
 from primerl.config.complaint import fail
@@ -19,10 +20,12 @@ def main(arguments: list[str]) -> int:
         "--max-steps 200; those that the run depends on are refused.",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
-    try:
-        chosen, overrides = parser.parse_known_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    parsed = parse_known(parser, arguments)
+    if isinstance(parsed, int):
+        return parsed
+    chosen, overrides = parsed
+    if next(word for word in arguments if word not in ("-d", "--detach")).startswith("-"):
+        return fail("the run comes before the keys: `primerl run resume ID --max-steps 200`")
     return of_run(argparse.Namespace(**vars(chosen), overrides=overrides), _resume)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from primerl.cli.run.common import BAD_INPUT, parse, parser_of
+from primerl.cli.arguments import parse
+from primerl.cli.run.common import BAD_INPUT, parser_of
 
 TEMPLATE = """\
 # A run of reinforcement learning: `primerl run @ rl.toml` starts it, `--dry-run` checks it and starts nothing.
