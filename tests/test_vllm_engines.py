@@ -1,4 +1,5 @@
-"""Several vLLM servers in one run: started with it, joined later, started by the user; one killed, one stopped."""
+"""Several vLLM servers in one run: started with it, joined later, started by the user; killed, stopped and slowed
+down."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,7 +94,7 @@ def server_of(run: Started, name: str) -> int:
     raise AssertionError(f"{name} has no server")
 
 
-def test_one_of_two_is_killed_and_one_is_stopped(imitator: Path, tmp_path: Path) -> None:
+def test_one_of_two_is_killed_stopped_and_slowed_down(imitator: Path, tmp_path: Path) -> None:
     run = launch(imitator, tmp_path / "run", *VLLM, *ENDLESS, "--inference.replicas", "2")
     try:
         run.note_mark()
@@ -120,6 +122,7 @@ def test_one_of_two_is_killed_and_one_is_stopped(imitator: Path, tmp_path: Path)
 
         group = server_of(run, f"inference_{other_name(run, found, other)}")
         assert "health" in out_and_back(run, url, other, Stopped(group))
+        slow_and_back(run, url, other, Slowed(group))
         said = interrupt(run)
         assert "inference_1 was killed by SIGKILL; it is started again" in said
         # What the stopped one had begun is in no batch, and all else is what its weights sampled.
@@ -157,6 +160,59 @@ def out_and_back(run: Started, url: str, engine: int, stopped: Stopped) -> str:
     until(lambda: answered(back["engines"][engine]) > before + 10, 60, "its requests")
     assert lost_nothing(status(url)), status(url)["failures"]
     return str(lost["engines"][engine]["doing"])
+
+
+class Slowed:
+    """It has a thirtieth of its time, in slices too short to be taken for a hang, until it is left."""
+
+    RUNS_S, RESTS_S = 0.05, 1.4
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.left = threading.Event()
+        self.thread = threading.Thread(target=self._slow)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def _slow(self) -> None:
+        while not self.left.is_set():
+            os.killpg(self.group, signal.SIGSTOP)
+            self.left.wait(self.RESTS_S)
+            os.killpg(self.group, signal.SIGCONT)
+            self.left.wait(self.RUNS_S)
+
+    def __exit__(self, *_: object) -> None:
+        self.left.set()
+        self.thread.join()
+
+
+def slow_and_back(run: Started, url: str, engine: int, slowed: Slowed) -> None:
+    """A slow engine is named and gets little, but what it has begun ends there. Later it is as any other."""
+
+    def counts() -> list[float]:
+        return [answered(each) for each in status(url)["engines"]]
+
+    def share_of(requests: float) -> float:
+        """The engine's, of that many requests from now on."""
+        before = counts()
+        enough = sum(before) + requests
+        after: list[float] = until(lambda: now if sum(now := counts()) >= enough else None, 120, "requests")
+        return (after[engine] - before[engine]) / (sum(after) - sum(before))
+
+    def is_slow(found: dict[str, Any]) -> bool:
+        return "slow: " in found["engines"][engine]["doing"]
+
+    with slowed:
+        began = time.monotonic()
+        named = until_status(run, url, is_slow, 120, "its name among the slow")
+        print(f"after {time.monotonic() - began:.1f} s: {named['engines'][engine]['doing']}")
+        share = share_of(200)
+        print(f"a slow engine has answered {share:.3f} of the requests")
+        assert share < 0.2
+    until_status(run, url, lambda found: serve(found, 2) and not is_slow(found), 180, "its recovery")
+    assert share_of(200) > 0.25
+    assert lost_nothing(status(url)), status(url)["failures"]
 
 
 def log_of(run: Started, name: str) -> str:

@@ -34,12 +34,10 @@ impl Engines {
             let Some(slot) = picked.await else {
                 return Err(GenerateError::Deadline { last });
             };
-            let (before, started) = (begun.tokens().len(), Instant::now());
             let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
             let error = match sampled.await? {
                 Ok(generated) => {
-                    let tokens = generated.token_ids.len().saturating_sub(before);
-                    slot.answered(tokens, started.elapsed());
+                    slot.answered();
                     return Ok(Sampled {
                         generated,
                         resident: Resident {

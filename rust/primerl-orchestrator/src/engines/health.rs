@@ -58,7 +58,7 @@ pub(super) struct Health {
     /// Since when it has been far behind the others, or close enough.
     behind_since: Option<Instant>,
     level_since: Option<Instant>,
-    /// Since when too few requests were answered, by it or the others, to tell.
+    /// Since when it or the others had too few requests to tell.
     unseen_since: Option<Instant>,
     /// Its pace and the others', when it was found to be slow.
     behind: Option<(f64, f64)>,
@@ -91,10 +91,9 @@ impl Health {
         self.bad_looks >= BAD_TO_LOSE
     }
 
-    /// It answered a request with so many tokens.
-    pub fn answered(&mut self, now: Instant, tokens: usize, took: Duration) {
+    /// It answered a request.
+    pub fn answered(&mut self, now: Instant) {
         self.judge(now, false);
-        self.pace.add(now, tokens, took);
     }
 
     /// A request failed on it that another engine could answer.
@@ -115,6 +114,11 @@ impl Health {
             Some((before, _)) if before == tokens && !is_idle => {}
             _ => self.made = Some((tokens, now)),
         }
+    }
+
+    /// Tokens it has sampled since it started, and the seconds that all requests were with it until now, added up.
+    pub fn sampled(&mut self, now: Instant, tokens: f64, requests_s: f64) {
+        self.pace.look(now, tokens, requests_s);
     }
 
     /// It was kept from its requests until now.
@@ -156,7 +160,7 @@ impl Health {
         ))
     }
 
-    /// Tokens a second that a request gets of it; `None` where too few were answered lately.
+    /// Tokens a second that a request gets of it; `None` where it had too few lately.
     pub fn pace(&self, now: Instant) -> Option<f64> {
         self.pace.rate(now)
     }
@@ -167,7 +171,7 @@ impl Health {
             since.is_some_and(|since| now.saturating_duration_since(since) >= long)
         };
         let (Some(own), Some(others)) = (self.pace.rate(now), others) else {
-            // An engine that is far behind gives few answers, too: no reason to start counting anew.
+            // Requests may pause for a while: no reason to start counting anew.
             self.unseen_since.get_or_insert(now);
             if lasted(self.unseen_since, UNSEEN) {
                 (self.behind_since, self.level_since, self.behind) = (None, None, None);
@@ -249,37 +253,43 @@ impl Health {
     }
 }
 
-/// Tokens and seconds of requests, the older the less they count.
+/// Tokens, and the seconds that requests were there to get them, the older the less they count. By the engine's own
+/// count and not by its answers: a very slow engine gives none for minutes.
 #[derive(Debug, Default)]
 struct Pace {
     tokens: f64,
     seconds: f64,
-    requests: f64,
-    at: Option<Instant>,
+    /// When it was looked at last, and both counts since the start.
+    last: Option<(Instant, f64, f64)>,
 }
 
 impl Pace {
     const HALF_LIFE_S: f64 = 10.0;
-    const FEW: f64 = 3.0;
+    /// Seconds of requests.
+    const FEW_S: f64 = 3.0;
 
     fn left(&self, now: Instant) -> f64 {
         let passed = self
-            .at
-            .map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+            .last
+            .map_or(Duration::ZERO, |(at, ..)| now.saturating_duration_since(at));
         0.5_f64.powf(passed.as_secs_f64() / Self::HALF_LIFE_S)
     }
 
-    fn add(&mut self, now: Instant, tokens: usize, took: Duration) {
+    fn look(&mut self, now: Instant, tokens: f64, requests_s: f64) {
         let left = self.left(now);
-        self.tokens = self.tokens * left + tokens as f64;
-        self.seconds = self.seconds * left + took.as_secs_f64();
-        self.requests = self.requests * left + 1.0;
-        self.at = Some(now);
+        (self.tokens, self.seconds) = (self.tokens * left, self.seconds * left);
+        // A counter that went back began anew: the engine was restarted.
+        if let Some((_, tokens_before, requests_s_before)) = self.last
+            && tokens >= tokens_before
+        {
+            self.tokens += tokens - tokens_before;
+            self.seconds += requests_s - requests_s_before;
+        }
+        self.last = Some((now, tokens, requests_s));
     }
 
     fn rate(&self, now: Instant) -> Option<f64> {
-        (self.requests * self.left(now) >= Self::FEW && self.seconds > 0.0)
-            .then(|| self.tokens / self.seconds)
+        (self.seconds * self.left(now) >= Self::FEW_S).then(|| self.tokens / self.seconds)
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Reading {
     preemptions: f64,
     /// Tokens since the engine started, those of prompts with them.
     pub made: Option<f64>,
+    /// The same without those of prompts.
+    pub sampled: Option<f64>,
 }
 
 impl Reading {
@@ -27,6 +29,7 @@ impl Reading {
     pub fn parse(text: &str) -> Option<Reading> {
         let sum = |name: &str, label: &str| samples(text, name, label).reduce(|a, b| a + b);
         let reason = r#"reason="capacity""#;
+        let sampled = sum("vllm:generation_tokens_total", "");
         let waiting = sum("vllm:num_requests_waiting_by_reason", reason)
             .or_else(|| sum("vllm:num_requests_waiting", ""));
         Some(Reading {
@@ -34,8 +37,9 @@ impl Reading {
             waiting: waiting.unwrap_or(0.0),
             kv_cache_usage: samples(text, "vllm:kv_cache_usage_perc", "").reduce(f64::max)?,
             preemptions: sum("vllm:num_preemptions_total", "").unwrap_or(0.0),
-            made: sum("vllm:generation_tokens_total", "")
+            made: sampled
                 .map(|sampled| sampled + sum("vllm:prompt_tokens_total", "").unwrap_or(0.0)),
+            sampled,
         })
     }
 }
@@ -129,6 +133,7 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
             kv_cache_usage: 0.75,
             preemptions: 6.0,
             made: Some(42.0),
+            sampled: Some(40.0),
         };
         assert_eq!(Reading::parse(TEXT), Some(expected));
         let older = TEXT.replace("_by_reason", "_by_something_else");
@@ -144,6 +149,7 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
         let metrics = primerl_engine::metrics::Metrics::new(&primerl_engine::Config::default());
         let nothing = Reading {
             made: Some(0.0),
+            sampled: Some(0.0),
             ..Reading::default()
         };
         assert_eq!(Reading::parse(&metrics.encode()), Some(nothing));

@@ -214,6 +214,11 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
             // Nobody knows whether it stands still.
             None => state.health.was_paused(Instant::now()),
         }
+        if let Some(sampled) = reading.and_then(|reading| reading.sampled) {
+            let now = Instant::now();
+            let requests_s = state.load.requests_s(now);
+            state.health.sampled(now, sampled, requests_s);
+        }
     }
     if let Some(load) = reading.and_then(|reading| watch.look(reading, Instant::now())) {
         pool.driver.send(Event::EngineLoad {

@@ -8,7 +8,7 @@ use super::state::{Engine, Served};
 use primerl_core::{EngineId, PolicyVersion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Engines {
     /// Wait until an engine may be used, and take a place on it. `None`: the deadline passed.
@@ -84,9 +84,8 @@ impl Slot {
         self.served.lost.is_cancelled()
     }
 
-    pub(super) fn answered(&self, tokens: usize, took: Duration) {
-        let mut state = self.engine.state.lock();
-        state.health.answered(Instant::now(), tokens, took);
+    pub(super) fn answered(&self) {
+        self.engine.state.lock().health.answered(Instant::now());
     }
 
     /// The engine failed a request that another may answer.

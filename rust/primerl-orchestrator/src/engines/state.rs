@@ -217,6 +217,9 @@ pub(super) struct EngineState {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     pub running: u32,
+    /// Of all requests, added up, until `counted`.
+    requests: Duration,
+    counted: Option<Instant>,
     busy: Duration,
     busy_since: Option<Instant>,
     /// When it first could have worked.
@@ -225,17 +228,31 @@ pub(super) struct Load {
 
 impl Load {
     pub fn start(&mut self, now: Instant) {
+        self.count(now);
         self.running += 1;
         self.busy_since.get_or_insert(now);
     }
 
     pub fn stop(&mut self, now: Instant) {
+        self.count(now);
         self.running -= 1;
         if self.running == 0
             && let Some(since) = self.busy_since.take()
         {
             self.busy += now - since;
         }
+    }
+
+    fn count(&mut self, now: Instant) {
+        if let Some(before) = self.counted.replace(now) {
+            self.requests += now.saturating_duration_since(before) * self.running;
+        }
+    }
+
+    /// For how long requests were here, of all of them added up, in seconds.
+    pub fn requests_s(&mut self, now: Instant) -> f64 {
+        self.count(now);
+        self.requests.as_secs_f64()
     }
 
     pub fn idle_share(&self, now: Instant) -> Option<f64> {

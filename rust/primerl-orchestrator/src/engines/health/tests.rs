@@ -46,7 +46,7 @@ fn failing_requests_take_it_out_only_while_another_serves() {
         (100, 20, 0.0, true),
     ] {
         let mut health = Health::default();
-        (0..answered).for_each(|_| health.answered(now, 8, QUICK));
+        (0..answered).for_each(|_| health.answered(now));
         (0..failed).for_each(|_| health.failed(now));
         let later = now + seconds(age);
         assert_eq!(
@@ -111,63 +111,110 @@ fn the_penalty_grows_with_each_loss_and_is_forgiven() {
     assert_eq!(wait(&health, now + FORGIVES * 8, true), Some(seconds(0.8)));
 }
 
-/// Requests of one second each, at this pace, second by second.
-fn serve(health: &mut Health, now: &mut Instant, for_s: u32, pace: usize, others: Option<f64>) {
-    for _ in 0..for_s {
-        *now += seconds(1.0);
-        health.answered(*now, pace, seconds(1.0));
-        health.compare(*now, others);
+/// What an engine says of itself while `requests` run on it, each at this pace, second by second.
+struct Serving {
+    health: Health,
+    now: Instant,
+    tokens: f64,
+    requests_s: f64,
+}
+
+impl Serving {
+    fn new() -> Serving {
+        let (health, now) = (Health::default(), Instant::now());
+        Serving {
+            health,
+            now,
+            tokens: 1e6,
+            requests_s: 1e3,
+        }
+    }
+
+    fn serve(&mut self, for_s: u32, requests: f64, pace: f64, others: Option<f64>) {
+        for _ in 0..for_s {
+            self.now += seconds(1.0);
+            self.tokens += requests * pace;
+            self.requests_s += requests;
+            self.health.sampled(self.now, self.tokens, self.requests_s);
+            self.health.compare(self.now, others);
+        }
     }
 }
 
 #[test]
 fn an_engine_far_behind_the_others_for_long_is_slow_until_it_keeps_up() {
-    let (mut health, mut now) = (Health::default(), Instant::now());
-    serve(&mut health, &mut now, 60, 30, Some(100.0));
-    assert!(!health.is_slow(), "slower, but not far behind");
-    serve(&mut health, &mut now, 200, 20, Some(100.0));
-    assert!(health.is_slow());
+    let mut engine = Serving::new();
+    engine.serve(60, 1.0, 30.0, Some(100.0));
+    assert!(!engine.health.is_slow(), "slower, but not far behind");
+    engine.serve(200, 1.0, 20.0, Some(100.0));
+    assert!(engine.health.is_slow());
     assert!(
-        health
-            .complaint(now)
+        engine
+            .health
+            .complaint(engine.now)
             .is_some_and(|said| said.starts_with("slow: a request gets 20"))
     );
-    serve(&mut health, &mut now, 200, 40, Some(100.0));
-    assert!(health.is_slow(), "not close enough");
-    serve(&mut health, &mut now, 100, 60, Some(100.0));
-    assert!(!health.is_slow());
-    serve(&mut health, &mut now, 100, 1, None);
-    assert!(!health.is_slow(), "there is nobody to be behind");
+    engine.serve(200, 1.0, 40.0, Some(100.0));
+    assert!(engine.health.is_slow(), "not close enough");
+    engine.serve(100, 1.0, 60.0, Some(100.0));
+    assert!(!engine.health.is_slow());
+    engine.serve(100, 1.0, 1.0, None);
+    assert!(!engine.health.is_slow(), "there is nobody to be behind");
+}
+
+/// It answers no request in all that time.
+#[test]
+fn an_engine_that_makes_a_token_every_four_seconds_is_slow() {
+    let mut engine = Serving::new();
+    engine.serve(5, 16.0, 100.0, Some(100.0));
+    for _ in 0..20 {
+        engine.serve(3, 16.0, 0.0, Some(100.0));
+        engine.serve(1, 16.0, 1.0, Some(100.0));
+    }
+    assert!(engine.health.is_slow());
+    engine.serve(14, 2.0, 100.0, Some(100.0));
+    assert!(
+        engine.health.is_slow(),
+        "seen at their pace for less than 15 s"
+    );
+    engine.serve(60, 2.0, 100.0, Some(100.0));
+    assert!(!engine.health.is_slow());
 }
 
 #[test]
-fn a_gap_between_the_answers_of_a_slow_engine_is_no_recovery() {
-    let (mut health, mut now) = (Health::default(), Instant::now());
-    // Four answers tell something for four seconds.
+fn a_gap_between_the_requests_of_a_slow_engine_is_no_recovery() {
+    let mut engine = Serving::new();
+    engine.serve(1, 0.0, 0.0, None);
+    // Four requests tell something for four seconds.
     for _ in 0..2 {
-        assert!(!health.is_slow());
-        (0..4).for_each(|_| health.answered(now, 1, seconds(1.0)));
-        for _ in 0..30 {
-            now += seconds(1.0);
-            health.compare(now, Some(100.0));
-        }
-        assert_eq!(health.pace(now), None);
+        assert!(!engine.health.is_slow());
+        engine.serve(1, 4.0, 1.0, Some(100.0));
+        engine.serve(30, 0.0, 0.0, Some(100.0));
+        assert_eq!(engine.health.pace(engine.now), None);
     }
-    assert!(health.is_slow());
-    serve(&mut health, &mut now, 14, 100, Some(100.0));
-    assert!(health.is_slow(), "seen at their pace for less than 15 s");
+    assert!(engine.health.is_slow());
+}
+
+#[test]
+fn an_engine_that_was_started_again_is_not_judged_by_its_new_counter() {
+    let mut engine = Serving::new();
+    engine.serve(20, 1.0, 100.0, None);
+    let before = engine.health.pace(engine.now);
+    engine.tokens = 0.0;
+    engine.serve(1, 1.0, 100.0, None);
+    assert_eq!(before, Some(100.0));
+    engine.serve(20, 1.0, 100.0, None);
+    let after = engine.health.pace(engine.now).expect("requests");
+    assert!((after - 100.0).abs() < 1e-6, "{after}");
 }
 
 #[test]
 fn a_slow_engine_that_nobody_uses_gets_another_chance() {
-    let (mut health, mut now) = (Health::default(), Instant::now());
-    serve(&mut health, &mut now, 60, 1, Some(100.0));
-    assert!(health.is_slow());
-    for _ in 0..200 {
-        now += seconds(1.0);
-        health.compare(now, Some(100.0));
-    }
-    assert!(!health.is_slow());
+    let mut engine = Serving::new();
+    engine.serve(60, 1.0, 1.0, Some(100.0));
+    assert!(engine.health.is_slow());
+    engine.serve(200, 0.0, 0.0, Some(100.0));
+    assert!(!engine.health.is_slow());
 }
 
 #[test]
@@ -188,7 +235,7 @@ fn late_looks_make_it_slow_and_timely_ones_end_it() {
 enum Seen {
     Good(u64),
     Bad,
-    Answered(usize, u64),
+    Answered,
     Failed,
     Made(u32, bool),
     Out,
@@ -198,7 +245,7 @@ fn anything() -> impl Strategy<Value = (u64, Seen)> {
     let seen = prop_oneof![
         (0..5000_u64).prop_map(Seen::Good),
         Just(Seen::Bad),
-        (0..100_usize, 1..5000_u64).prop_map(|(tokens, took)| Seen::Answered(tokens, took)),
+        Just(Seen::Answered),
         Just(Seen::Failed),
         (0..3_u32, any::<bool>()).prop_map(|(more, idle)| Seen::Made(more, idle)),
         Just(Seen::Out),
@@ -219,7 +266,7 @@ proptest! {
             match seen {
                 Seen::Good(took) => health.looked_good(Duration::from_millis(took)),
                 Seen::Bad => health.looked_bad(),
-                Seen::Answered(tokens, took) => health.answered(now, tokens, Duration::from_millis(took)),
+                Seen::Answered => health.answered(now),
                 Seen::Failed => health.failed(now),
                 Seen::Made(more, idle) => { made += f64::from(more); health.made(now, made, idle) }
                 Seen::Out => { health.taken_out(now); out_at = Some(now) }
