@@ -68,7 +68,7 @@ def test_dead_backend(own_engine: Engine, pool: ThreadPoolExecutor, tmp_path: Pa
     failed = [answer.json()["error"] for answer in answers if answer.status_code == 500]
     assert failed
     assert all(error["type"] == "InternalServerError" for error in failed)
-    assert engine.process.wait(5) == 1
+    assert engine.process.wait(20) == 1
     words = "fails as ordered" if engine.model is None else "weights or the KV cache are broken"
     assert words in (tmp_path / "log").read_text()
     assert all(words in error["message"] for error in failed)
@@ -81,7 +81,7 @@ def test_hanging_step_is_seen(mock_binary: Path, pool: ThreadPoolExecutor, tmp_p
         wait_until(lambda: engine.client.get("/health").status_code == 503, "the stall's report")
         assert "has been running for" in engine.client.get("/health").text
         engine.process.send_signal(signal.SIGTERM)
-        assert engine.process.wait(5) == 0
+        assert engine.process.wait(20) == 0
 
 
 def test_mock_faults_of_updates(mock_binary: Path, tmp_path: Path) -> None:

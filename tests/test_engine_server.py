@@ -76,7 +76,7 @@ def test_interrupt_while_joining(model: Path, tmp_path: Path) -> None:
         command = torch_command(model, tmp_path, f'join = "http://127.0.0.1:{nobody.getsockname()[1]}"')
         with running("torch", command, model, tmp_path / "log") as engine:
             engine.process.send_signal(signal.SIGINT)
-            assert engine.process.wait(5) == 0
+            assert engine.process.wait(20) == 0
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_waiting_can_be_interrupted(engine: _core.InferenceEngine) -> None:
             engine.wait(60)
     finally:
         signal.signal(signal.SIGALRM, previous)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_an_exception_of_the_model_ends_the_engine(model: Path) -> None:

@@ -85,7 +85,7 @@ def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path)
         assert len(marked(processes.mark)) == 2
         began = time.monotonic()
         processes.stop(grace_s=0.3)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert stubborn.code == -signal.SIGKILL
         assert marked(processes.mark) == []
 
