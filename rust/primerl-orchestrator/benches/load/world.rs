@@ -93,6 +93,8 @@ async fn register(number: u32, load: &Load, world: &Rc<World>) -> Worker {
         name: format!("worker-{number}"),
         pid: std::process::id(),
         examples: EXAMPLES,
+        whole_groups: false,
+        max_concurrent: None,
     };
     let answer: RegisterAnswer = call(&http, wire::REGISTER, &request).await.unwrap();
     Worker {
