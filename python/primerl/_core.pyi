@@ -138,6 +138,7 @@ class EnvClient:
         examples: int,
         max_concurrent: int,
         give_up_s: float,
+        whole_groups: bool = False,
     ) -> Self:
         """Starts the thread.
 
@@ -149,6 +150,7 @@ class EnvClient:
             examples: How many there are; all workers of an environment must agree.
             max_concurrent: Most rollouts held at once.
             give_up_s: Ends when the orchestrator answered nothing for this long.
+            whole_groups: Rewards come from all rollouts of a group together: each `Leased` holds whole groups only.
 
         Raises:
             ValueError: A value cannot be used; the message names it.
@@ -163,7 +165,8 @@ class EnvClient:
 
         Args:
             outcome: `{"ok", "traces": [{"session", "trainable", "ok", "reward", "metrics", "stop_condition",
-                "truncated"}], "error": {"kind", "message"} | None}`.
+                "truncated"}], "error": {"kind", "message", "exception", "status"} | None}`. An error's `exception` (the
+                name of its type) and `status` (of HTTP) may be left out.
         """
     def release(self, rollout: int) -> None:
         """The rollout was stopped without an outcome."""

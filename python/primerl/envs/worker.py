@@ -345,7 +345,7 @@ class _Worker:
             return _failure("environment", "CancelledError: the environment waited for something it had cancelled")
         except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
             log.exception("%s failed", label)
-            return _failure("environment", f"{type(error).__name__}: {error}")
+            return _failure("environment", f"{type(error).__name__}: {error}", type(error).__name__)
 
     async def _run(self, lease: _core.Lease, label: str) -> Outcome:
         assert self._runner is not None
@@ -392,5 +392,6 @@ class _Worker:
             answer.set_exception((TimeoutError if notice.timed_out else ConnectionError)(notice.error))
 
 
-def _failure(kind: str, message: str) -> Outcome:
-    return {"ok": False, "traces": [], "error": {"kind": kind, "message": message}}
+def _failure(kind: str, message: str, exception: str | None = None) -> Outcome:
+    error = {"kind": kind, "message": message, "exception": exception}
+    return {"ok": False, "traces": [], "error": error}

@@ -3,6 +3,7 @@
 
 use crate::counters::VoidReason;
 use crate::event::RolloutError;
+use crate::failure::ErrorKind;
 use crate::ids::*;
 use crate::pack::PackedBatch;
 use crate::rollout::TrainedTrace;
@@ -169,16 +170,19 @@ pub enum CancelReason {
     WorkerLost,
     /// Its group was dropped.
     GroupDropped,
+    /// Another rollout of its group came to nothing, and its environment rewards whole groups.
+    GroupRestarted,
     RunFinished,
 }
 
 impl CancelReason {
-    pub const ALL: [CancelReason; 6] = [
+    pub const ALL: [CancelReason; 7] = [
         CancelReason::TooManyPolicies,
         CancelReason::TooOld,
         CancelReason::Timeout,
         CancelReason::WorkerLost,
         CancelReason::GroupDropped,
+        CancelReason::GroupRestarted,
         CancelReason::RunFinished,
     ];
 
@@ -190,6 +194,7 @@ impl CancelReason {
             CancelReason::Timeout => "timeout",
             CancelReason::WorkerLost => "worker_lost",
             CancelReason::GroupDropped => "group_dropped",
+            CancelReason::GroupRestarted => "group_restarted",
             CancelReason::RunFinished => "run_finished",
         }
     }
@@ -202,6 +207,9 @@ pub struct EvaluationReport {
     pub version: PolicyVersion,
     pub rollouts: u32,
     pub failed: u32,
+    /// Of those that failed: how many of each kind.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub errors: BTreeMap<ErrorKind, u64>,
     pub mean_reward: f64,
     /// Mean of each metric the environment reported.
     pub metrics: BTreeMap<String, f64>,

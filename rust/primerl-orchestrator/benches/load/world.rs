@@ -93,6 +93,8 @@ async fn register(number: u32, load: &Load, world: &Rc<World>) -> Worker {
         name: format!("worker-{number}"),
         pid: std::process::id(),
         examples: EXAMPLES,
+        whole_groups: false,
+        max_concurrent: None,
     };
     let answer: RegisterAnswer = call(&http, wire::REGISTER, &request).await.unwrap();
     Worker {
@@ -195,6 +197,7 @@ async fn run_rollout(worker: &Worker, lease: &Lease) -> Result<(), String> {
             ok: true,
             traces: vec![trace],
             error: None,
+            refusal: None,
         },
     };
     let answer: ResultAnswer = call(&worker.http, wire::RESULT, &request).await?;

@@ -83,6 +83,7 @@ impl World {
         self.send(Event::EnvironmentReady {
             environment,
             examples,
+            whole_groups: false,
         });
         self.send(Event::WorkerJoined {
             worker: id,
@@ -260,6 +261,7 @@ impl World {
                 error: Some(RolloutError {
                     kind: "environment".to_owned(),
                     message: "failure_probability".to_owned(),
+                    ..RolloutError::default()
                 }),
                 ..Outcome::default()
             },
@@ -267,6 +269,7 @@ impl World {
                 ok: true,
                 traces: vec![trace],
                 error: None,
+                refusal: None,
             },
         };
         self.send(Event::RolloutFinished {

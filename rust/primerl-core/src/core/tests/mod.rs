@@ -11,6 +11,7 @@ mod restart;
 mod rules;
 mod teacher;
 mod training;
+mod whole_groups;
 
 use crate::Config;
 use crate::core::Core;
@@ -74,6 +75,7 @@ impl Run {
         self.send(Event::EnvironmentReady {
             environment,
             examples: 10,
+            whole_groups: false,
         });
         self.send(Event::WorkerJoined {
             worker,
@@ -152,6 +154,7 @@ impl Run {
         let error = RolloutError {
             kind: "environment".to_owned(),
             message: "it broke".to_owned(),
+            ..RolloutError::default()
         };
         self.report(
             worker,
@@ -160,6 +163,7 @@ impl Run {
                 ok: false,
                 traces: vec![],
                 error: Some(error),
+                refusal: None,
             },
         )
     }

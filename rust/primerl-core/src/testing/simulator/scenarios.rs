@@ -69,6 +69,7 @@ pub fn scenario(seed: u64) -> Scenario {
         workers_per_environment: rng.random_range(1..=3),
         rollouts_per_worker: rng.random_range(1..=8),
         examples: rng.random_range(1..=20),
+        whole_groups: false,
         rewards: Rewards::Numbers,
         engine_model: EngineModel::Timed {
             capacity: rng.random_bool(0.7).then(|| rng.random_range(1..=10)),
@@ -229,9 +230,16 @@ fn check_losses(simulator: &Simulator) {
     let of_rollouts = |kind: &str| !["turn", "advantages", "teacher"].contains(&kind);
     let failed = losses.failed.iter().filter(|(kind, _)| of_rollouts(kind));
     assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
+    assert_eq!(
+        simulator.core.errors().sum(),
+        counters.failed + cancelled(CancelReason::WorkerLost),
+        "every failure has one kind"
+    );
     let lost = cancelled(CancelReason::WorkerLost)
         + cancelled(CancelReason::GroupDropped)
+        + cancelled(CancelReason::GroupRestarted)
         + cancelled(CancelReason::RunFinished)
+        + voided(VoidReason::GroupIncomplete)
         + voided(VoidReason::RunFinished);
     let closed_evaluations = counters.cancelled - lost;
     assert!(closed_evaluations <= cancelled(CancelReason::Timeout));
