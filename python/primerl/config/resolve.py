@@ -204,6 +204,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
             "distributions_interval": monitored.trainer_interval(config),
+            "stored_adapters_interval": (config.store and config.store.adapters.interval) or None,
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )

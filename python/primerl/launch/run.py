@@ -121,6 +121,7 @@ class Launcher:
     def __init__(self, config: RLConfig, folder: Path, console: Console, run_id: str | None = None) -> None:
         self.config = config
         self.folder = folder
+        self.run_id = run_id
         self.console = console
         self.began = time.monotonic()
         self.interrupts = 0
@@ -153,7 +154,13 @@ class Launcher:
                         if self.storing is not None:
                             # The monitors are told of the end, after this.
                             stay = [] if self.monitors is None else [self.monitors.name]
-                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s, stay=stay)
+                            self.storing.finish(
+                                processes,
+                                self.console,
+                                self.config.timeouts.stop_s,
+                                stay=stay,
+                                check=self._check_interrupt,
+                            )
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
                         self.console.say(reason)
@@ -175,6 +182,8 @@ class Launcher:
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
         """The monitors last: they are told how it ended, and have time to send it."""
+        if code == INTERRUPTED and self.storing is not None:
+            self.storing.leave(processes, self.console)
         if self.monitors is not None:
             others = [name for name in processes.by_name if name != self.monitors.name]
             processes.stop(grace_s=self.config.timeouts.stop_s, names=others)
@@ -243,7 +252,7 @@ class Launcher:
     def _start_uploads(self, processes: Processes) -> None:
         if self.uploads is None:
             return
-        self.storing = storing.Storing(self.folder)
+        self.storing = storing.Storing(self.folder, self.run_id or self.folder.name)
         resolve.write(self.uploads)
         self.described[self.uploads.name] = self.uploads
         start(processes, self.uploads)
