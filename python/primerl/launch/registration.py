@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from primerl.config import resolve
 from primerl.config.rl import RLConfig
@@ -17,9 +16,6 @@ from primerl.launch import detached
 from primerl.launch.starting import BAD_INPUT
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
-
-# What was asked of one start only.
-OF_ONE_START = ("clean_output_dir", "dry_run")
 
 
 class Session:
@@ -89,12 +85,7 @@ def _begin(
 
 def stored_copy(config: RLConfig) -> str:
     """TOML to go on with: what was given, without what was asked of this start only."""
-    # What was left out is left out there as well: some defaults depend on its being so.
-    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-    for name in OF_ONE_START:
-        settings.pop(name, None)
-    if "ckpt" in settings:
-        settings.get("trainer", {}).pop("ckpt", None)  # the same settings
+    settings = resolve.given_settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
     return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"

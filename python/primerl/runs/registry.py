@@ -246,6 +246,23 @@ class Registry:
         raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
 
 
+def folder_of(given: str) -> Path:
+    """Of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
+    folder = Path(given)
+    if folder.is_dir():
+        return folder
+    try:
+        with Registry() as registry:
+            folder = registry.find(given).output_dir
+    except UnknownRunError as error:
+        raise UnknownRunError(
+            f"there is no folder {given}, and {error}; give the output_dir of a run, or its id"
+        ) from None
+    if not folder.is_dir():
+        raise UnknownRunError(f"the folder of run {given}, {folder}, is gone")
+    return folder
+
+
 def _remove_config(run_id: str) -> None:
     file = config_file(run_id)
     with contextlib.suppress(OSError):  # the run is out of the list, which is what counts

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from primerl.runs.registry import Run
+from primerl.train.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
 INTERRUPTED = 130
-LAST_LINE_BYTES = 1 << 20
-"""More than a line of metrics has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +56,6 @@ def summary_of(run: Run) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def last_line(file: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON lines of any size; empty where there is none."""
-    try:
-        with file.open("rb") as opened:
-            opened.seek(max(0, opened.seek(0, 2) - LAST_LINE_BYTES))
-            lines = opened.read().split(b"\n")
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue  # nothing, or half a line that a kill has left
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 def _has_started(run: Run) -> bool:
