@@ -337,11 +337,11 @@ def run_to_toml(config: RLConfig) -> str:
     return dump_toml(given_settings(config))
 
 
-def given_settings(config: RLConfig) -> dict[str, Any]:
+def given_settings(config: RLConfig | SFTConfig) -> dict[str, Any]:
     """What was given, so that what is left out is decided anew (some defaults depend on its being left out). Without
     what is asked for once, to begin with."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
-    if config.ckpt is not None:
+    if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
     found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
     return found

@@ -10,7 +10,8 @@ from primerl.runs.registry import Run
 from primerl.train.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
-INTERRUPTED = 130
+INTERRUPTED = (129, 130, 143)
+"""A launcher says 130 whatever it was interrupted by; a fine-tuning 128 and the signal's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def standing(run: Run) -> Standing:
     except OSError as error:
         return Standing(FAILED, f"its folder cannot be looked at: {error}", step)
     if used:
-        return Standing(RUNNING if _has_started(run) else PENDING, "", step)
+        return Standing(RUNNING if run.kind == "sft" or _has_started(run) else PENDING, "", step)
     if not folder.is_dir():
         return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", step)
     code, reason = run.exit_code, ""
@@ -69,4 +70,4 @@ def _has_started(run: Run) -> bool:
 def _by_code(code: int | None) -> str:
     if code == 0:
         return COMPLETED
-    return STOPPED if code == INTERRUPTED else FAILED
+    return STOPPED if code in INTERRUPTED else FAILED

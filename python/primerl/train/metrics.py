@@ -103,17 +103,27 @@ def peak_memory(device: torch.device) -> float:
     return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
-def log_to_stdout(level: str) -> None:
-    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all; others
-    say what goes wrong."""
+def log_to_stdout(level: str, file: Path | None = None) -> None:
+    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all, also in
+    `file`; others say what goes wrong."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
-    handler = _Output(sys.stdout)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger = logging.getLogger("primerl")
-    logger.handlers = [handler]
+    logger.handlers = [_Output(sys.stdout)]
+    if file is not None and rank == "0":
+        with contextlib.suppress(OSError):  # a copy of what is said, which nothing depends on
+            file.parent.mkdir(parents=True, exist_ok=True)
+            logger.handlers.append(_Copy(file))
+    for handler in logger.handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
+
+
+class _Copy(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Output(logging.StreamHandler[TextIO]):

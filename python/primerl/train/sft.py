@@ -71,6 +71,7 @@ SHOWN = {
     "perf/throughput": "tokens/s",
 }
 CONSOLE_INTERVAL_S = 1.0
+LOG = Path("logs") / "trainer.log"
 MOST_EPOCHS_A_STEP = 100
 """A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
 
@@ -85,7 +86,7 @@ def main(values: dict[str, Any]) -> int:
     except ConfigError as error:
         print(f"primerl sft: {error}", file=sys.stderr)
         return 2
-    log_to_stdout(config.log.level)
+    log_to_stdout(config.log.level, Path(config.output_dir) / LOG)
     try:
         with stop_on_signals():
             train(config)
