@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -103,21 +103,37 @@ def peak_memory(device: torch.device) -> float:
     return most / (2**30 if sys.platform == "darwin" else 2**20)
 
 
-def log_to_stdout(level: str, file: Path | None = None) -> None:
-    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all, also in
-    `file`; others say what goes wrong."""
+def log_to_stdout(level: str) -> None:
+    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all; others
+    say what goes wrong."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
+    handler = _Output(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
     logger = logging.getLogger("primerl")
-    logger.handlers = [_Output(sys.stdout)]
-    if file is not None and rank == "0":
-        with contextlib.suppress(OSError):  # a copy of what is said, which nothing depends on
-            file.parent.mkdir(parents=True, exist_ok=True)
-            logger.handlers.append(_Copy(file))
-    for handler in logger.handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {title}%(message)s", "%H:%M:%S"))
+    logger.handlers = [handler]
     logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
+
+
+@contextlib.contextmanager
+def log_copied_to(file: Path) -> Iterator[None]:
+    """Within the block what `log_to_stdout` shows goes to `file`, too; of several ranks the first one's. Nothing
+    depends on it: where it cannot be written, it is left out."""
+    logger, copy = logging.getLogger("primerl"), None
+    with contextlib.suppress(OSError):
+        if os.environ.get("RANK", "0") == "0":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            copy = _Copy(file)
+            copy.setFormatter(logger.handlers[0].formatter)
+            logger.addHandler(copy)
+    try:
+        yield
+    finally:
+        if copy is not None:
+            logger.removeHandler(copy)
+            with contextlib.suppress(OSError):
+                copy.close()
 
 
 class _Copy(logging.FileHandler):

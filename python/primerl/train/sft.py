@@ -43,7 +43,7 @@ from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
+from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture, steps
 from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
@@ -86,7 +86,12 @@ def main(values: dict[str, Any]) -> int:
     except ConfigError as error:
         print(f"primerl sft: {error}", file=sys.stderr)
         return 2
-    log_to_stdout(config.log.level, Path(config.output_dir) / LOG)
+    log_to_stdout(config.log.level)
+    with log_copied_to(Path(config.output_dir) / LOG):
+        return _train_to_the_end(config)
+
+
+def _train_to_the_end(config: SFTConfig) -> int:
     try:
         with stop_on_signals():
             train(config)
