@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.run_forms import load_run
 
@@ -314,6 +316,22 @@ def test_a_config_error_imports_nothing_heavy_and_exits_2(form: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "2 light", done.stderr
     assert "no_such (in run.toml, line" in done.stderr
+
+
+def test_a_broken_file_is_told_by_its_place_and_not_by_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (
+        ("a.yaml", "wandb:\n  api_key: 'sk-secret-123\nmax_steps: 1\n"),
+        ("b.yaml", "wandb: {api_key: sk-secret-123\nmax_steps: 1\n"),
+        ("c.yaml", "wandb:\n  api_key: *sk-secret-123\n"),
+        ("d.yaml", "wandb:\n  api_key: !sk-secret-123 x\n"),
+        ("e.json", '{"wandb": {"api_key": "sk-secret-123"'),
+        ("f.toml", '[wandb]\napi_key = "sk-secret-123\n'),
+    ):
+        Path(name).write_text(text)
+        assert main(["rl", "@", name]) == 2
+        said = capsys.readouterr().err
+        assert re.search(rf"Invalid (YAML|JSON|TOML) in {name}: .*line \d+", said), said
+        assert "secret-123" not in said
 
 
 def test_the_short_form_is_known_in_every_kind_of_file() -> None:

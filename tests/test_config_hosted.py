@@ -218,14 +218,25 @@ def test_env_files_reach_env_workers_only_and_no_file(tmp_path: Path) -> None:
     second = env_file(tmp_path, 'TWICE="b"\n', "more.env")
     config = compiled(env_file=[first, second], output_dir=str(tmp_path / "run"))
     expected = {"JUDGE_KEY": "s3cret # 1", "BASE": "http://j", "URL": "http://j/v1", "TWICE": "b"}
-    assert secrets.environment_of_workers(config, "reverse-text") == expected
+    variables = secrets.of_workers(config)
+    assert variables == {"reverse-text": expected}
     [worker] = resolve.env_workers(config, "http://o:1")
-    told = secrets.with_variables(config, worker)
+    told = secrets.with_variables(worker, variables)
     assert environment_of(told).items() >= expected.items()
     assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + resolve.run_to_toml(config)
     for other in [resolve.orchestrator(config), resolve.trainer(config, "http://o:1")]:
-        assert secrets.with_variables(config, other).variables == {}
+        assert secrets.with_variables(other, variables).variables == {}
         assert "JUDGE_KEY" not in environment_of(other)
+
+
+def test_env_files_are_read_once_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, files = secrets.read_file, []
+    monkeypatch.setattr(secrets, "read_file", lambda file: files.append(file) or read(file))
+    file = env_file(tmp_path, "A=1\n")
+    environments = [{"id": "owner/a"}, {"id": "owner/a", "name": "again"}, {"id": "owner/b"}]
+    config = compiled(env_file=[file], env=environments, output_dir=str(tmp_path / "run"))
+    assert secrets.of_workers(config) == {"a": {"A": "1"}, "again": {"A": "1"}, "b": {"A": "1"}}
+    assert files == [file]
 
 
 @pytest.mark.parametrize(

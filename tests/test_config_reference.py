@@ -200,3 +200,10 @@ def test_who_reads_a_key_of_a_run_is_known() -> None:
     assert known["inference.max_num_seqs"] == "the engines"
     stale = {path for path in forms.RL_READERS if path and fields.find(forms.tree("rl"), path) is None}
     assert not stale
+
+
+@pytest.mark.parametrize("name", ["rl", "sft"])
+def test_what_commands_share_is_listed_after_what_they_are_for(name: str) -> None:
+    paths = [table.path for table in forms.tree(name).tables]
+    assert paths[-3:] == ["wandb", "monitors[]", "monitor"]
+    assert not paths[0].startswith(("wandb", "monitor"))

@@ -225,7 +225,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
     config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "model"}, "orchestrator": sources})
     with (tmp_path / "out").open("w+") as output, Processes() as processes:
-        Launcher(config, tmp_path, Console(output))._write_summary(processes, 1, "the disk is full")
+        Launcher(config, tmp_path, Console(output), {})._write_summary(processes, 1, "the disk is full")
         output.seek(0)
         assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
 
@@ -265,7 +265,7 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
     values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     output = io.StringIO()
-    assert Launcher(config, tmp_path, Console(output)).run() == 2
+    assert Launcher(config, tmp_path, Console(output), {}).run() == 2
     assert output.getvalue().splitlines() == [
         f"going on with the run in {tmp_path}",
         "the orchestrator refuses the run: batch_size = 32, and now batch_size = 64",
@@ -278,7 +278,7 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     """A launcher that starts nothing, and a table of processes: the orchestrator comes back where it was."""
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
     config = RLConfig.model_validate({"max_steps": 6, "model": {"path": "m"}, "orchestrator": sources, **settings})
-    launcher = Launcher(config, folder, Console(io.StringIO()))
+    launcher = Launcher(config, folder, Console(io.StringIO()), {})
     launcher.url = "http://127.0.0.1:1"
     processes = SimpleNamespace(by_name={}, guard_end=None)
     kinds = {"orchestrator": "orchestrator", "env": "env-worker", "trainer": "trainer"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.reference import adapted_model
+from primerl.runs import staging
 from primerl.train.adapter_files import ADAPTER_CONFIG, LORA_ALPHA, check_lora_files, folder_digest, published_scale
 from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
 from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
@@ -337,6 +338,17 @@ def test_an_adapter_is_published_once(folder: Path, tmp_path: Path) -> None:
     assert kept == {"LATEST", "step_2", "step_3"}
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), path.parent.parent / "step_3")
     assert (plain_logits(loaded) - logits(model)).abs().max() <= 1e-5
+
+
+def test_adapters_to_be_stored_are_staged_before_they_are_removed(folder: Path, tmp_path: Path) -> None:
+    model, adapter = adapted(folder)
+    publisher = AdapterPublisher(adapter, tmp_path, keep_last=2, keep_all=False, stored_interval=2)
+    for version in range(6):
+        publisher.publish(model, version)
+    assert [(one.kind, one.step) for one in staging.staged(tmp_path)] == [("adapter", 2), ("adapter", 4)]
+    assert not (tmp_path / "broadcasts" / "step_2").exists()
+    first = staging.staged(tmp_path)[0].path
+    assert load_file(first / "adapter_model.safetensors").keys()
 
 
 @pytest.mark.parametrize("alpha", [0.1, 12.8])

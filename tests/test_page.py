@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from primerl._core import Orchestrator, PageServer, PrimerlError
 from primerl.cli import main
 from primerl.launch.run import page_address
 from primerl.runs import top
+from primerl.runs.registry import Registry
 from primerl.train.metrics import MetricsWriter
 from rich.console import Console
 from test_orchestrator_in_process import PATIENCE_S, GoneError, post, publish, settings
@@ -242,7 +244,7 @@ def test_top_says_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["top", str(tmp_path / "none")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert main(["top", str(tmp_path)]) == 2
-    assert "no run was started in" in capsys.readouterr().err
+    assert "no orchestrator was started in" in capsys.readouterr().err
     (tmp_path / "run").mkdir()
     (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
     assert main(["top", str(tmp_path), "--once"]) == 1
@@ -254,6 +256,25 @@ def test_top_says_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:none", "pid": 1}')
     assert main(["top", str(tmp_path), "--once"]) == 2
     assert main(["top", str(tmp_path), "--interval", "0"]) == 2
+
+
+def test_a_run_is_found_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    folder = tmp_path / "output"
+    (folder / "run").mkdir(parents=True)
+    (folder / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
+    with Registry() as registry:
+        run_id = registry.begin(folder, "", goes_on=False, form="full", name="mine", model="m", environments=[])
+    for given in (run_id, run_id[:5], "mine"):
+        assert top.find(given) == "http://127.0.0.1:9"
+    for command in ("top", "page"):
+        assert main([command, "nowhere"]) == 2
+        assert "there is no folder nowhere, and there is no run 'nowhere'" in " ".join(capsys.readouterr().err.split())
+    shutil.rmtree(folder)
+    assert main(["page", "mine"]) == 2
+    assert "is gone" in capsys.readouterr().err
 
 
 def test_names_of_engines_are_no_markup() -> None:

@@ -18,6 +18,7 @@ import pytest
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
 from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
 from primerl.launch import preflight
 from primerl.launch.lock import in_use
 from primerl.launch.registration import registered, stored_copy
@@ -148,6 +149,84 @@ while True:
     number += 1
     print(number, flush=True)
 """
+
+
+def test_a_list_of_the_version_before_is_taken_over(tmp_path: Path, state: Path) -> None:
+    run_id = begin(tmp_path / "run")
+    with sqlite3.connect(state / "runs.db") as connection:
+        connection.execute("ALTER TABLE runs DROP COLUMN kind")
+        connection.execute("PRAGMA user_version = 1")
+    with Registry() as registry:
+        assert [(run.id, run.kind) for run in registry.all()] == [(run_id, "rl")]
+
+
+def test_a_resumed_run_keeps_the_form_of_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stored copy is in the full form, whatever it was given in."""
+    run_id = begin(tmp_path / "run")
+    (tmp_path / "run" / "journal").mkdir()
+    with Registry() as registry:
+        registry._connection.execute("UPDATE runs SET form = 'hosted'")
+    forms: list[str] = []
+    monkeypatch.setattr("primerl.launch.run.run", lambda config, *, form: forms.append(form) or 0)
+    assert main(["run", "resume", run_id, "--max-steps", "9"]) == 0
+    assert forms == ["hosted"]
+
+
+SFT = """
+output_dir = "tuned"
+max_steps = 2
+threads = 1
+[model.tiny]
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 1
+[data]
+path = "rows.jsonl"
+batch_size = 64
+seq_len = 64
+[ckpt]
+interval = 1
+"""
+
+
+@linux
+@pytest.mark.end_to_end
+def test_a_fine_tuning_is_a_run_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft.toml").write_text(SFT)
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+    primerl("sft", "@", "sft.toml")
+    run = listed()
+    assert (run["kind"], run["name"], run["status"], run["step"]) == ("sft", "tuned", "COMPLETED", 2)
+    monkeypatch.chdir(tmp_path.parent)  # relative paths in its config begin where it was started
+    resumed = primerl("run", "resume", run["id"], "-d", "--max-steps", "3").strip()
+    assert resumed == run["id"]
+    until(lambda: listed()["status"] == "COMPLETED", 120, "the end")
+    assert (listed()["id"], listed()["step"]) == (run["id"], 3)
+    last = told("run", "logs", "tuned", "-n", "1000", "--component", "trainer", capsys=capsys)
+    assert "step 3" in last
+    assert told("run", "metrics", "tuned", "--csv", capsys=capsys).count("\n") == 4
+    assert "step_3" in told("run", "checkpoints", "tuned", capsys=capsys)
+    assert "is COMPLETED at step 3" in told("run", "stop", "tuned", capsys=capsys)
+    assert "deleted" in told("run", "delete", "tuned", "--with-files", "--yes", capsys=capsys)
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_how_a_fine_tuning_stands(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = SFTConfig.model_validate(tomllib.loads(SFT))
+    for code, word in ((0, "COMPLETED"), (143, "STOPPED"), (130, "STOPPED"), (1, "FAILED")):
+        with preflight.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=True) as session:
+            session.exit_code = code
+            with Registry() as registry:
+                (run,) = registry.all()
+            assert standing(run).status == "RUNNING"
+        with Registry() as registry:
+            assert standing(registry.find(run.id)).status == word
 
 
 def test_two_writers_at_once_one_of_them_killed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +15,14 @@ from end_to_end import start, until
 from primerl import redaction
 from primerl.cli import main
 from primerl.config.complaint import fail
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
 from primerl.launch.console import Console
+from primerl.launch.secrets import of_workers
+from primerl.launch.starting import RunFailedError
 from primerl.runs import secrets
 from primerl.runs.registry import Registry
-from run_helpers import write_run
+from run_helpers import CONFIG, write_run
 
 VALUE = "correct horse battery staple"
 
@@ -93,6 +98,14 @@ def test_a_damaged_file_is_named_without_its_content(state: Path, capsys: pytest
     assert VALUE not in printed.err
 
 
+def test_a_damaged_file_is_bad_input_of_a_start(state: Path) -> None:
+    (state / "secrets").mkdir(parents=True)
+    (state / "secrets" / "secrets.json").write_text(f'{{"all": {{"KEY": "{VALUE}')
+    with pytest.raises(ConfigError, match=r"secrets\.json") as caught:
+        of_workers(RLConfig.model_validate(tomllib.loads(CONFIG)))
+    assert VALUE not in str(caught.value)
+
+
 def test_two_that_set_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """
 import sys
@@ -115,6 +128,8 @@ def test_known_values_are_left_out_of_what_is_printed(capsys: pytest.CaptureFixt
     Console(output).say(f"the run has failed: {VALUE}")
     assert fail(f"environment 'e': {VALUE} is wrong") == 2
     assert VALUE not in output.getvalue() + capsys.readouterr().err
+    # What `primerl.Run` raises quotes the ends of logs.
+    assert str(RunFailedError(f"env_e_0 exited with code 1:\n  {VALUE}")).endswith("  <secret>")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

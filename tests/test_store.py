@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import os
 import re
 import shutil
 import sys
+import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,11 +21,18 @@ from end_to_end import primerl, read_lines
 from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.config.store import StoreWorkerConfig
 from primerl.launch import preflight, warm_start
+from primerl.launch.console import Console
+from primerl.launch.processes import Processes
+from primerl.launch.storing import Storing
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.runs import staging
 from primerl.runs.saved import local_checkpoints
 from primerl.runs.store import Store, StoreError, model_digest
-from primerl.runs.uploads import STAGED, Settings, Uploader
+from primerl.runs.uploads import Uploader
+from primerl.runs.uploads import main as store_worker
+from primerl.train.step_folders import remove_step
 from pydantic import ValidationError
 from run_helpers import CONFIG, write_run
 
@@ -109,11 +121,11 @@ def test_the_newest_are_kept_and_what_is_deployed(store: Store, tmp_path: Path) 
 def uploader(store: Store, output: Path, model: Path, **more: Any) -> Uploader:
     settings: dict[str, Any] = {"run": RUN, "output_dir": str(output), "model": str(model), "keep": 2, "give_up_s": 0.0}
     (output / "run").mkdir(parents=True, exist_ok=True)
-    return Uploader(Settings(**{**settings, **more}), store)
+    return Uploader(StoreWorkerConfig(**{**settings, **more}), store)
 
 
 def finish(uploader: Uploader) -> int:
-    uploader.ending.set()
+    uploader.ending = True
     return uploader.run()
 
 
@@ -131,7 +143,7 @@ def test_what_a_run_saves_is_uploaded_and_what_it_is_writing_is_not(store: Store
     assert finish(uploader(store, output, model, adapters_interval=2, adapters_keep=3)) == 0
     expected = ["checkpoint/step_2", "adapter/step_2", "checkpoint/step_3", "adapter/step_4", "adapter/step_5"]
     assert sorted(ids(store)) == sorted(f"{RUN}/{name}" for name in expected)
-    assert list((output / STAGED).iterdir()) == []
+    assert list((output / staging.FOLDER).iterdir()) == []
     # Another start has nothing to do again, and the last adapter alone is stored without an interval.
     adapter(output / "broadcasts" / "step_6")
     second = uploader(store, output, model, adapters_interval=0)
@@ -181,6 +193,131 @@ def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Pat
     assert finish(uploader(store, output, model, give_up_s=60.0)) == 0
     assert ids(store) == [f"{RUN}/weights/step_1"]
     assert json.loads((output / "run" / "store.json").read_text())["failed"] == {}
+
+
+def test_newer_ones_are_staged_while_an_upload_hangs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    put, begun, go_on = Store.put, threading.Event(), threading.Event()
+
+    def slow(self: Store, *arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return put(self, *arguments)
+
+    monkeypatch.setattr(Store, "put", slow)
+    monkeypatch.setattr("primerl.runs.uploads.LOOK_EVERY_S", 0.01)
+    saved(output / "checkpoints" / "step_1")
+    ours = uploader(store, output, model, keep=1)
+    running = threading.Thread(target=ours.run)
+    running.start()
+    assert begun.wait(60)
+
+    def staged_is(*steps: int) -> None:
+        deadline = time.monotonic() + 60
+        while (found := [one.step for one in staging.staged(output)]) != list(steps):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+
+    for step in (2, 3):
+        saved(output / f"saving_{step}", f"of step {step}").rename(output / "checkpoints" / f"step_{step}")
+        # What waits behind a newer one would be deleted in the store; what is being uploaded stays.
+        staged_is(1, step)
+    remove_step(output / "checkpoints" / "step_3")
+    ours.ending = True
+    go_on.set()
+    running.join(60)
+    assert ours.uploaded == [f"{RUN}/checkpoint/step_{step}" for step in (1, 3)]
+    assert ids(store) == [f"{RUN}/checkpoint/step_3"]
+    assert (store.fetch(store.find(RUN)) / "model.safetensors").read_text() == "of step 3"
+
+
+def test_each_run_of_a_folder_has_its_own_in_the_store(model: Path, tmp_path: Path) -> None:
+    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    saved(output / "weights" / "step_1")
+    assert finish(uploader(store, output, model)) == 0
+    assert finish(uploader(store, output, model, run="dcba4321")) == 0
+    assert [entry.id for entry in store.entries()] == [f"{RUN}/weights/step_1", "dcba4321/weights/step_1"]
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_staged_whole_or_not_at_all(tmp_path: Path, monkeypatch: Any) -> None:
+    folder, link = saved(tmp_path / "weights" / "step_1"), os.link
+
+    def deleting(source: str, target: str) -> None:
+        link(source, target)
+        remove_step(folder)
+        monkeypatch.setattr(os, "link", link)
+
+    monkeypatch.setattr(os, "link", deleting)
+    with pytest.raises((OSError, shutil.Error)):
+        staging.link(tmp_path, "weights", 1, folder)
+    assert list((tmp_path / staging.FOLDER).iterdir()) == []
+
+    def half_deleted(source: str, target: str) -> None:
+        link(source, target)
+        Path(source).unlink()
+
+    adapter(tmp_path / "broadcasts" / "step_2")
+    monkeypatch.setattr(os, "link", half_deleted)
+    with pytest.raises(OSError, match="was changed or deleted while it was linked"):
+        staging.link(tmp_path, "adapter", 2, tmp_path / "broadcasts" / "step_2")
+    assert list((tmp_path / staging.FOLDER).iterdir()) == []
+
+
+def test_what_the_trainer_stages_is_stored_once(model: Path, tmp_path: Path) -> None:
+    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    for step in (2, 4):
+        adapter(output / "broadcasts" / f"step_{step}")
+        staging.link(output, "adapter", step, output / "broadcasts" / f"step_{step}")
+    shutil.rmtree(output / "broadcasts" / "step_2")  # before this process has looked
+    first = uploader(store, output, model, adapters_interval=2)
+    assert finish(first) == 0
+    assert first.uploaded == [f"{RUN}/adapter/step_{step}" for step in (2, 4)]
+    staging.link(output, "adapter", 4, output / "broadcasts" / "step_4")
+    second = uploader(store, output, model, adapters_interval=2)
+    assert (finish(second), second.uploaded, staging.staged(output)) == (0, [], [])
+
+
+def test_what_a_manifest_names_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("primerl.runs.store.sync", lambda path: synced.append(Path(path)))
+    store = Store(str(tmp_path / "kept"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write", refuse)
+        with pytest.raises(StoreError, match="no room"):
+            store.put(saved(tmp_path / "step_3"), RUN, "weights", 3, "digest")
+    kept = tmp_path / "kept"
+    assert set(kept.rglob("*")) | {kept, tmp_path} <= set(synced)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_uploads(tmp_path: Path) -> None:
+    output = io.StringIO()
+    console, asked = Console(output), itertools.count()
+
+    def interrupted_at_the_third() -> None:
+        if next(asked) == 2:
+            raise KeyboardInterrupt
+
+    adapter(tmp_path / "broadcasts" / "step_2")
+    staging.link(tmp_path, "adapter", 2, tmp_path / "broadcasts" / "step_2")
+    never = "import time; time.sleep(600)"  # as an upload to a store that hangs
+    with Processes() as processes:
+        process = processes.start("store", [sys.executable, "-c", never], log=tmp_path / "log", environment=os.environ)
+        storing = Storing(tmp_path, RUN)
+        with pytest.raises(KeyboardInterrupt):
+            storing.finish(processes, console, 1.0, stay=[], check=interrupted_at_the_third)
+        assert not process.ended
+        storing.leave(processes, console)
+        assert process.code is not None
+    assert f"not in the store yet: adapter_step_2; nothing of it is lost, and `primerl run resume {RUN}`" in (
+        output.getvalue()
+    )
+
+
+def test_bad_settings_of_the_process_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert store_worker({"run": RUN, "output_dir": "x", "model": "y", "keep": 0}) == 2
+    assert "keep" in capsys.readouterr().err
 
 
 def test_an_unknown_kind_of_url_is_named() -> None:

@@ -34,6 +34,7 @@ from primerl.launch import hub, preflight, secrets
 from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
+from primerl.redaction import redact
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from primerl.train.metrics import MetricsWriter
 from primerl.train.model import DTYPES, load_model
@@ -109,7 +110,7 @@ class Run:
             raise ConfigError(
                 "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
             )
-        preflight.check(self.config)
+        variables = preflight.check(self.config)
         with contextlib.ExitStack() as resources:
             resources.enter_context(preflight.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
@@ -122,7 +123,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, secrets.with_variables(self.config, process))
+                start(self._processes, secrets.with_variables(process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()
@@ -255,6 +256,6 @@ class Run:
     def _fail(self, reason: str) -> None:
         if self._leaving.is_set():
             return
-        self._failure = reason
+        self._failure = reason = redact(reason)
         # Wakes a thread that waits for a batch.
         self._orchestrator.shutdown(reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
@@ -13,6 +12,7 @@ from primerl.config.complaint import fail
 from primerl.runs.registry import Registry, UnknownRunError
 from primerl.runs.state import StateError, private_folder
 from primerl.runs.store import Entry, Store, StoreError, model_digest, store_of_run
+from primerl.train.files import whole_folder
 
 TITLE = "Nothing was deployed"
 
@@ -99,13 +99,8 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")
     except ConfigError as error:
         raise StoreError(str(error).replace("adapter_path: ", "")) from None
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".merging.", dir=target.parent))
-    try:
+    with whole_folder(target, replace=True) as folder:
         _merge(base, adapter, folder)
-        folder.rename(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return target
 
 

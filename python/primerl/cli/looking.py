@@ -21,7 +21,7 @@ def top(arguments: list[str]) -> int:
         description="What a run does now, in the terminal: curves, where the time goes, engines, who waits for what. "
         "Ctrl-C leaves it; the run goes on.",
     )
-    parser.add_argument("run", help="output folder of a run, or the URL of its orchestrator")
+    parser.add_argument("run", help="output folder of a run, its id, or the URL of its orchestrator")
     parser.add_argument("--once", action="store_true", help="print it once")
     parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="look so often (1)")
     chosen = parse(parser, arguments)
@@ -47,17 +47,22 @@ def page(arguments: list[str]) -> int:
         description="The page of a run from its files, on this machine: of one that is over, or that goes on (while it "
         "does, its orchestrator serves the page too). Nothing is written. Ctrl-C ends it.",
     )
-    parser.add_argument("output_dir", type=Path, help="output folder of a run")
+    parser.add_argument("run", help="output folder of a run, or its id")
     parser.add_argument("--port", type=port, default=0, help="port to serve it at (any free one)")
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
-    if not chosen.output_dir.is_dir():
-        return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title="No page")
+    from primerl.runs.registry import UnknownRunError, folder_of
+    from primerl.runs.state import StateError
+
+    try:
+        folder = folder_of(chosen.run)
+    except (UnknownRunError, StateError) as error:
+        return fail(str(error), title="No page")
     from primerl._core import PageServer, PrimerlError
 
     try:
-        server = PageServer(chosen.output_dir, model_of(chosen.output_dir), port=chosen.port)
+        server = PageServer(folder, model_of(folder), port=chosen.port)
     except PrimerlError as error:
         return fail(str(error), title="No page")
     except OSError as error:

@@ -17,7 +17,8 @@ def rl(arguments: list[str]) -> int:
     return run.of_rl(arguments) if run.is_word(arguments) else start_rl(arguments)
 
 
-def start_rl(arguments: list[str]) -> int:
+def start_rl(arguments: list[str], *, form: str | None = None) -> int:
+    """`form`: that which the config was given in first, where it is the stored copy of a run's."""
     # The longest part of a start, and it needs nothing of the config.
     with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
         from primerl.config.load import ConfigError, fail
@@ -27,7 +28,7 @@ def start_rl(arguments: list[str]) -> int:
             config = load_run(arguments, program="primerl rl")
             from primerl.launch import run
 
-            return run.run(config, form="hosted" if is_short(arguments) else "full")
+            return run.run(config, form=form or ("hosted" if is_short(arguments) else "full"))
         except ConfigError as error:
             return fail(str(error))
 
@@ -42,28 +43,35 @@ def sft(arguments: list[str]) -> int:
         config = load(SFTConfig, arguments, program="primerl sft")
         from primerl.config import resolve
         from primerl.launch import monitors, preflight, preflight_sft
+        from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
         # What the launcher alone understands stays here.
-        config = resolve.sft(config)
+        given, config = config, resolve.sft(config)
         settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
         preflight_sft.check(config, settings)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+            goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
             resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))
             if config.dry_run:
                 print(f"everything checked; the resolved config is {folder / preflight_sft.CONFIG_FILE}")
                 return 0
             # Read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
-            with monitors.beside(config, folder, print) as ended:
+            with (
+                registered(given, folder, print, goes_on=goes_on) as session,
+                monitors.beside(config, folder, print) as ended,
+            ):
                 if start_ranks.are_wanted(settings):
                     file = folder / preflight_sft.CONFIG_FILE
-                    return ended(start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)]))
-                with importing():
-                    from primerl.train.sft import main
+                    session.exit_code = start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)])
+                else:
+                    with importing():
+                        from primerl.train.sft import main
 
-                return ended(int(main(settings)))
+                    session.exit_code = int(main(settings))
+                return ended(session.exit_code)
     except ConfigError as error:
         return fail(str(error))
 

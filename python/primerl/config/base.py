@@ -29,6 +29,11 @@ class Section(pydantic_config.BaseConfig):
         protected_namespaces=(),
     )
 
+    @classmethod
+    def listed_last(cls) -> frozenset[str]:
+        """Fields that help and the reference list after all others."""
+        return frozenset()
+
     @model_validator(mode="before")
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:
@@ -41,6 +46,17 @@ class Section(pydantic_config.BaseConfig):
                 if found & {int, float} and not found & {bool, Any}:
                     raise ValueError(f"{name} is true or false, where a number is expected; write the number")
         return given
+
+
+def check_whole_groups(batch: str, batch_size: int, group: str, group_size: int) -> None:
+    """`batch` and `group`: what the two keys are called. Raises ValueError."""
+    rest = batch_size % group_size
+    if rest:
+        lower = batch_size - rest
+        nearest = " or ".join(str(size) for size in (lower, lower + group_size) if size)
+        raise ValueError(
+            f"{batch} ({batch_size}) must be a multiple of {group} ({group_size}); set {batch} to {nearest}"
+        )
 
 
 def check_dry_run(*, dry_run: bool, clean_output_dir: bool) -> None:

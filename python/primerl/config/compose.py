@@ -9,6 +9,7 @@ several files for one section are merged too, and a flag may name an entry of a 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from copy import deepcopy
 from pathlib import Path
@@ -74,10 +75,20 @@ def read(file: str) -> dict[str, Any]:
         if isinstance(error, RecursionError):
             raise
         name = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}.get(kind, "TOML")
-        raise ConfigError(f"Invalid {name} in {file}: {error}") from None
+        raise ConfigError(f"Invalid {name} in {file}: {_words_of(error)}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{file} holds no tables of keys; see docs/configuration.md")
     return tree
+
+
+def _words_of(error: Exception) -> str:
+    """Without the line itself, which PyYAML shows and which may hold a key."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        return str(error)
+    # Names of anchors and tags are the user's; what stands between < and > is the grammar's, and a character is no key.
+    problem = re.sub(r"'[^'<][^']+'|\"[^\"]*\"", "something else", problem)
+    return f"{problem} (at line {mark.line + 1}, column {mark.column + 1})"
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

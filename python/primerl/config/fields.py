@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from primerl.config.base import Section
+
 LEFT_OUT, REQUIRED = "left out", "required"
 PLAIN: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "booleans"),
@@ -84,7 +86,9 @@ def table_of(
         given: An instance whose values are the defaults, where they are not the class's own.
     """
     table = Table(path, cls, meaning or first_paragraph(cls.__doc__), optional, has_none, variant)
-    for name, info in cls.model_fields.items():
+    # What several commands share is inherited, and would come before what a command is for.
+    last = cls.listed_last() if issubclass(cls, Section) else frozenset()
+    for name, info in sorted(cls.model_fields.items(), key=lambda field: field[0] in last):
         where = f"{path}.{name}" if path else name
         sections = models(info.annotation)
         default = getattr(given, name) if given is not None else info.default

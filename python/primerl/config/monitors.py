@@ -142,6 +142,10 @@ class Monitored(Section):
     """Monitors of your own."""
     monitor: MonitorSettings = MonitorSettings()
 
+    @classmethod
+    def listed_last(cls) -> frozenset[str]:
+        return frozenset(Monitored.model_fields)
+
     @model_validator(mode="after")
     def _monitors_have_names_of_their_own(self) -> Self:
         names = [WANDB, PRIME, *(monitor.label for monitor in self.monitors)]

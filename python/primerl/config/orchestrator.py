@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed
+from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed, check_whole_groups
 from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     Environment,
@@ -279,13 +279,7 @@ class Orchestration(Section):
                 f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
                 "leave it out to train whole groups only"
             )
-        if self.batch_size % self.group_size:
-            lower = self.batch_size - self.batch_size % self.group_size
-            nearest = " or ".join(str(size) for size in (lower, lower + self.group_size) if size)
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of group_size ({self.group_size}); "
-                f"set batch_size to {nearest}"
-            )
+        check_whole_groups("batch_size", self.batch_size, "group_size", self.group_size)
         return self
 
 

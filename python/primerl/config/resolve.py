@@ -204,6 +204,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
             "distributions_interval": monitored.trainer_interval(config),
+            "stored_adapters_interval": (config.store and config.store.adapters.interval) or None,
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )
@@ -333,11 +334,17 @@ def run_file(config: RLConfig) -> Path:
 
 
 def run_to_toml(config: RLConfig) -> str:
-    """What was given, so that what is left out is decided anew. Without what is asked for once, to begin with."""
+    return dump_toml(given_settings(config))
+
+
+def given_settings(config: RLConfig | SFTConfig) -> dict[str, Any]:
+    """What was given, so that what is left out is decided anew (some defaults depend on its being left out). Without
+    what is asked for once, to begin with."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
-    if config.ckpt is not None:
+    if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
-    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude))
+    found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
+    return found
 
 
 def to_toml(config: BaseModel) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
 
 from primerl.config.base import Section
 
@@ -54,3 +54,5 @@ class StoreWorkerConfig(Section):
     """Steps between adapters."""
     adapters_keep: Kept = 3
     """Newest adapters that are kept."""
+    give_up_s: NonNegativeFloat = 600.0
+    """How long one upload is tried again, before it is the next one's turn; seconds."""

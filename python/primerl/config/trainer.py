@@ -257,4 +257,6 @@ class TrainerConfig(TrainerSettings):
     """Names of the orchestrator's environments, in its order, for the metrics."""
     distributions_interval: PositiveInt | None = None
     """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none where left out."""
+    stored_adapters_interval: PositiveInt | None = None
+    """Steps between adapters that are stored; none, or only the last one, where left out."""
     model: TrainedModel

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
 from primerl.config.trainer import Checkpoints
-
-# More than a line of metrics has.
-LAST_LINE_BYTES = 1 << 20
+from primerl.train.files import last_line
 
 
 def trained_steps(folder: Path) -> int:
@@ -20,20 +16,7 @@ def trained_steps(folder: Path) -> int:
 
 def last_metrics(folder: Path) -> dict[str, Any]:
     """Of the last step the trainer has trained; complete once it has ended."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            metrics: dict[str, Any] = json.loads(line)
-            int(metrics["step"])
-            return metrics
-        except (ValueError, LookupError, TypeError):
-            continue  # nothing, or half a line that a kill has left
-    return {}
+    return last_line(folder / "metrics.jsonl")
 
 
 def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:

@@ -20,27 +20,32 @@ from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import checker, going_back, monitors, preflight_model, secrets
 from primerl.launch.lock import LOCK, in_use, take
-from primerl.launch.secrets import environment_of_workers
-from primerl.runs.state import StateError
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
 
 
-def check(config: RLConfig) -> None:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
+def check(config: RLConfig) -> secrets.Variables:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line. Returns what env
+    workers are to get in their environment."""
     problems: list[str] = []
-    for find in (_output_dir, _resume_step, _env_files, _model, _store, _ports, monitors.check):
+    variables: secrets.Variables = {}
+    for find in (_output_dir, _resume_step, _model, _store, _ports, monitors.check):
         try:
             find(config)
         except ConfigError as error:
             problems.append(str(error))
+    try:
+        variables = secrets.of_workers(config)
+    except ConfigError as error:
+        problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
     if not problems:
-        problems = _slow_checks(config)
+        problems = _slow_checks(config, variables)
     if problems:
         raise ConfigError("\n".join(problems))
+    return variables
 
 
 def _output_dir(config: RLConfig) -> None:
@@ -49,10 +54,6 @@ def _output_dir(config: RLConfig) -> None:
 
 def _resume_step(config: RLConfig) -> None:
     going_back.check(config, Path(resolve.absolute(config.output_dir)))
-
-
-def _env_files(config: RLConfig) -> None:
-    secrets.read_files(config.env_files)
 
 
 def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
@@ -249,14 +250,9 @@ def check_address(name: str, host: str, port: int) -> None:
             raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
 
 
-def _slow_checks(config: RLConfig) -> list[str]:
+def _slow_checks(config: RLConfig, variables: secrets.Variables) -> list[str]:
     wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    try:
-        variables = [environment_of_workers(config, environment.label) for environment in wanted]
-    except StateError as error:
-        return [str(error)]
-    entries = zip(wanted, variables, strict=True)
-    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
+    request = json.dumps([(entry.id, entry.arguments, variables[entry.label]) for entry in wanted], default=str)
     check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"

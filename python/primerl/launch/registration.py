@@ -9,17 +9,16 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from primerl.config import resolve
 from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
 from primerl.launch import detached
 from primerl.launch.starting import BAD_INPUT
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
 
-# What was asked of one start only.
-OF_ONE_START = ("clean_output_dir", "dry_run")
+INTERRUPTED = 130
 
 
 class Session:
@@ -32,7 +31,7 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: RLConfig,
+    config: RLConfig | SFTConfig,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -47,6 +46,9 @@ def registered(
     detached.has_started(folder, session.run_id)
     try:
         yield session
+    except KeyboardInterrupt:
+        session.exit_code = INTERRUPTED
+        raise
     finally:
         if session.run_id is not None:
             try:
@@ -68,9 +70,17 @@ def _former(folder: Path) -> tuple[Run, str] | None:
 
 
 def _begin(
-    config: RLConfig, folder: Path, say: Callable[[str], None], *, goes_on: bool, form: str, model: str | None
+    config: RLConfig | SFTConfig,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    goes_on: bool,
+    form: str,
+    model: str | None,
 ) -> str | None:
-    environments = [entry.label for entry in config.orchestrator.train.env]
+    is_rl = isinstance(config, RLConfig)
+    environments = [entry.label for entry in config.orchestrator.train.env] if is_rl else []
+    path = config.model.path
     try:
         with Registry() as registry:
             return registry.begin(
@@ -79,22 +89,18 @@ def _begin(
                 goes_on=goes_on,
                 form=form,
                 name=folder.name,
-                model=model or resolve.absolute(config.model.path),
+                model=model or ("tiny" if path is None else resolve.absolute(path)),
                 environments=environments,
+                kind="rl" if is_rl else "sft",
             )
     except (StateError, OSError) as error:
         say(f"this run is not in the list of runs (`primerl run list`): {error}")
         return None
 
 
-def stored_copy(config: RLConfig) -> str:
+def stored_copy(config: RLConfig | SFTConfig) -> str:
     """TOML to go on with: what was given, without what was asked of this start only."""
-    # What was left out is left out there as well: some defaults depend on its being so.
-    settings: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-    for name in OF_ONE_START:
-        settings.pop(name, None)
-    if "ckpt" in settings:
-        settings.get("trainer", {}).pop("ckpt", None)  # the same settings
+    settings = resolve.given_settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
     return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"

@@ -73,14 +73,14 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)
     given, config = config, warm_start.applied(config)
-    preflight.check(config)
+    variables = preflight.check(config)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
-            return end_dry_run(config, folder, console)
+            return end_dry_run(config, folder, console, variables)
         goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
         model = resolve.absolute(given.model.path)
         with registered(config, folder, console.say, goes_on=goes_on, form=form, model=model) as session:
-            session.exit_code = Launcher(config, folder, console, session.run_id).run()
+            session.exit_code = Launcher(config, folder, console, variables, session.run_id).run()
             return session.exit_code
 
 
@@ -89,12 +89,12 @@ def page_address(url: str) -> str:
     return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
 
 
-def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
+def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables) -> int:
     if preflight.holds_run(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
         console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
         return 0
-    write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}")
+    write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}", variables)
     monitor = wanted(config)
     if monitor is not None:
         resolve.write(monitor)
@@ -102,7 +102,7 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console) -> int:
     return 0
 
 
-def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
+def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Variables) -> list[ProcessConfig]:
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
     resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
@@ -114,13 +114,22 @@ def write_configs(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig
     ]
     for process in others:
         resolve.write(process)
-    return [secrets.with_variables(config, process) for process in others]
+    return [secrets.with_variables(process, variables) for process in others]
 
 
 class Launcher:
-    def __init__(self, config: RLConfig, folder: Path, console: Console, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        config: RLConfig,
+        folder: Path,
+        console: Console,
+        variables: secrets.Variables,
+        run_id: str | None = None,
+    ) -> None:
         self.config = config
+        self.variables = variables
         self.folder = folder
+        self.run_id = run_id
         self.console = console
         self.began = time.monotonic()
         self.interrupts = 0
@@ -153,7 +162,13 @@ class Launcher:
                         if self.storing is not None:
                             # The monitors are told of the end, after this.
                             stay = [] if self.monitors is None else [self.monitors.name]
-                            self.storing.finish(processes, self.console, self.config.timeouts.stop_s, stay=stay)
+                            self.storing.finish(
+                                processes,
+                                self.console,
+                                self.config.timeouts.stop_s,
+                                stay=stay,
+                                check=self._check_interrupt,
+                            )
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
                         self.console.say(reason)
@@ -175,6 +190,8 @@ class Launcher:
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
         """The monitors last: they are told how it ended, and have time to send it."""
+        if code == INTERRUPTED and self.storing is not None:
+            self.storing.leave(processes, self.console)
         if self.monitors is not None:
             others = [name for name in processes.by_name if name != self.monitors.name]
             processes.stop(grace_s=self.config.timeouts.stop_s, names=others)
@@ -225,7 +242,7 @@ class Launcher:
         again = ending.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
-        for process in write_configs(self.config, self.url):
+        for process in write_configs(self.config, self.url, self.variables):
             self.described[process.name] = process
             start(processes, process)
         self.heard = self.progress.since = time.monotonic()
@@ -243,7 +260,7 @@ class Launcher:
     def _start_uploads(self, processes: Processes) -> None:
         if self.uploads is None:
             return
-        self.storing = storing.Storing(self.folder)
+        self.storing = storing.Storing(self.folder, self.run_id or self.folder.name)
         resolve.write(self.uploads)
         self.described[self.uploads.name] = self.uploads
         start(processes, self.uploads)

@@ -18,30 +18,40 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.redaction import note
 from primerl.runs import secrets as stored
+from primerl.runs.state import StateError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Of the run's own variables, such as its key.
 RESERVED = "PRIMERL_"
 
 
-def environment_of_workers(config: RLConfig, environment: str) -> dict[str, str]:
-    """Variables of the env workers of one environment, by its name in the run: the stored secrets, and over them those
-    of the run's files.
+Variables = dict[str, dict[str, str]]
+"""Of env workers, by their environment's name in the run."""
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where a file cannot be read, and StateError where the stored
-    secrets cannot.
+
+def of_workers(config: RLConfig) -> Variables:
+    """The stored secrets, and over them those of the run's files, which are read once a start.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] where one of them cannot be read.
     """
     entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == environment]
-    known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
-    return stored.of_environment(*known_as, environment) | read_files(config.env_files)
+    of_files = read_files(config.env_files)
+    found: Variables = {}
+    for label in {entry.label: None for entry in entries}:
+        ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == label]
+        known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
+        try:
+            found[label] = stored.of_environment(*known_as, label) | of_files
+        except StateError as error:
+            raise ConfigError(str(error)) from None
+    return found
 
 
-def with_variables(config: RLConfig, process: ProcessConfig) -> ProcessConfig:
+def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
     if not isinstance(process.config, EnvWorkerConfig):
         return process
-    return replace(process, variables=environment_of_workers(config, process.config.environment))
+    return replace(process, variables=variables[process.config.environment])
 
 
 def read_files(files: Iterable[str]) -> dict[str, str]:

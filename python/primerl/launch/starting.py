@@ -13,6 +13,7 @@ from pathlib import Path
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
+from primerl.redaction import redact
 
 BAD_INPUT = 2
 ORCHESTRATOR_START_S = 30.0
@@ -23,7 +24,11 @@ OMP_WAIT_POLICY = "PASSIVE"
 
 
 class RunFailedError(Exception):
-    """The run cannot go on: the message says which part failed and why."""
+    """The run cannot go on: the message says which part failed and why, without the user's secrets."""
+
+    def __init__(self, message: str) -> None:
+        # The ends of logs, which it quotes, may hold them.
+        super().__init__(redact(message))
 
 
 class RefusedError(RunFailedError):

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-from primerl.run_key import run_key_header
+from primerl.asking import UnansweredError, ask
 
 ANSWER_S = 3.0
 
 
 def fetch(url: str) -> dict[str, Any] | None:
     """The status, or None when the orchestrator did not answer in time."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=ANSWER_S)
     try:
-        connection.request("GET", "/status", headers=run_key_header())
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError):
+        code, content = ask(url, "/status", within_s=ANSWER_S)
+    except UnansweredError:
         return None
-    finally:
-        connection.close()
-    return content if answer.status == 200 and isinstance(content, dict) else None
+    return content if code == 200 and isinstance(content, dict) else None
 
 
 def finished(status: dict[str, Any]) -> bool:

@@ -4,24 +4,29 @@ for the last upload. Training never waits: the process only reads what is whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from primerl.config import resolve
-from primerl.config.resolve import ProcessConfig
+from primerl.config.resolve import ProcessConfig, write_text
 from primerl.config.rl import RLConfig
 from primerl.config.store import StoreWorkerConfig
 from primerl.launch.console import Console
 from primerl.launch.processes import Processes
 from primerl.launch.starting import RunFailedError
-from primerl.runs.uploads import REPORT
+from primerl.runs import staging
+from primerl.runs.uploads import END, REPORT
 
 NAME = "store"
 LAST_S = 900.0
 """For what is still to be uploaded when everything is trained."""
+LEAVE_S = 1.0
+"""For the process of a run that is stopped: it loses nothing by SIGKILL."""
+POLL_S, TELL_AFTER_S = 0.1, 2.0
 
 
 def process_of(config: RLConfig, run_id: str | None, folder: Path) -> ProcessConfig | None:
@@ -51,12 +56,16 @@ def process_of(config: RLConfig, run_id: str | None, folder: Path) -> ProcessCon
 class Storing:
     """What is known of the uploads of this start."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str) -> None:
+        """`run`: what `primerl run resume` knows it by."""
+        self.run = run
+        self._folder = folder
         self._file = folder / REPORT
         self._read_at = 0.0
         self._told: dict[str, str] = {}
         # Of a start before this one.
-        self._file.unlink(missing_ok=True)
+        for file in (END, REPORT):
+            (folder / file).unlink(missing_ok=True)
 
     def look(self, console: Console) -> None:
         """Says each failure once."""
@@ -73,8 +82,16 @@ class Storing:
                 console.say(f"{name} is not stored yet, which is tried again: {reason}")
         self._told = dict(failed)
 
-    def finish(self, processes: Processes, console: Console, stop_s: float, *, stay: Collection[str]) -> None:
-        """Waits for the last uploads, with nothing else running but `stay`.
+    def finish(
+        self,
+        processes: Processes,
+        console: Console,
+        stop_s: float,
+        *,
+        stay: Collection[str],
+        check: Callable[[], None],
+    ) -> None:
+        """Waits for the last uploads, with nothing else running but `stay`. `check` may raise, to leave them undone.
 
         Raises RunFailedError where one was lost.
         """
@@ -84,8 +101,18 @@ class Storing:
         others = [name for name, other in processes.by_name.items() if not other.ended and name not in (NAME, *stay)]
         if others:  # none would mean all
             processes.stop(grace_s=stop_s, names=others)
-        if not process.ended:
-            processes.stop(grace_s=LAST_S, names=[NAME])
+        write_text(self._folder / END, "")
+        began, told = time.monotonic(), False
+        while not process.ended and processes.guard_end is None:
+            check()
+            processes.poll(POLL_S)
+            self.look(console)
+            took = time.monotonic() - began
+            if took > LAST_S:
+                processes.stop(grace_s=0.0, names=[NAME])
+            elif not told and took > TELL_AFTER_S:
+                told = True
+                console.say("waiting for the last uploads to the store (Ctrl-C leaves them to the next start)")
         self.look(console)
         report = self._report()
         waiting = [*report.get("waiting", []), *(name for name in report.get("failed", {}) if "/" not in name)]
@@ -94,8 +121,20 @@ class Storing:
         reason = next(iter(report.get("failed", {}).values()), f"its process {process.describe_end()}")
         raise RunFailedError(
             f"trained, but not all is in the store ({', '.join(waiting) or 'unknown'}): {reason}; nothing of it is "
-            "lost, and the same command (`primerl run resume`) uploads it"
+            f"lost, and `primerl run resume {self.run}` uploads it"
         )
+
+    def leave(self, processes: Processes, console: Console) -> None:
+        """Of a run that is stopped: what is not uploaded yet is left to its next start."""
+        process = processes.by_name.get(NAME)
+        if process is not None and not process.ended:
+            processes.stop(grace_s=LEAVE_S, names=[NAME])
+        waiting = [one.label for one in staging.staged(self._folder)]
+        if waiting:
+            console.say(
+                f"not in the store yet: {', '.join(waiting)}; nothing of it is lost, and `primerl run resume "
+                f"{self.run}` uploads it"
+            )
 
     def _report(self) -> dict[str, Any]:
         try:

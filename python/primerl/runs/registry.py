@@ -22,7 +22,7 @@ from typing import Any
 from primerl.runs.state import StateError, private_folder, process_started, state_folder, write_private
 
 FILE = "runs.db"
-VERSION = 1
+VERSION = 2
 BUSY_S = 10.0
 """How long a writer waits for another one."""
 ID_BYTES = 4
@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS runs (
     model TEXT NOT NULL,
     environments TEXT NOT NULL,
     output_dir TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL DEFAULT 'rl',
     form TEXT NOT NULL,
     folder TEXT NOT NULL,
     started REAL NOT NULL,
@@ -57,6 +58,8 @@ class Run:
     """Model folder it began with."""
     environments: list[str]
     output_dir: Path
+    kind: str
+    """`rl` or `sft`: the command that it was started by."""
     form: str
     """The form its config was given in: `full` or `hosted`."""
     folder: Path
@@ -112,6 +115,10 @@ class Registry:
         os.chmod(self.file, 0o600)
         self._change_to_wal()
         with self._transaction():
+            # Asked again: another process may have done it by now.
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            if version == 1:
+                self._connection.execute("ALTER TABLE runs ADD COLUMN kind TEXT NOT NULL DEFAULT 'rl'")
             self._connection.execute(TABLE)
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -152,7 +159,16 @@ class Registry:
         self._connection.execute("COMMIT")
 
     def begin(
-        self, output_dir: Path, config: str, *, goes_on: bool, form: str, name: str, model: str, environments: list[str]
+        self,
+        output_dir: Path,
+        config: str,
+        *,
+        goes_on: bool,
+        form: str,
+        name: str,
+        model: str,
+        environments: list[str],
+        kind: str = "rl",
     ) -> str:
         """Notes a start by this process and returns the run's id. `goes_on`: with the run in `output_dir`, whose id it
         keeps. `config` is TOML, of which a copy is stored."""
@@ -162,6 +178,7 @@ class Registry:
             "model": model,
             "environments": json.dumps(environments),
             "output_dir": os.fspath(output_dir),
+            "kind": kind,
             "form": form,
             "folder": os.getcwd(),
             "session_started": now,
@@ -212,10 +229,8 @@ class Registry:
     def restore(self, run: Run, config: str) -> None:
         """Notes again what was noted before the start that ends here."""
         write_private(config_file(run.id), config)
-        values = {
-            name: getattr(run, name)
-            for name in ("id", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
-        }
+        kept = ("id", "kind", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
+        values = {name: getattr(run, name) for name in kept}
         values |= {"environments": json.dumps(run.environments), "folder": os.fspath(run.folder)}
         changes = ", ".join(f"{name} = :{name}" for name in values if name != "id")
         with self._errors(), self._transaction():
@@ -244,6 +259,23 @@ class Registry:
             listed = ", ".join(f"{run.id} ({run.name})" for run in found)
             raise UnknownRunError(f"{given!r} is the beginning or the name of several runs: {listed}; give more of it")
         raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
+
+
+def folder_of(given: str) -> Path:
+    """Of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
+    folder = Path(given)
+    if folder.is_dir():
+        return folder
+    try:
+        with Registry() as registry:
+            folder = registry.find(given).output_dir
+    except UnknownRunError as error:
+        raise UnknownRunError(
+            f"there is no folder {given}, and {error}; give the output_dir of a run, or its id"
+        ) from None
+    if not folder.is_dir():
+        raise UnknownRunError(f"the folder of run {given}, {folder}, is gone")
+    return folder
 
 
 def _remove_config(run_id: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from primerl.runs.registry import Run
+from primerl.train.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
-INTERRUPTED = 130
-LAST_LINE_BYTES = 1 << 20
-"""More than a line of metrics has."""
+INTERRUPTED = (129, 130, 143)
+"""A launcher says 130 whatever it was interrupted by; a fine-tuning 128 and the signal's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ def standing(run: Run) -> Standing:
     except OSError as error:
         return Standing(FAILED, f"its folder cannot be looked at: {error}", step)
     if used:
-        return Standing(RUNNING if _has_started(run) else PENDING, "", step)
+        return Standing(RUNNING if run.kind == "sft" or _has_started(run) else PENDING, "", step)
     if not folder.is_dir():
         return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", step)
     code, reason = run.exit_code, ""
@@ -60,24 +59,6 @@ def summary_of(run: Run) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def last_line(file: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON lines of any size; empty where there is none."""
-    try:
-        with file.open("rb") as opened:
-            opened.seek(max(0, opened.seek(0, 2) - LAST_LINE_BYTES))
-            lines = opened.read().split(b"\n")
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue  # nothing, or half a line that a kill has left
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
 def _has_started(run: Run) -> bool:
     """Whether this launcher's orchestrator listens."""
     try:
@@ -89,4 +70,4 @@ def _has_started(run: Run) -> bool:
 def _by_code(code: int | None) -> str:
     if code == 0:
         return COMPLETED
-    return STOPPED if code == INTERRUPTED else FAILED
+    return STOPPED if code in INTERRUPTED else FAILED

@@ -13,11 +13,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shutil
-import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,6 +25,7 @@ import xxhash
 
 from primerl.runs.saved import Saved
 from primerl.runs.state import private_folder, state_folder
+from primerl.train.files import sync, whole_folder, write_text
 
 KINDS = ("checkpoint", "weights", "adapter")
 CHUNK_BYTES = 1 << 22
@@ -165,6 +164,7 @@ class Store:
             if not files:
                 raise StoreError(f"{folder} holds no files to store")
             entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files, time.time())
+            self._sync_folders(data, files)
             manifest = {name: getattr(entry, name) for name in Entry.__slots__} | {"version": 1}
             self._write(f"{base}/step_{step}.json", json.dumps(manifest, indent=1).encode())
             if former is not None:
@@ -179,6 +179,8 @@ class Store:
                 hashed.update(chunk)
                 size += len(chunk)
                 sink.write(chunk)
+        if self._is_local:
+            sync(Path(target))
         stored = self._fs.info(target)["size"]
         if stored != size:
             raise StoreError(f"{target} has {stored} bytes in the store, of {size}")
@@ -186,16 +188,26 @@ class Store:
 
     def _write(self, path: str, content: bytes) -> None:
         # On a file system of files a reader could see half of it; an object appears whole.
-        if "file" not in self._protocols():
+        if self._is_local:
+            write_text(Path(path), content.decode())
+        else:
             self._fs.pipe_file(path, content)
-            return
-        temporary = f"{path}.{secrets.token_hex(4)}.part"
-        self._fs.pipe_file(temporary, content)
-        self._fs.mv(temporary, path)
 
-    def _protocols(self) -> tuple[str, ...]:
+    @property
+    def _is_local(self) -> bool:
         protocol = self._fs.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def _sync_folders(self, data: str, files: Iterable[str]) -> None:
+        """So that a manifest that outlives a power cut names nothing that did not."""
+        if not self._is_local:
+            return
+        folders = {parent for name in files for parent in Path(data, name).parents}
+        root = Path(self._root)
+        for folder in folders:
+            # The root's own name is in the folder above it.
+            if folder == root.parent or folder.is_relative_to(root):
+                sync(folder)
 
     def fetch(self, entry: Entry) -> Path:
         """The entry's files in a folder of this machine, each checked by its hash; fetched once."""
@@ -206,16 +218,9 @@ class Store:
         )
         if target.is_dir():
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".fetching.", dir=target.parent))
-        try:
-            with self._errors("read"):
-                for name, facts in entry.files.items():
-                    self._download(entry, name, facts, folder)
-            folder.chmod(0o755)
-            folder.rename(target)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with whole_folder(target, replace=True) as folder, self._errors("read"):
+            for name, facts in entry.files.items():
+                self._download(entry, name, facts, folder)
         return target
 
     def _download(self, entry: Entry, name: str, facts: dict[str, Any], folder: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +14,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from primerl.run_key import VARIABLE, run_key_header
+from primerl import asking
+from primerl.run_key import VARIABLE
+from primerl.runs.registry import UnknownRunError, folder_of
+from primerl.runs.state import StateError
 
 ANSWER_S = 5.0
 # A run may be busy; one that has not answered so often is gone.
@@ -48,17 +49,18 @@ class UnreachableError(Exception):
 
 
 def find(run: str) -> str:
-    """The URL of the orchestrator of a run, given as that or as the run's folder. Raises NoRunError."""
+    """The URL of the orchestrator of a run, given as that, as the run's folder or as its id. Raises NoRunError."""
     if run.startswith(("http://", "https://")):
         return address_of(run)
-    folder = Path(run)
-    if not folder.is_dir():
-        raise NoRunError(f"there is no folder {run}; give the output_dir of a run, or its orchestrator's URL")
+    try:
+        folder = folder_of(run)
+    except (UnknownRunError, StateError) as error:
+        raise NoRunError(str(error)) from None
     file = folder / "run" / "orchestrator.json"
     try:
         url = str(json.loads(file.read_text())["url"])
     except FileNotFoundError:
-        raise NoRunError(f"no run was started in {run}: there is no {file}") from None
+        raise NoRunError(f"no orchestrator was started in {folder}: there is no {file}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoRunError(f"{file} cannot be read: {error}") from None
     return address_of(url)
@@ -79,23 +81,17 @@ def address_of(url: str) -> str:
 
 def ask(url: str, path: str, **query: object) -> dict[str, Any]:
     """The JSON that the orchestrator answers. Raises UnreachableError."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=ANSWER_S)
     try:
-        connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=run_key_header())
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        code, content = asking.ask(url, path, within_s=ANSWER_S, **query)
+    except asking.UnansweredError as error:
         raise UnreachableError(
             f"the run is not running: nothing answers at {url} ({error}). `primerl page OUTPUT_DIR` and "
             "`primerl report OUTPUT_DIR` show a run that is over"
         ) from None
-    finally:
-        connection.close()
-    if answer.status == 401:
+    if code == 401:
         raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
-    if answer.status != 200:
-        raise UnreachableError(f"{url}{path}: {content.get('error', {}).get('message', answer.status)}")
+    if code != 200:
+        raise UnreachableError(f"{url}{path}: {content.get('error', {}).get('message', code)}")
     return dict(content)
 
 

@@ -1,148 +1,182 @@
 """`primerl store-worker`: copies what a run saves into the store, beside training.
 
 A process of its own: uploading hashes and copies gigabytes, which would hold up the launcher's watch over the others,
-and a file system that hangs can be killed with it. What the run saves is linked (not copied) to `run/store/` the moment
-it is whole, so that the run may delete its own while the upload goes on, and an upload that was cut off is done again
-by the run's next start.
+and a file system that hangs can be killed with it. One thread stages what the run saves (`primerl.runs.staging`),
+another uploads what is staged, in the order in which it was saved: while an upload takes long or fails, newer ones are
+staged. An upload that was cut off is done again by the run's next start.
 
-SIGTERM means that nothing more will be saved: it uploads what is there, and ends. What cannot be uploaded is tried
-again, ever more seldom, for `give_up_s`; then it is named in `run/store.json`, and tried again at the next one's turn.
+`run/store.end` (or SIGTERM, which one that has just been started would die of) means that nothing more will be saved:
+it uploads what is there, and ends. What cannot be uploaded is tried again, ever more seldom, for `give_up_s`; then it
+is named in `run/store.json`, and tried again at the next one's turn.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from primerl.config.load import describe
 from primerl.config.resolve import write_text
+from primerl.config.store import StoreWorkerConfig
+from primerl.runs import staging
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.store import Store, StoreError, model_digest
 from primerl.train.adapter_files import ADAPTER_CONFIG
+from primerl.train.step_folders import saved_steps
 
 log = logging.getLogger("primerl.store")
 
 LOOK_EVERY_S = 0.5
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+END = Path("run") / "store.end"
 REPORT = Path("run") / "store.json"
-STAGED = Path("run") / "store"
 DONE = Path("run") / "stored.json"
-STAGED_NAME = re.compile(r"(checkpoint|weights|adapter)_step_(\d+)")
-FAILED = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Contents of `configs/store.toml`."""
-
-    run: str
-    output_dir: str
-    model: str
-    """Model folder that the run began with."""
-    url: str | None = None
-    keep: int = 5
-    adapters_interval: int = 0
-    adapters_keep: int = 3
-    give_up_s: float = 600.0
+FAILED, BAD_INPUT = 1, 2
 
 
 @dataclass
 class Uploader:
-    settings: Settings
+    settings: StoreWorkerConfig
     store: Store
-    ending: threading.Event = field(default_factory=threading.Event)
-    """Set when nothing more will be saved."""
+    ending: bool = False
+    """Nothing more will be saved. Set by a signal's handler, so nothing that has a lock."""
     uploaded: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Why, by the id it would have."""
-    _seen: dict[str, str] = field(default_factory=dict)
-    """What was staged, by name: a run that went back saves the same step again, and another folder."""
 
     def __post_init__(self) -> None:
         self.folder = Path(self.settings.output_dir)
-        self.staged = self.folder / STAGED
-        self.staged.mkdir(parents=True, exist_ok=True)
-        for cut_off in self.staged.glob(".*"):
-            shutil.rmtree(cut_off)
+        staging.remove_unfinished(self.folder)
+        self._all_staged = threading.Event()
+        self._lock = threading.RLock()
+        self._taken: staging.Staged | None = None
+        """What is being uploaded."""
         self._stored: dict[str, str] = self._read_done()
-        self._seen |= self._stored
+        self._seen: dict[str, str] = dict(self._stored)
+        """Identities of what was staged, by label."""
 
     def run(self) -> int:
-        self._patiently("the store", lambda: self.store.remove_unfinished(self.settings.run))
-        while True:
-            over = self.ending.is_set()  # before it is looked what there is
-            self.stage(last=over)
-            self.upload()
-            self.report()
-            if over:
-                return FAILED if self.failed else 0
-            self.ending.wait(LOOK_EVERY_S)
+        with ThreadPoolExecutor(1, "uploads") as executor:
+            uploading = executor.submit(self._upload)
+            try:
+                while not uploading.done():
+                    over = self.ending or (self.folder / END).exists()  # before it is looked what there is
+                    self.stage(last=over)
+                    if over:
+                        break
+                    time.sleep(LOOK_EVERY_S)
+            finally:
+                self._all_staged.set()
+            uploading.result()
+        return FAILED if self.failed else 0
 
     def _read_done(self) -> dict[str, str]:
-        """What earlier starts have stored there. Older ones may have been cleaned up there since, and stay so."""
+        """What earlier starts have stored there, or left out for newer ones. They may have been cleaned up there since,
+        and stay so."""
         try:
             found = json.loads((self.folder / DONE).read_text())
-            return dict(found["stored"]) if found["url"] == self.store.url else {}
+            ours = (found["url"], found["run"]) == (self.store.url, self.settings.run)
+            return dict(found["stored"]) if ours else {}
         except (OSError, ValueError, LookupError, TypeError):
             return {}
 
     def stage(self, *, last: bool) -> None:
-        """Links what is whole and was not seen yet. `last`: with the last adapter, whatever its step."""
+        """What is whole and was not seen yet. `last`: with the last adapter, whatever its step."""
         for kind, name in (("checkpoint", "checkpoints"), ("weights", "weights")):
             for step, path in _steps(self.folder / name):
-                self._link(kind, step, path)
+                self._stage(kind, step, path)
         published = _steps(self.folder / "broadcasts")
         saved = [(step, path / ADAPTER_FOLDER) for step, path in _steps(self.folder / "weights")]
         adapters = {step: path for step, path in published + saved if step and (path / ADAPTER_CONFIG).is_file()}
         interval = self.settings.adapters_interval
         for step, path in sorted(adapters.items()):
             if (interval and step % interval == 0) or (last and step == max(adapters)):
-                self._link("adapter", step, path)
+                self._stage("adapter", step, path)
+        self._drop_superseded()
 
-    def _link(self, kind: str, step: int, path: Path) -> None:
-        name, temporary = f"{kind}_step_{step}", self.staged / f".{kind}_step_{step}"
+    def _stage(self, kind: str, step: int, path: Path) -> None:
+        label = f"{kind}_step_{step}"
         try:
-            facts = path.stat()
-            identity = f"{facts.st_ino} {facts.st_mtime_ns}"
-            if self._seen.get(name) == identity:
-                return
-            shutil.copytree(path, temporary, copy_function=_link_or_copy)
-            shutil.rmtree(self.staged / name, ignore_errors=True)
-            temporary.rename(self.staged / name)
-            self._seen[name] = identity
+            identity = staging.identity_of(path)
+            if self._seen.get(label) != identity:
+                staging.link(self.folder, kind, step, path)
+                self._seen[label] = identity
         except (OSError, shutil.Error) as error:
             # The run has deleted it meanwhile: what it does not keep for so long it does not miss either.
-            shutil.rmtree(temporary, ignore_errors=True)
-            log.warning("%s was not stored: %s", name, error)
+            log.warning("%s was not staged: %s", label, error)
 
-    def upload(self) -> None:
-        """All that is staged, in order of steps."""
-        matches = [match for path in self.staged.iterdir() if (match := STAGED_NAME.fullmatch(path.name))]
-        for match in sorted(matches, key=lambda found: (int(found[2]), found[1])):
-            kind, step, path = match[1], int(match[2]), self.staged / match[0]
-            name = f"{self.settings.run}/{kind}/step_{step}"
+    def _drop_superseded(self) -> None:
+        """Of each kind the store keeps so many: what waits behind as many newer ones would be deleted there, and would
+        fill the disk here while the store is away."""
+        with self._lock:
+            waiting = [one for one in staging.staged(self.folder) if one != self._taken]
+            for kind in {one.kind for one in waiting}:
+                of_kind, keep = [one for one in waiting if one.kind == kind], self._keep(kind)
+                for one in of_kind[:-keep] if keep > 0 else []:
+                    self._note_done(one)
+                    staging.unstage(one)
+                    log.info("%s is not stored: newer ones are", one.label)
 
-            def put(kind: str = kind, step: int = step, path: Path = path) -> None:
-                self.store.put(path, self.settings.run, kind, step, model_digest(Path(self.settings.model)))
-                keep = self.settings.adapters_keep if kind == "adapter" else self.settings.keep
-                for old in self.store.keep_newest(self.settings.run, kind, keep):
-                    log.info("deleted %s: newer ones are kept", old.id)
+    def _keep(self, kind: str) -> int:
+        return self.settings.adapters_keep if kind == "adapter" else self.settings.keep
 
-            if self._patiently(name, put):
-                shutil.rmtree(path)
-                self._note_done(match[0])
-                self.uploaded.append(name)
-                log.info("stored %s", name)
-                self.report()
+    def _upload(self) -> None:
+        """The other thread's: until everything that was staged is uploaded, or was tried."""
+        self._patiently("the store", lambda: self.store.remove_unfinished(self.settings.run))
+        while True:
+            last = self._all_staged.is_set()
+            tried: set[Path] = set()
+            while (one := self._take(tried)) is not None:
+                tried.add(one.path)
+                self._upload_one(one)
+            self.report()
+            if last:
+                return
+            self._all_staged.wait(LOOK_EVERY_S)
+
+    def _take(self, tried: set[Path]) -> staging.Staged | None:
+        """The oldest that is staged."""
+        with self._lock:
+            self._taken = next((one for one in staging.staged(self.folder) if one.path not in tried), None)
+            return self._taken
+
+    def _upload_one(self, one: staging.Staged) -> None:
+        name = f"{self.settings.run}/{one.kind}/step_{one.step}"
+
+        def put() -> None:
+            digest = model_digest(Path(self.settings.model))
+            self.store.put(one.path, self.settings.run, one.kind, one.step, digest)
+            for old in self.store.keep_newest(self.settings.run, one.kind, self._keep(one.kind)):
+                log.info("deleted %s: newer ones are kept", old.id)
+
+        # The trainer, which stages some itself, does not know what an earlier start has uploaded.
+        is_new = self._stored.get(one.label) != one.identity
+        if is_new and not self._patiently(name, put):
+            return
+        if is_new:
+            self._note_done(one)
+            self.uploaded.append(name)
+            log.info("stored %s", name)
+        staging.unstage(one)
+        self.report()
+
+    def _note_done(self, one: staging.Staged) -> None:
+        with self._lock:
+            self._stored[one.label] = one.identity
+            content = {"url": self.store.url, "run": self.settings.run, "stored": self._stored}
+            write_text(self.folder / DONE, json.dumps(content, indent=1) + "\n")
 
     def _patiently(self, name: str, do: Callable[[], None]) -> bool:
         deadline, pause = time.monotonic() + self.settings.give_up_s, FIRST_RETRY_S
@@ -161,39 +195,32 @@ class Uploader:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY_S)
 
-    def _note_done(self, name: str) -> None:
-        if name in self._seen:  # else an earlier start staged it: whether it is the same as now is found out next
-            self._stored[name] = self._seen[name]
-            content = {"url": self.store.url, "stored": self._stored}
-            write_text(self.folder / DONE, json.dumps(content, indent=1) + "\n")
-
     def report(self) -> None:
-        waiting = sorted(path.name for path in self.staged.iterdir() if STAGED_NAME.fullmatch(path.name))
+        waiting = [one.label for one in staging.staged(self.folder)]
         content = {"url": self.store.url, "uploaded": self.uploaded, "waiting": waiting, "failed": self.failed}
         write_text(self.folder / REPORT, json.dumps(content, indent=1) + "\n")
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     """Whole folders: those that are being written have another name."""
-    from primerl.train.step_folders import saved_steps
-
     return [(step, folder / f"step_{step}") for step in saved_steps(folder)]
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)  # a file system without hard links
-
-
 def main(settings: dict[str, Any]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    chosen = Settings(**settings)
     try:
-        uploader = Uploader(chosen, Store(chosen.url))
+        config = StoreWorkerConfig.model_validate(settings)
+    except ValidationError as error:
+        print(f"error: {describe(error, StoreWorkerConfig)}", file=sys.stderr)
+        return BAD_INPUT
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        uploader = Uploader(config, Store(config.url))
     except StoreError as error:
         log.error("%s", error)
         return FAILED
-    signal.signal(signal.SIGTERM, lambda *_: uploader.ending.set())
+
+    def end(*_: object) -> None:
+        uploader.ending = True
+
+    signal.signal(signal.SIGTERM, end)
     return uploader.run()

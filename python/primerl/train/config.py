@@ -187,6 +187,8 @@ class TrainerConfig(ComputationConfig):
     """Names of the orchestrator's environments, in its order, for the metrics."""
     distributions_interval: int | None = None
     """Steps between histograms of what tokens are measured for; none where it is left out."""
+    stored_adapters_interval: int | None = None
+    """Steps between adapters that are stored; none, or only the last one, where it is left out."""
     orchestrator_timeout_s: float = 60.0
     """Give up when the orchestrator has not answered for this long."""
     batch_timeout_s: float = 1800.0
@@ -212,6 +214,8 @@ class TrainerConfig(ComputationConfig):
         _at_least(config, "threads", 0)
         if config.distributions_interval is not None:
             _at_least(config, "distributions_interval", 1)
+        if config.stored_adapters_interval is not None:
+            _at_least(config, "stored_adapters_interval", 1)
         _at_least(config.weights, "keep_last", 2, "weights.")
         _at_least(config.weights, "max_shard_bytes", 1, "weights.")
         lora = config.model.lora

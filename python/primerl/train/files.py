@@ -9,6 +9,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+LAST_LINE_BYTES = 1 << 20
+"""More than a line of metrics has."""
 
 
 @contextmanager
@@ -66,6 +70,24 @@ def keep_steps(path: Path, last: int) -> None:
             if json.loads(line)["step"] <= last:
                 kept.append(line + "\n")
     write_text(path, "".join(kept))
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole one of a file of JSON objects, a line each, of any size; empty where there is none."""
+    try:
+        with path.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
+            lines = opened.read().split(b"\n")
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # nothing, or half a line that a kill has left
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def remove_temporary(path: Path) -> None:

@@ -11,6 +11,7 @@ that is trained is never merged, which would change the bits of W.
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from primerl.runs import staging
 from primerl.startup import importing
 from primerl.train.adapter_files import (
     ADAPTER_CONFIG,
@@ -240,9 +242,13 @@ class AdapterPublisher(WeightsPublisher):
         sender: Sender | None = None,
         *,
         probes: bool = False,
+        stored_interval: int | None = None,
     ) -> None:
+        """`stored_interval`: versions at its multiples are staged for the store before they can be removed."""
         super().__init__(output_dir, keep_last, keep_all, ranks, sender=sender, probes=probes)
         self._adapter = adapter
+        self._output_dir = output_dir
+        self._stored_interval = stored_interval
 
     def _shares(self, model: Any) -> Shares:
         state = gathered(model, adapter_state(own_tensors(model)), keep=self._ranks.leads)
@@ -255,6 +261,14 @@ class AdapterPublisher(WeightsPublisher):
             self._adapter.write(folder, files[ADAPTER_FILE])
             save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
 
+    def _complete(self, version: int, folder: Path, parts: list[dict[str, Any]]) -> None:
+        super()._complete(version, folder, parts)
+        if self._stored_interval is not None and version and version % self._stored_interval == 0:
+            try:
+                staging.link(self._output_dir, "adapter", version, self.folder / f"step_{version}")
+            except (OSError, shutil.Error) as error:  # training does not fail by the store
+                log.warning("the adapter of policy %d is not staged for the store: %s", version, error)
+
     def _held(self, folder: Path) -> dict[str, Any] | None:
         return super()._held(folder) if (folder / ADAPTER_CONFIG).is_file() else None
 
@@ -266,7 +280,16 @@ def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) 
     if given.transport == "collective":
         sender = Sender(output_dir / "broadcasts", address_towards(config.orchestrator_url), ranks.device)
     if adapter is not None and lora is not None and lora.broadcast == "adapter":
-        return AdapterPublisher(adapter, output_dir, given.keep_last, given.keep_all, ranks, sender, probes=given.probe)
+        return AdapterPublisher(
+            adapter,
+            output_dir,
+            given.keep_last,
+            given.keep_all,
+            ranks,
+            sender,
+            probes=given.probe,
+            stored_interval=config.stored_adapters_interval,
+        )
     return WeightsPublisher(
         output_dir,
         given.keep_last,

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -114,6 +114,32 @@ def log_to_stdout(level: str) -> None:
     logger.handlers = [handler]
     logger.setLevel(level.upper() if rank == "0" else max(logging.WARNING, getattr(logging, level.upper())))
     logger.propagate = False
+
+
+@contextlib.contextmanager
+def log_copied_to(file: Path) -> Iterator[None]:
+    """Within the block what `log_to_stdout` shows goes to `file`, too; of several ranks the first one's. Nothing
+    depends on it: where it cannot be written, it is left out."""
+    logger, copy = logging.getLogger("primerl"), None
+    with contextlib.suppress(OSError):
+        if os.environ.get("RANK", "0") == "0":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            copy = _Copy(file)
+            copy.setFormatter(logger.handlers[0].formatter)
+            logger.addHandler(copy)
+    try:
+        yield
+    finally:
+        if copy is not None:
+            logger.removeHandler(copy)
+            with contextlib.suppress(OSError):
+                copy.close()
+
+
+class _Copy(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Output(logging.StreamHandler[TextIO]):

@@ -43,7 +43,7 @@ from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.masks import Masker
 from primerl.train.memory import prepare
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_to_stdout
+from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture, steps
 from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
@@ -71,6 +71,7 @@ SHOWN = {
     "perf/throughput": "tokens/s",
 }
 CONSOLE_INTERVAL_S = 1.0
+LOG = Path("logs") / "trainer.log"
 MOST_EPOCHS_A_STEP = 100
 """A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
 
@@ -86,6 +87,11 @@ def main(values: dict[str, Any]) -> int:
         print(f"primerl sft: {error}", file=sys.stderr)
         return 2
     log_to_stdout(config.log.level)
+    with log_copied_to(Path(config.output_dir) / LOG):
+        return _train_to_the_end(config)
+
+
+def _train_to_the_end(config: SFTConfig) -> int:
     try:
         with stop_on_signals():
             train(config)

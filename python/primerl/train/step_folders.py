@@ -53,11 +53,14 @@ def keep_newest(folder: Path, keep_last: int | None, keep_interval: int | None) 
         for step in _steps(folder, prefix)[:-keep_last]:
             if not step or (keep_interval is not None and step % keep_interval == 0):
                 continue
-            path = folder / f"{prefix}{step}"
-            # Under another name first: one that is half removed is none.
-            gone = folder / f".{path.name}.{os.getpid()}.gone"
-            path.rename(gone)
-            shutil.rmtree(gone)
+            remove_step(folder / f"{prefix}{step}")
+
+
+def remove_step(path: Path) -> None:
+    # Under another name first: one that is half removed is none.
+    gone = path.with_name(f".{path.name}.{os.getpid()}.gone")
+    path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def set_aside_after(folder: Path, step: int) -> list[Path]:

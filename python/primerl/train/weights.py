@@ -4,7 +4,6 @@ docs/architecture.md, "Weights"."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from primerl.train.files import settle, sync, write_text
 from primerl.train.meeting import Meeting
 from primerl.train.probe import Probe, probe_of
 from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, plan, shares
-from primerl.train.step_folders import saved_steps
+from primerl.train.step_folders import remove_step, saved_steps
 from primerl.train.tensors import NAMES, tensor_hash
 from primerl.train.transfer import Sender
 
@@ -174,7 +173,7 @@ class WeightsPublisher:
     def _remove_before(self, oldest: int) -> None:
         for version in saved_steps(self.folder):
             if version < oldest:
-                shutil.rmtree(self.folder / f"step_{version}")
+                remove_step(self.folder / f"step_{version}")
 
 
 def _weights_of(contents: dict[str, Any]) -> dict[str, Any]:

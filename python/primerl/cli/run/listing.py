@@ -34,8 +34,8 @@ def main(arguments: list[str]) -> int:
     if chosen.json:
         print(json.dumps([described(run, how) for run, how in found], indent=2))
     elif found:
-        header = ["id", "name", "status", "step", "model", "environments", "started", "folder"]
-        show(header, [_row(run, how) for run, how in found], right=(3,))
+        header = ["id", "name", "kind", "status", "step", "model", "environments", "started", "folder"]
+        show(header, [_row(run, how) for run, how in found], right=(4,))
     else:
         print("no runs; `primerl run init > rl.toml` writes a config to start from")
     return 0
@@ -52,6 +52,7 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
         "model": run.model,
         "environments": run.environments,
         "output_dir": str(run.output_dir),
+        "kind": run.kind,
         "form": run.form,
         "started": run.started,
         "session_started": run.session_started,
@@ -65,4 +66,5 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
 def _row(run: Run, how: Standing) -> list[Any]:
     began = f"{ago(time.time() - run.started)} ago"
     environments = ", ".join(run.environments)
-    return [run.id, run.name, how.status, how.step, run.model.rsplit("/", 1)[-1], environments, began, run.output_dir]
+    model = run.model.rsplit("/", 1)[-1]
+    return [run.id, run.name, run.kind, how.status, how.step, model, environments, began, run.output_dir]

@@ -35,12 +35,18 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
-    if not (run.output_dir / "journal").is_dir():
+    if not (run.output_dir / "journal").is_dir() and (run.kind == "rl" or not _has_checkpoint(run)):
         return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
-    given = ["@", os.fspath(run.config), *chosen.overrides]
     if chosen.detach:
-        return detach(given, run.folder)
-    from primerl.cli.runs import start_rl
+        return detach(["resume", run.id, *chosen.overrides], run.folder)
+    from primerl.cli.runs import sft, start_rl
 
     os.chdir(run.folder)
-    return start_rl(given)
+    given = ["@", os.fspath(run.config)]
+    if run.kind == "sft":
+        return sft([*given, "--ckpt.resume-step", "-1", *chosen.overrides])
+    return start_rl([*given, *chosen.overrides], form=run.form)
+
+
+def _has_checkpoint(run: Run) -> bool:
+    return any((run.output_dir / "checkpoints").glob("step_*"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run
+from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
 from primerl.config.hosted.tailscale import Tailscale
 from primerl.config.orchestrator import Buffer
 
@@ -294,13 +294,7 @@ class HostedConfig(Section):
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
-        if self.batch_size % self.rollouts_per_example:
-            lower = self.batch_size - self.batch_size % self.rollouts_per_example
-            nearest = " or ".join(str(size) for size in (lower, lower + self.rollouts_per_example) if size)
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of rollouts_per_example "
-                f"({self.rollouts_per_example}); set batch_size to {nearest}"
-            )
+        check_whole_groups("batch_size", self.batch_size, "rollouts_per_example", self.rollouts_per_example)
         return self
 
     @model_validator(mode="after")
