@@ -250,13 +250,15 @@ def check_address(name: str, host: str, port: int) -> None:
 
 
 def _slow_checks(config: RLConfig) -> list[str]:
-    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    # Workers that join from elsewhere look at theirs where it is installed.
+    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    wanted = [entry for entry in entries if entry.num_workers]
     try:
         variables = [environment_of_workers(config, environment.label) for environment in wanted]
     except StateError as error:
         return [str(error)]
-    entries = zip(wanted, variables, strict=True)
-    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
+    checked = zip(wanted, variables, strict=True)
+    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in checked], default=str)
     check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
@@ -267,9 +269,9 @@ def _slow_checks(config: RLConfig) -> list[str]:
             checker.environments() as environments,
         ):
             listed = checker.ended(environments, check_s, request)
-            checked = checker.ended(orchestrator, check_s)
-    refusal = _orchestrator_said(checked, file, check_s)
-    found = _environments_said(listed, [environment.label for environment in wanted], check_s)
+            said = checker.ended(orchestrator, check_s)
+    refusal = _orchestrator_said(said, file, check_s)
+    found = _environments_said(listed, [environment.label for environment in wanted], check_s) if wanted else []
     return [*([refusal] if refusal else []), *found]
 
 

@@ -37,6 +37,12 @@ def environment_of_workers(config: RLConfig, environment: str) -> dict[str, str]
     return stored.of_environment(*known_as, environment) | read_files(config.env_files)
 
 
+def names_of_variables(config: RLConfig) -> dict[str, list[str]]:
+    """Names alone, by the environment's name: env workers that join are told what they have to bring themselves."""
+    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    return {entry.label: sorted(environment_of_workers(config, entry.label)) for entry in entries}
+
+
 def with_variables(config: RLConfig, process: ProcessConfig) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
     if not isinstance(process.config, EnvWorkerConfig):

@@ -5,6 +5,7 @@ use crate::connections::Bodies;
 use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
 use crate::envs::refusals::Refusals;
+use crate::envs::wire::Listing;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
@@ -36,6 +37,8 @@ pub struct App {
     pub failures: Failures,
     /// Examples that the first worker of each environment listed. Written at registration.
     pub examples: Mutex<HashMap<EnvironmentId, u32>>,
+    /// What else it listed.
+    pub listings: Mutex<HashMap<EnvironmentId, Listing>>,
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
@@ -82,6 +85,7 @@ impl App {
             telemetry: Arc::default(),
             failures: Failures::default(),
             examples: Mutex::default(),
+            listings: Mutex::default(),
             finished,
             page,
             origin: Instant::now(),

@@ -197,7 +197,7 @@ impl EnvClient {
         clippy::too_many_arguments,
         reason = "Python passes them by name, and one by one"
     )]
-    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, listing, max_concurrent, give_up_s))]
     fn new(
         orchestrator_url: String,
         api_key: Option<String>,
@@ -205,6 +205,7 @@ impl EnvClient {
         role: &str,
         name: String,
         examples: u32,
+        listing: &Bound<'_, PyAny>,
         max_concurrent: u32,
         give_up_s: f64,
     ) -> PyResult<Self> {
@@ -223,6 +224,7 @@ impl EnvClient {
             name,
             pid: std::process::id(),
             examples,
+            listing: Some(pythonize::depythonize(listing)?),
         };
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {

@@ -1,5 +1,6 @@
 //! The environment workers' endpoints (`docs/architecture.md`).
 
+use super::joining;
 use super::wire::{
     ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, HeartbeatAnswer, HeartbeatRequest, Lease, LeaseAnswer,
     LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest, ResultAnswer,
@@ -82,34 +83,40 @@ pub async fn register(
 }
 
 fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId, ApiError> {
-    let matches = |environment: &primerl_core::config::Environment| {
-        environment.name == request.environment
-            && matches!(
-                (&environment.role, request.role),
-                (Role::Train, WorkerRole::Train) | (Role::Evaluate(_), WorkerRole::Eval)
-            )
+    environment_named(app, &request.environment, Some(request.role))
+        .map(|(environment, _)| environment)
+}
+
+/// The environment of this name, and of this role where one is asked for.
+pub(super) fn environment_named(
+    app: &App,
+    name: &str,
+    asked: Option<WorkerRole>,
+) -> Result<(EnvironmentId, WorkerRole), ApiError> {
+    let role = |environment: &primerl_core::config::Environment| match environment.role {
+        Role::Train => WorkerRole::Train,
+        Role::Evaluate(_) => WorkerRole::Eval,
     };
     let known = &app.core_config.environments;
-    known
-        .iter()
-        .position(matches)
-        .map(|index| EnvironmentId(index as u32))
+    let found = known.iter().position(|environment| {
+        environment.name == name && asked.is_none_or(|asked| asked == role(environment))
+    });
+    found
+        .map(|index| (EnvironmentId(index as u32), role(&known[index])))
         .ok_or_else(|| {
             let names: Vec<&str> = known
                 .iter()
                 .map(|environment| environment.name.as_str())
                 .collect();
+            let asked = asked.map(|role| format!("{role:?} ")).unwrap_or_default();
             ApiError::not_found(
                 ENVIRONMENT_UNKNOWN,
-                format!(
-                    "the run has no {:?} environment `{}`; it has {names:?}",
-                    request.role, request.environment
-                ),
+                format!("the run has no {asked}environment `{name}`; it has {names:?}"),
             )
         })
 }
 
-/// Workers are leased indices, so all must list the same examples: another number shows that they do not.
+/// Workers are leased indices, so all must list the same examples, by the same code.
 fn check_examples(
     app: &App,
     environment: EnvironmentId,
@@ -122,16 +129,14 @@ fn check_examples(
         ))
         .param("examples"));
     }
-    let mut examples = app.examples.lock();
-    let first = *examples.entry(environment).or_insert(request.examples);
-    if first == request.examples {
+    let Some(difference) = joining::difference(app, environment, request) else {
+        joining::is_first(app, environment, request);
         return Ok(());
-    }
+    };
     let message = format!(
-        "environment `{}`: worker {:?} lists {} examples, the first one listed {first}, and all must list the same; give \
-         it the first one's version, arguments, data and seed, or begin a new run in another output_dir if the first \
-         one was wrong",
-        request.environment, request.name, request.examples
+        "environment `{}`: worker {:?} {difference}, and all must list the same; give it the first one's version, \
+         arguments, data and seed, or begin a new run in another output_dir if the first one was wrong",
+        request.environment, request.name
     );
     Err(ApiError::conflict(EXAMPLES_DIFFER, message))
 }
@@ -220,6 +225,9 @@ pub async fn result(
     check_known(&app, body.worker)?;
     if let Some(error) = &mut body.outcome.error {
         shorten(&mut error.message);
+    }
+    if let Some(rollout) = app.gateway.rollouts.get(body.rollout) {
+        rollout.allowance.mark(&mut body.outcome);
     }
     let accepted = app
         .driver

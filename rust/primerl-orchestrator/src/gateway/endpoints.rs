@@ -216,6 +216,19 @@ fn prepare_now(
 fn start(
     app: &App,
     rollout: &Arc<Rollout>,
+    request: TurnRequest,
+    prompt: Prompt,
+    reply: Box<dyn Reply>,
+    is_marked: bool,
+) -> Result<Prepared, ApiError> {
+    let session = Arc::clone(&prompt.session);
+    let started = start_within_limits(app, rollout, request, prompt, reply, is_marked);
+    started.inspect_err(|error| rollout.note_refusal(app, &session, error))
+}
+
+fn start_within_limits(
+    app: &App,
+    rollout: &Arc<Rollout>,
     mut request: TurnRequest,
     prompt: Prompt,
     reply: Box<dyn Reply>,
