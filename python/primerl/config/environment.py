@@ -187,13 +187,15 @@ class JoinedSettings(Section):
 class ServedTrainSource(TrainSource):
     """An environment whose rollouts are trained on."""
 
-    worker: JoinedSettings = JoinedSettings()
+    worker: dict[str, Any] = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
 
 
 class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
-    worker: JoinedSettings = JoinedSettings()
+    worker: dict[str, Any] = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
 
 
 class TrainSources(Section):

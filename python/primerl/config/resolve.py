@@ -156,9 +156,9 @@ def engine_dtype(config: RLConfig) -> str:
 
 def _joined(
     config: RLConfig, environment: TrainEnvironment | EvaluationEnvironment, variables: list[str]
-) -> JoinedSettings:
+) -> dict[str, Any]:
     rollout_log = config.orchestrator.log
-    return JoinedSettings(
+    settings = JoinedSettings(
         args=environment.arguments,
         seed=config.seed,
         max_concurrent=environment.max_concurrent,
@@ -167,6 +167,8 @@ def _joined(
         variables=variables,
         local_workers=environment.num_workers,
     )
+    told: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
+    return told
 
 
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
