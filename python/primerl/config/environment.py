@@ -213,7 +213,8 @@ class EvaluationSources(Section):
 
 
 class EnvWorkerConfig(Section):
-    """One env worker process (`primerl env-worker @ file`)."""
+    """One env worker process (`primerl env-worker @ file`). Workers for a run on another machine: `primerl env-worker
+    --join URL --env NAME`, whose keys `primerl env-worker --join --help` shows."""
 
     orchestrator_url: str
     """URL of the run's orchestrator."""
