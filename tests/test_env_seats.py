@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, inspect_run
+from primerl.runs.trace import rollout as tell_rollout
 from primerl.train.data import Batch, decode_batch
 from test_orchestrator_in_process import PATIENCE_S, publish, settings
 
@@ -62,6 +63,7 @@ def train_a_step(
     for rollout in sorted({number for micro in batch.micro_batches for number in micro.rollouts}):
         story = inspect_run(output, "rollout", rollout)
         traces[rollout] = {report["seat"]: report for report in story["reports"]}
+        assert all(f"seat {seat!r}, session " in tell_rollout(story) for seat in traces[rollout])
         groups[story["group"]].append(rollout)
         for turn in story["turns"]:
             assert turn["session"] in [report["session"] for report in story["reports"]]

@@ -12,7 +12,6 @@ use crate::http::{ApiError, Encoding, Wire};
 use axum::extract::{Path, State};
 use axum::response::Response;
 use parking_lot::Mutex;
-use primerl_core::Event;
 use primerl_core::event::Outcome;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -190,23 +189,23 @@ impl Rollout {
     }
 
     /// Remember it where a request of this session was refused for a limit.
-    pub(super) fn note_refusal(&self, app: &App, session: &Arc<str>, error: &ApiError) {
+    pub(super) async fn note_refusal(&self, app: &App, session: &Arc<str>, error: &ApiError) {
         if let Some(limit) = Limit::of(error) {
-            self.note_limit(app, session, limit);
+            self.note_limit(app, session, limit).await;
         }
     }
 
-    pub(super) fn note_limit(&self, app: &App, session: &Arc<str>, limit: Limit) {
+    /// Resolves once a restart knows of it: the agent ends when it is told.
+    pub(super) async fn note_limit(&self, app: &App, session: &Arc<str>, limit: Limit) {
         if !self.allowance.met(session, limit) {
             return;
         }
-        let limit_name = limit.name();
-        tracing::info!(rollout = %self.id, %session, limit = limit_name, "a limit was met");
+        let name = limit.name();
+        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was met");
         let session = session.to_string();
-        app.driver.send(Event::Noted {
-            rollout: self.id,
-            note: Note::LimitMet { session, limit }.text(),
-        });
+        let note = Note::LimitMet { session, limit }.text();
+        // Where the run is over, nobody asks for it.
+        let _ = app.driver.noted(self.id, note).await;
     }
 
     /// Limits of its example, beside those of its environment.

@@ -108,7 +108,14 @@ async fn respond(
     let arrived = Instant::now();
     let rollout = app.gateway.rollouts.find(rollout)?;
     let call = Call::of(headers)?;
-    let prepared = prepare(app, &rollout, call, dialect, body).await?;
+    let session = Arc::clone(&call.session);
+    let prepared = match prepare(app, &rollout, call, dialect, body).await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            rollout.note_refusal(app, &session, &error).await;
+            return Err(error);
+        }
+    };
     app.telemetry
         .prepare_time
         .observe(arrived.elapsed().as_secs_f64());
@@ -214,19 +221,6 @@ fn prepare_now(
 
 /// A request whose prompt is known, as a new attempt.
 fn start(
-    app: &App,
-    rollout: &Arc<Rollout>,
-    request: TurnRequest,
-    prompt: Prompt,
-    reply: Box<dyn Reply>,
-    is_marked: bool,
-) -> Result<Prepared, ApiError> {
-    let session = Arc::clone(&prompt.session);
-    let started = start_within_limits(app, rollout, request, prompt, reply, is_marked);
-    started.inspect_err(|error| rollout.note_refusal(app, &session, error))
-}
-
-fn start_within_limits(
     app: &App,
     rollout: &Arc<Rollout>,
     mut request: TurnRequest,

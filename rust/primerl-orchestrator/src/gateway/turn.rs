@@ -103,7 +103,9 @@ pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
     let live = Arc::clone(&task.live);
     let outcome = answer(&app, &rollout, &task).await;
     if let Err(error) = &outcome {
-        rollout.note_refusal(&app, &task.prompt.session, error);
+        rollout
+            .note_refusal(&app, &task.prompt.session, error)
+            .await;
     }
     // Before a client hears of its end, and asks again.
     drop(task);
@@ -130,7 +132,9 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
         .iter()
         .any(|choice| choice.finish == FinishReason::Length);
     if cut && grant.each < task.max_tokens {
-        rollout.note_limit(app, &task.prompt.session, Limit::Tokens);
+        rollout
+            .note_limit(app, &task.prompt.session, Limit::Tokens)
+            .await;
     }
     let mut head = task.live.head.clone();
     if let Some(text) = choices.first().and_then(|choice| choice.text.as_ref()) {
