@@ -85,6 +85,8 @@ class Orchestrator:
     """Rollouts whose chat request was dropped by the worker before it was answered."""
     finished: bool = False
     refuse: web.Response | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    """What workers that join are told."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -163,6 +165,7 @@ class Orchestrator:
         app = web.Application()
         for name in ("register", "lease", "heartbeat", "result", "leave"):
             app.router.add_post(f"/envs/{name}", self._handler(getattr(self, f"_{name}")))
+        app.router.add_get("/envs/config", self._config)
         app.router.add_post("/rollouts/{rollout}/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
@@ -196,6 +199,9 @@ class Orchestrator:
             return web.Response(body=packed, content_type="application/msgpack")
 
         return handle
+
+    async def _config(self, request: web.Request) -> web.Response:
+        return web.json_response(self.config)
 
     async def _register(self, body: dict[str, Any]) -> dict[str, Any]:
         worker = next(self._numbers)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
+from primerl.envs.limits import RolloutLimits
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 ROOT = "http://127.0.0.1:1/v1"
@@ -109,6 +110,7 @@ def test_a_single_turn_is_scored_and_its_request_is_the_rollouts() -> None:
     [trace] = outcome["traces"]
     assert trace == {
         "session": session,
+        "seat": "agent",
         "trainable": True,
         "ok": True,
         "reward": 1.0,
@@ -321,6 +323,67 @@ def test_another_harness_reaches_the_rollouts_url_too(arguments: dict[str, Any])
         assert outcome["ok"], outcome
         assert outcome["traces"][0]["reward"] == 1.0
         assert [chat.rollout for chat in orchestrator.chats] == [7]
+
+
+def test_a_seat_with_an_endpoint_of_its_own_never_reaches_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key_of(3))
+    gateway = saying("what is it?")
+    with Orchestrator() as elsewhere:
+        client = {"type": "eval", "base_url": f"{elsewhere.url}/rollouts/3/v1", "api_key_var": "JUDGE_KEY"}
+        outcome = roll_out("seats-env", gateway, {"judged": True, "answers": {"client": client}})
+        assert [chat.last for chat in elsewhere.chats] == ["Answer: what is it?"]
+    assert outcome["ok"], outcome
+    assert {trace["seat"]: trace["trainable"] for trace in outcome["traces"]} == {"asks": True, "answers": False}
+    sessions = {trace["seat"]: trace["session"] for trace in outcome["traces"]}
+    assert [session for _, session, _ in gateway.calls] == [sessions["asks"]]
+
+
+def test_the_limits_of_an_example_are_told_before_anything_is_asked() -> None:
+    async def told(request: dict[str, Any]) -> tuple[int, bytes]:
+        return (200, b"{}") if "messages" not in request else (200, chat_completion("yes"))
+
+    gateway = Gateway(told)
+    limits = {"turns": 2, "tokens": 100}
+    assert roll_out("seats-env", gateway, {"taskset": {"limits": limits}})["ok"]
+    assert gateway.calls[0] == ("http://gateway/rollouts/7/limits", "", limits)
+    assert len(gateway.calls) == 3
+    # Before a run, and by name.
+    adapter.prepare()
+    env = adapter.load("seats-env", {"taskset": {"limits": {"turn": 2}}}, ROOT)
+    with pytest.raises(adapter.EnvironmentRefusedError, match="`rollout_limits` of example 0: unknown key 'turn'"):
+        adapter.list_examples(env, "seats-env", 0)
+
+
+def test_a_seat_that_hangs_is_ended_when_the_rollouts_time_is_up_and_scored() -> None:
+    hung_up = []
+
+    async def never(request: dict[str, Any]) -> tuple[int, bytes]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hung_up.append(request)
+        raise AssertionError
+
+    async def run() -> dict[str, Any]:
+        adapter.prepare()
+        env = adapter.load("trial-env", {"taskset": {"kinds": ["plain"]}}, ROOT)
+        limits = RolloutLimits(time_s=0.2)
+        async with adapter.serving(env, ROOT, Gateway(never).post, limits) as runner:
+            return await runner.run(
+                next(iter(env.taskset)),
+                label="rollout 7",
+                base_url="http://gateway/rollouts/7/v1",
+                api_key=key_of(7),
+                model="policy",
+                sampling={},
+                time_limit=60.0,
+            )
+
+    outcome = asyncio.run(run())
+    assert outcome["ok"], outcome
+    [trace] = outcome["traces"]
+    assert (trace["stop_condition"], trace["truncated"], trace["reward"]) == ("limit_time", True, 0.0)
+    assert len(hung_up) == 1
 
 
 def _elsewhere() -> Any:

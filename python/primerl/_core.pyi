@@ -136,6 +136,7 @@ class EnvClient:
         role: str,
         name: str,
         examples: int,
+        listing: dict[str, Any],
         max_concurrent: int,
         give_up_s: float,
         whole_groups: bool = False,
@@ -148,6 +149,7 @@ class EnvClient:
             role: "train" or "eval".
             name: Unique to this process.
             examples: How many there are; all workers of an environment must agree.
+            listing: `{"digest", "first", "last", "packages": {name: version}}`: what else they must agree on.
             max_concurrent: Most rollouts held at once.
             give_up_s: Ends when the orchestrator answered nothing for this long.
             whole_groups: Rewards come from all rollouts of a group together: each `Leased` holds whole groups only.

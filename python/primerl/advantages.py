@@ -41,6 +41,8 @@ class Trace:
     truncated: bool
     """The environment cut the rollout short."""
     turns: int
+    seat: str = ""
+    """Which part of the episode it played; empty where the environment has no names for them."""
 
 
 @dataclass(frozen=True, slots=True)

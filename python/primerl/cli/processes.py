@@ -64,6 +64,8 @@ def inference(arguments: list[str]) -> int:
 
 
 def env_worker(arguments: list[str]) -> int:
+    if any(argument == "--join" or argument.startswith("--join=") for argument in arguments):
+        return join_as_env_worker(arguments)
     try:
         settings = settings_from(arguments, "primerl.config.environment:EnvWorkerConfig", "env-worker")
         from primerl.envs.worker import WorkerConfig, run_worker
@@ -72,6 +74,18 @@ def env_worker(arguments: list[str]) -> int:
     except (BadInputError, ValueError) as error:
         return refuse(error)
     return int(run_worker(config))
+
+
+def join_as_env_worker(arguments: list[str]) -> int:
+    """`--join URL --env NAME`: workers for a run on another machine."""
+    from primerl.config.environment import JoinConfig
+    from primerl.config.load import ConfigError, load
+    from primerl.launch import joining
+
+    try:
+        return joining.run(load(JoinConfig, arguments, program="primerl env-worker"))
+    except ConfigError as error:
+        return refuse(error)
 
 
 def monitor(arguments: list[str]) -> int:

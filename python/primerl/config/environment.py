@@ -15,6 +15,20 @@ from primerl.config.client import Client
 LEAST_MEMORY_MB = 1024
 
 
+class Limits(Section):
+    """What one rollout may take. At a limit the model answers no more; what was sampled is scored, and trained as
+    `truncated_rollouts` says. An example may have lower ones of its own (docs/environments-seats.md)."""
+
+    time_s: Seconds | None = None
+    """Seconds since it was leased in which the model answers; below `timeouts.rollout_s`, at which it fails. No limit
+    where it is left out."""
+    turns: PositiveInt | None = None
+    """Answers of the model, over all conversations of a rollout. No limit where it is left out."""
+    tokens: PositiveInt | None = None
+    """Tokens sampled, over all conversations of a rollout; `sampling.rollout_max_tokens` counts as well. No limit where
+    it is left out."""
+
+
 class Environment(Section):
     """An environment, as the orchestrator needs it."""
 
@@ -49,7 +63,8 @@ class Workers(Section):
     args: dict[str, Any] = {}
     """The environment's other settings, passed to it unchanged."""
     num_workers: NonNegativeInt = 1
-    """Worker processes started on this machine; 0 where they are started elsewhere."""
+    """Worker processes started on this machine; 0 where all of them join from elsewhere (`primerl env-worker --join`),
+    for which the run waits (`timeouts.join_s`)."""
     max_concurrent: PositiveInt = 128
     """Rollouts one worker runs at the same time."""
     memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
@@ -92,6 +107,7 @@ class TrainSource(Environment):
     """How often a failed rollout is tried again before its group is dropped."""
     algorithm: Algorithm | None = None
     """How its rewards become advantages; the run's algorithm where it is left out."""
+    limits: Limits = Limits()
 
 
 class EvaluationSampling(Section):
@@ -117,6 +133,7 @@ class EvaluationSource(Environment):
     base_model: bool = True
     """Also evaluate the weights training starts from."""
     sampling: EvaluationSampling = EvaluationSampling()
+    limits: Limits = Limits()
     client: Client | None = None
     """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
 
@@ -149,22 +166,55 @@ class EvaluationEnvironments(Section):
     """Evaluation environments."""
 
 
+class JoinedSettings(Section):
+    """What env workers that join are told (`primerl env-worker --join`)."""
+
+    args: dict[str, Any] = {}
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
+    seed: Seed = 0
+    """Seed of the order of examples."""
+    max_concurrent: PositiveInt = 128
+    """Rollouts one worker runs at the same time."""
+    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts."""
+    log: RolloutLog = RolloutLog()
+    variables: list[str] = []
+    """Names of the variables that the run's own workers get; their values are not sent."""
+    local_workers: NonNegativeInt = 0
+    """Workers that the run has of its own: others are compared with them."""
+
+
+class ServedTrainSource(TrainSource):
+    """An environment whose rollouts are trained on."""
+
+    worker: dict[str, Any] = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+
+
+class ServedEvaluationSource(EvaluationSource):
+    """An environment that measures the policy and is never trained on."""
+
+    worker: dict[str, Any] = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+
+
 class TrainSources(Section):
     """What is trained on."""
 
-    env: list[TrainSource] = Field(min_length=1)
+    env: list[ServedTrainSource] = Field(min_length=1)
     """Training environments, at least one."""
 
 
 class EvaluationSources(Section):
     """What is measured."""
 
-    env: list[EvaluationSource] = []
+    env: list[ServedEvaluationSource] = []
     """Evaluation environments."""
 
 
 class EnvWorkerConfig(Section):
-    """One env worker process (`primerl env-worker @ file`)."""
+    """One env worker process (`primerl env-worker @ file`). Workers for a run on another machine: `primerl env-worker
+    --join URL --env NAME`, whose keys `primerl env-worker --join --help` shows."""
 
     orchestrator_url: str
     """URL of the run's orchestrator."""
@@ -186,7 +236,36 @@ class EnvWorkerConfig(Section):
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
+    limits: Limits = Limits()
     log: RolloutLog = RolloutLog()
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
     left out."""
+
+
+class JoinConfig(Section):
+    """Env workers of this machine for a run on another one (`primerl env-worker --join URL --env NAME`)."""
+
+    join: str
+    """URL of the run's orchestrator, `http://host:port`, as this machine reaches it; the run's key is read from
+    `PRIMERL_API_KEY`."""
+    env: Name
+    """Name of the environment in the run."""
+    role: Literal["train", "eval"] | None = None
+    """Whether its rollouts are trained on; what the run says where it is left out."""
+    workers: PositiveInt = 1
+    """Worker processes."""
+    max_concurrent: PositiveInt | None = None
+    """Rollouts one worker runs at the same time; the run's where it is left out."""
+    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; the run's where it is
+    left out."""
+    wait_s: Seconds = 300.0
+    """How long the orchestrator may be away (not up yet, or being restarted) before the workers give up."""
+    log_dir: str = Field(default="logs", min_length=1)
+    """Folder of the workers' logs, `envs/<role>/<env>/env_worker_<n>.log` in it."""
+    env_files: list[str] = []
+    """Files of variables (`NAME=value` lines) that the workers get in their environment; the run's are not sent."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port, the next worker on the next one; 0: any free ones, which the logs
+    tell. Off where it is left out."""

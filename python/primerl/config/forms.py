@@ -51,6 +51,7 @@ RL_READERS = {
             "taskset": "the env workers",
             "harness": "the env workers",
             "args": "the env workers",
+            "limits": "the orchestrator and the env workers",
             "max_concurrent": "the env workers",
             "memory_mb": "the env workers",
             "num_workers": LAUNCHER,
@@ -171,6 +172,13 @@ FORMS: dict[str, Form] = {
     ),
     "inference": Form("primerl inference", "primerl.config.inference:InferenceConfig"),
     "env-worker": Form("primerl env-worker", "primerl.config.environment:EnvWorkerConfig"),
+    "env-worker-join": Form(
+        "primerl env-worker",
+        "primerl.config.environment:JoinConfig",
+        {},
+        ("join", "env", "workers", "wait_s", "env_files", "log_dir"),
+        called="joining a run elsewhere",
+    ),
     "simulate": Form("primerl simulate", "primerl.config.simulate:SimulateConfig"),
 }
 

@@ -13,6 +13,7 @@ from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
+    EvaluationSource,
     EvaluationSources,
     TrainEnvironments,
     TrainSource,
@@ -314,6 +315,18 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
             )
 
 
+def check_limits(orchestration: Orchestration, environments: Sequence[TrainSource | EvaluationSource]) -> None:
+    """A rollout at its limit has yet to be scored and reported."""
+    longest = orchestration.timeouts.rollout_s
+    for environment in environments:
+        time_s = environment.limits.time_s
+        if time_s is not None and time_s >= longest:
+            raise ValueError(
+                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below timeouts.rollout_s "
+                f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other"
+            )
+
+
 def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
     """A group of one has nothing to compare with."""
     if orchestration.training_mode != "rl":
@@ -337,6 +350,7 @@ class OrchestratorSettings(Orchestration):
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
+        check_limits(self, [*self.train.env, *self.eval.env])
         return self
 
     @model_validator(mode="after")
@@ -375,6 +389,7 @@ class OrchestratorConfig(Orchestration):
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
+        check_limits(self, [*self.train.env, *self.eval.env])
         return self
 
     @model_validator(mode="after")

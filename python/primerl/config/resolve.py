@@ -18,6 +18,10 @@ from primerl.config.environment import (
     EnvWorkerConfig,
     EvaluationEnvironment,
     EvaluationSource,
+    JoinedSettings,
+    ServedEvaluationSource,
+    ServedTrainSource,
+    TrainEnvironment,
     TrainSource,
     Workers,
 )
@@ -55,10 +59,13 @@ class ProcessConfig:
     """Of its environment alone: keys and secrets, which are in no file."""
 
 
-def orchestrator(config: RLConfig) -> ProcessConfig:
+def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = None) -> ProcessConfig:
+    """`variables`: names of those that env workers get, by their environment's name."""
     source = config.orchestrator
-    train = [TrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
+    train = [ServedTrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
+    for served, environment in zip([*train, *evaluation], [*source.train.env, *source.eval.env], strict=True):
+        served.worker = _joined(config, environment, (variables or {}).get(environment.label, []))
     keeps = {"keep_spool": True} if config.keep_broadcasts else {}
     timeouts = source.timeouts
     if (
@@ -147,6 +154,23 @@ def engine_dtype(config: RLConfig) -> str:
         return "float32"
 
 
+def _joined(
+    config: RLConfig, environment: TrainEnvironment | EvaluationEnvironment, variables: list[str]
+) -> dict[str, Any]:
+    rollout_log = config.orchestrator.log
+    settings = JoinedSettings(
+        args=environment.arguments,
+        seed=config.seed,
+        max_concurrent=environment.max_concurrent,
+        memory_mb=environment.memory_mb,
+        log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
+        variables=variables,
+        local_workers=environment.num_workers,
+    )
+    told: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
+    return told
+
+
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     processes = []
     rollout_log = config.orchestrator.log
@@ -168,6 +192,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     max_concurrent=cast(Workers, environment).max_concurrent,
                     log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
                     memory_mb=cast(Workers, environment).memory_mb,
+                    limits=environment.limits,
                     metrics_port=port_of(cast(Workers, environment).metrics_port, index),
                 )
                 name = f"env_{environment.label}_{index}"
@@ -298,8 +323,8 @@ def named(environment: Source) -> Source:
     return copy
 
 
-def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> EvaluationSource:
-    source = EvaluationSource(**shared(environment, EvaluationSource))
+def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> ServedEvaluationSource:
+    source = ServedEvaluationSource(**shared(environment, EvaluationSource))
     if source.sampling.max_tokens is not None:
         return source
     longest = config.orchestrator.sampling.max_tokens

@@ -53,6 +53,8 @@ class RunTimeouts(Section):
     start_s: Seconds = 300.0
     """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
     environments in it, so as long as `check_s`."""
+    join_s: Seconds = 600.0
+    """Until env workers have joined from elsewhere, of each environment with `num_workers = 0`."""
     no_progress_s: Seconds = 600.0
     """Longest time in which no rollout ends and no step is trained."""
     stop_s: Seconds = 10.0

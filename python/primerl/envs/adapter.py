@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -16,9 +17,10 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import documented, harness, patches
+from primerl.envs import documented, harness, limits, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
+from primerl.envs.limits import RolloutLimits
 
 log = logging.getLogger("primerl.envs")
 
@@ -38,6 +40,7 @@ def prepare() -> None:
     """Changes other libraries as an env worker needs them; before an environment is loaded."""
     patches.cache_default_factories()
     patches.cache_plugin_classes()
+    patches.cap_seat_time(limits.cap_seat)
     patches.offer_harness(HARNESS_ID, harness)
 
 
@@ -126,6 +129,13 @@ def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.T
         ) from error
     if not examples:
         raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these settings")
+    for number, example in enumerate(examples):
+        try:
+            limits.of_example(example.data)
+        except ValueError as error:
+            raise EnvironmentRefusedError(
+                f"environment {environment_id!r}: `{limits.FIELD}` of example {number}: {error}"
+            ) from error
     return examples
 
 
@@ -136,6 +146,8 @@ class Runner:
     env: vf.Env[Any]
     root: str
     post: Post
+    limits: RolloutLimits
+    """Of the environment."""
 
     async def run(
         self,
@@ -164,6 +176,10 @@ class Runner:
             client=vf.EvalClientConfig(base_url=self.root, api_key_var=run_key.VARIABLE),
             sampling=vf.SamplingConfig(**sampling),
         )
+        own = limits.of_example(task.data)
+        if own is not None:
+            await self._tell_limits(gateway, own)
+        seats_end = limits.begin(self.limits, own)
         traces: list[str] = []
 
         def on_trace(trace: vf.Trace) -> None:
@@ -175,24 +191,40 @@ class Runner:
         finally:
             for trace_id in traces:
                 del GATEWAYS[trace_id]
-        return outcome_of(episode, label)
+        return outcome_of(episode, label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
+
+    async def _tell_limits(self, gateway: Gateway, own: RolloutLimits) -> None:
+        url = f"{gateway.base_url.removesuffix('/v1')}/limits"
+        timeout = max(0.0, gateway.deadline - time.monotonic())
+        status, content = await self.post(url, gateway.api_key, "", json.dumps(own.given()).encode(), timeout)
+        if status >= 400:
+            answer = content.decode(errors="replace")
+            raise RuntimeError(f"the orchestrator does not take the limits of this example: {status}: {answer}")
 
 
 @asynccontextmanager
-async def serving(env: vf.Env[Any], root: str, post: Post) -> AsyncIterator[Runner]:
+async def serving(
+    env: vf.Env[Any],
+    root: str,
+    post: Post,
+    limits: RolloutLimits = RolloutLimits(),  # noqa: B008 - immutable
+) -> AsyncIterator[Runner]:
     """The environment with its shared servers up."""
     patches.route_by_trace(root, address_of)
     try:
         async with env.serving():
             env._interception = SharedInterception(env._interception)
-            yield Runner(env, root, post)
+            yield Runner(env, root, post, limits)
     finally:
         await harness.close_http()
 
 
-def outcome_of(episode: vf.Episode, label: str) -> Outcome:
-    """What the orchestrator is told. Tracebacks stay here, in the log."""
+def outcome_of(episode: vf.Episode, label: str, *, was_cut: bool = False) -> Outcome:
+    """What the orchestrator is told. Tracebacks stay here, in the log. `was_cut`: the rollout's time was up."""
     traces = [_trace(trace) for trace in episode.traces]
+    for trace in traces:
+        if was_cut and trace["stop_condition"] == limits.SEAT_TIMED_OUT:
+            trace.update(stop_condition=limits.STOP, truncated=True)
     # A retried seat keeps the errors of its earlier attempts although it succeeded.
     errors = [error for trace in episode.traces if not trace.ok for error in trace.errors[-1:]]
     errors = errors or ([] if episode.ok else episode.errors[-1:])
@@ -231,6 +263,7 @@ def _trace(trace: vf.Trace) -> dict[str, Any]:
     metrics = {name: value for name, value in trace.metrics.items() if value is not None and math.isfinite(value)}
     return {
         "session": trace.id,
+        "seat": trace.agent.name,
         "trainable": trace.agent.trainable,
         "ok": trace.ok,
         "reward": float(trace.reward),

@@ -57,6 +57,11 @@ def cache_plugin_classes() -> None:
         )
 
 
+def cap_seat_time(cap: Callable[[Any], Any]) -> None:
+    """A rollout's own time limit ends its seats as verifiers' timeouts do: a stop, and what there is gets scored."""
+    _replace("verifiers.v1.agent", "resolve_rollout_timeouts", ["timeout", "task"], cap)
+
+
 def offer_harness(harness_id: str, module: ModuleType) -> None:
     """verifiers finds a harness by importing a top-level module named like its id."""
     sys.modules.setdefault(harness_id.replace("-", "_"), module)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from primerl import _core
+from primerl.envs.limits import RolloutLimits
 from primerl.envs.meter import Meter
 from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
@@ -82,6 +83,8 @@ class WorkerConfig:
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    """Of each rollout of the environment."""
     log: LogConfig = LogConfig()
     metrics_port: int | None = None
     """Of Prometheus's `/metrics`; 0: any free one; None: off."""
@@ -96,7 +99,9 @@ class WorkerConfig:
         required = [name for name, field in fields.items() if _is_required(field) and not values.get(name)]
         if required:
             raise ValueError(f"{required[0]} is missing")
-        config = WorkerConfig(**{**values, "log": _log_config(values.get("log", {}))})
+        config = WorkerConfig(
+            **{**values, "log": _log_config(values.get("log", {})), "limits": _limits(values.get("limits", {}))}
+        )
         if config.role not in ("train", "eval"):
             raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
         if not isinstance(config.args, dict):
@@ -114,6 +119,15 @@ class WorkerConfig:
     def name(self) -> str:
         """With the process id, so that a restarted worker is not taken for the one that died."""
         return f"{self.worker_name or socket.gethostname()}:{os.getpid()}"
+
+
+def _limits(values: Any) -> RolloutLimits:
+    if not isinstance(values, Mapping):
+        raise ValueError("limits must be a table")
+    try:
+        return RolloutLimits.from_mapping(values)
+    except ValueError as error:
+        raise ValueError(f"limits: {error}") from None
 
 
 def _log_config(values: Any) -> LogConfig:
@@ -151,6 +165,7 @@ def run_worker(config: WorkerConfig) -> int:
     # A message of the last resort must not wait for verifiers, whose import takes seconds.
     with importing():
         from primerl.envs import adapter
+        from primerl.envs.listing import listing_of
 
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
@@ -158,11 +173,13 @@ def run_worker(config: WorkerConfig) -> int:
             adapter.prepare()
             env = adapter.load(config.id, config.args, root)
             examples = adapter.list_examples(env, config.id, config.seed)
+            listing = listing_of(config.id, examples)
     except adapter.EnvironmentRefusedError as error:
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         return 2
-    log.info("environment %s: %d examples, worker %s", config.id, len(examples), config.name)
+    versions = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
+    log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), versions, config.name)
     try:
         meter = Meter(config.metrics_port)
         client = _core.EnvClient(
@@ -172,13 +189,14 @@ def run_worker(config: WorkerConfig) -> int:
             role=config.role,
             name=config.name,
             examples=len(examples),
+            listing=listing,
             max_concurrent=config.max_concurrent,
             give_up_s=config.unreachable_s,
         )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    worker = _Worker(client, examples, meter)
+    worker = _Worker(client, examples, meter, config.limits)
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
@@ -212,9 +230,16 @@ def _reserved_memory() -> int:
 class _Worker:
     """State of the event loop: rollouts by number, and model calls that wait for an answer."""
 
-    def __init__(self, client: _core.EnvClient, examples: list[vf.Task[Any, Any, Any]], meter: Meter) -> None:
+    def __init__(
+        self,
+        client: _core.EnvClient,
+        examples: list[vf.Task[Any, Any, Any]],
+        meter: Meter,
+        limits: RolloutLimits,
+    ) -> None:
         self._client = client
         self._meter = meter
+        self._limits = limits
         self._examples = examples
         self._rollouts: dict[int, asyncio.Task[None]] = {}
         self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
@@ -237,7 +262,7 @@ class _Worker:
         self._ended = loop.create_future()
         if self._stopped:
             self._end(0, self._stopped)
-        async with adapter.serving(env, root, self._post) as runner:
+        async with adapter.serving(env, root, self._post, self._limits) as runner:
             self._runner = runner
             loop.add_reader(self._client.fileno(), self._on_notices)
             try:

@@ -251,7 +251,9 @@ def check_address(name: str, host: str, port: int) -> None:
 
 
 def _slow_checks(config: RLConfig, variables: secrets.Variables) -> list[str]:
-    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    # Workers that join from elsewhere look at theirs where it is installed.
+    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    wanted = [entry for entry in entries if entry.num_workers]
     request = json.dumps([(entry.id, entry.arguments, variables[entry.label]) for entry in wanted], default=str)
     check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
@@ -263,9 +265,9 @@ def _slow_checks(config: RLConfig, variables: secrets.Variables) -> list[str]:
             checker.environments() as environments,
         ):
             listed = checker.ended(environments, check_s, request)
-            checked = checker.ended(orchestrator, check_s)
-    refusal = _orchestrator_said(checked, file, check_s)
-    found = _environments_said(listed, [environment.label for environment in wanted], check_s)
+            said = checker.ended(orchestrator, check_s)
+    refusal = _orchestrator_said(said, file, check_s)
+    found = _environments_said(listed, [environment.label for environment in wanted], check_s) if wanted else []
     return [*([refusal] if refusal else []), *found]
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, hub, preflight, secrets, storing, summary, warm_start
+from primerl.launch import ending, going_back, hub, joined, preflight, secrets, storing, summary, warm_start
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.monitors import MonitorWatch, wanted
@@ -106,7 +106,7 @@ def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Va
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
     resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
-    resolve.write(resolve.orchestrator(config))
+    resolve.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
     others = [
         *resolve.inference(config, orchestrator_url),
         *resolve.env_workers(config, orchestrator_url),
@@ -223,7 +223,7 @@ class Launcher:
         """Returns whether there is something to do: the run in the folder may be over."""
         doing = "going on with the run" if preflight.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
-        orchestrator = resolve.orchestrator(self.config)
+        orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         self.described[orchestrator.name] = orchestrator
         with unchanged_if_refused(orchestrator.file):
             resolve.write(orchestrator)
@@ -248,6 +248,9 @@ class Launcher:
         self.heard = self.progress.since = time.monotonic()
         self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
         self.console.say(f"the run's page: {page_address(self.url)}")
+        waits = joined.announcement(self.config, self.url)
+        if waits is not None:
+            self.console.say(waits)
         return True
 
     def _start_monitors(self, processes: Processes) -> None:
@@ -402,10 +405,13 @@ class Launcher:
         self.console.update(status)
         if not self.progress.started:
             missing = orchestrator_status.missing(status, self.environments)
-            if not missing:
+            joining = joined.missing(self.config, status)
+            if not missing and not joining:
                 self.progress.started, self.progress.since = True, now
                 self.training_began = now
-            elif now - self.began > self.config.timeouts.start_s:
+            elif not missing and now - self.began > self.config.timeouts.join_s:
+                raise RunFailedError(joined.too_late(self.config, joining))
+            elif missing and now - self.began > self.config.timeouts.start_s:
                 raise RunFailedError(
                     f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:g} s: "
                     f"{'; '.join(missing)} (logs: {self.folder / 'logs'}); raise it where the start is only slow"

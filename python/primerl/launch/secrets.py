@@ -47,6 +47,11 @@ def of_workers(config: RLConfig) -> Variables:
     return found
 
 
+def names_of_variables(variables: Variables) -> dict[str, list[str]]:
+    """Names alone: env workers that join are told what they have to bring themselves."""
+    return {label: sorted(values) for label, values in variables.items()}
+
+
 def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
     if not isinstance(process.config, EnvWorkerConfig):

@@ -69,6 +69,15 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
     return parts
 
 
+def not_joined(status: dict[str, Any], environments: list[str]) -> list[str]:
+    """Of environments whose workers come from elsewhere: whom the run waits for."""
+    present = {worker.get("environment") for worker in status.get("workers", [])}
+    refused = {worker["environment"]: f" ({worker['reason']})" for worker in status.get("refused_workers", [])}
+    return [
+        f"no env worker of {name!r} has joined{refused.get(name, '')}" for name in environments if name not in present
+    ]
+
+
 def worker_pids(status: dict[str, Any]) -> set[int]:
     """Process ids of the registered env workers, which end their names."""
     ends = [str(worker.get("name", "")).rpartition(":")[2] for worker in status.get("workers", [])]

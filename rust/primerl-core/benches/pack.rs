@@ -241,6 +241,7 @@ fn grpo_advantages(criterion: &mut Criterion) {
         .map(|_| ScoredGroup {
             algorithm: &algorithm,
             rewards: (0..8).map(|_| rng.random_range(0.0..1.0)).collect(),
+            seats: Vec::new(),
         })
         .collect();
     let parts: Vec<Part> = (0..512)

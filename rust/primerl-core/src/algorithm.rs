@@ -4,7 +4,8 @@
 //! papers it is the "output" or "response". An advantage holds for each sampled token of its trace, with the trainer's
 //! loss `-advantage * ratio` summed over tokens and divided by the batch's number of trained tokens.
 //!
-//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each.
+//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each. Traces of
+//! another seat are another task: what compares within the group compares traces of one seat.
 
 mod length;
 
@@ -13,12 +14,39 @@ pub use length::{Part, length_scales};
 use crate::config::{Algorithm, AlgorithmKind};
 use rand::Rng;
 use rand::seq::SliceRandom;
+use std::collections::BTreeMap;
 
 /// The traces of one group.
 #[derive(Clone, Debug)]
 pub struct ScoredGroup<'a> {
     pub algorithm: &'a Algorithm,
     pub rewards: Vec<f64>,
+    /// Of each reward, the seat whose trace it is of; empty: all are of one.
+    pub seats: Vec<&'a str>,
+}
+
+impl ScoredGroup<'_> {
+    /// The rewards of each seat by themselves, put together again.
+    fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
+        let Some(first) = self.seats.first() else {
+            return advantages(&self.rewards);
+        };
+        if self.seats.iter().all(|seat| seat == first) {
+            return advantages(&self.rewards);
+        }
+        let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (place, seat) in self.seats.iter().enumerate() {
+            places.entry(seat).or_default().push(place);
+        }
+        let mut found = vec![0.0; self.rewards.len()];
+        for places in places.values() {
+            let own: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
+            for (place, advantage) in places.iter().zip(advantages(&own)) {
+                found[*place] = advantage;
+            }
+        }
+        found
+    }
 }
 
 /// Advantages of the traces of one batch, whose groups may use different algorithms: the result has the rewards' shape.
@@ -37,10 +65,10 @@ pub fn advantages(groups: &[ScoredGroup], rng: &mut impl Rng) -> Vec<Vec<f32>> {
             let rewards = &group.rewards;
             match &group.algorithm.kind {
                 AlgorithmKind::Grpo | AlgorithmKind::DrGrpo => {
-                    grpo(rewards, group.algorithm.normalize_std)
+                    group.by_seat(|rewards| grpo(rewards, group.algorithm.normalize_std))
                 }
-                AlgorithmKind::Rloo => rloo(rewards),
-                AlgorithmKind::MaxRl => max_rl(rewards),
+                AlgorithmKind::Rloo => group.by_seat(rloo),
+                AlgorithmKind::MaxRl => group.by_seat(max_rl),
                 AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
                 AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
             }

@@ -31,6 +31,7 @@ pub fn build(
         .map(|group| ScoredGroup {
             algorithm: &config.environment(group.environment).algorithm,
             rewards: group.traces().map(|trace| trace.reward).collect(),
+            seats: group.traces().map(|trace| &*trace.seat).collect(),
         })
         .collect();
     let mut advantages = advantages(&scored, rng);

@@ -226,6 +226,9 @@ impl Outcome {
 pub struct Trace {
     /// Equals the `session` of its turns (`X-Session-ID`).
     pub session: String,
+    /// Which part of the episode it played; rewards are compared with those of the same one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub seat: String,
     pub trainable: bool,
     pub ok: bool,
     pub reward: f64,

@@ -40,6 +40,8 @@ pub enum State {
 /// A seat with something to train on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainedTrace {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub seat: String,
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,
     pub truncated: bool,
@@ -367,6 +369,7 @@ impl Rollout {
         let trained = |index: &usize| {
             let trace = &outcome.traces[*index];
             TrainedTrace {
+                seat: trace.seat.clone(),
                 reward: trace.reward,
                 metrics: trace.metrics.clone(),
                 truncated: trace.truncated,

@@ -5,6 +5,7 @@ use crate::connections::Bodies;
 use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
 use crate::envs::refusals::Refusals;
+use crate::envs::wire::Listing;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
@@ -37,6 +38,8 @@ pub struct App {
     pub failures: Failures,
     /// What the first worker of each environment said of it. Written at registration.
     pub listed: Mutex<HashMap<EnvironmentId, Listed>>,
+    /// Which examples it listed, and by which code.
+    pub listings: Mutex<HashMap<EnvironmentId, Listing>>,
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
@@ -83,6 +86,7 @@ impl App {
             telemetry: Arc::default(),
             failures: Failures::default(),
             listed: Mutex::default(),
+            listings: Mutex::default(),
             finished,
             page,
             origin: Instant::now(),

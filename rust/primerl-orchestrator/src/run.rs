@@ -177,8 +177,12 @@ impl Prepared {
                 Some(Arc::clone(&self.renderer)),
                 story.core.config().data_ranks,
             ),
-            gateway: Gateway::new(self.renderer, access, model, seq_len)
-                .with_clients(self.config.client_type, self.endpoints),
+            gateway: Gateway::new(self.renderer, access, model, seq_len).with_clients(
+                self.config.client_type,
+                self.endpoints,
+                self.config.limits(),
+                Duration::from_secs_f64(self.config.timeouts.rollout_s),
+            ),
             bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
             engines,

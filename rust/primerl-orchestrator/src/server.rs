@@ -42,12 +42,14 @@ pub fn router(app: Arc<App>) -> Router {
             "/rollouts/{rollout}/v1/models/{*model}",
             get(gateway::rollout_model),
         )
+        .route("/rollouts/{rollout}/limits", post(gateway::tighten))
         .route("/v1/models", get(gateway::models))
         .route(envs::wire::REGISTER, post(envs::endpoints::register))
         .route(envs::wire::LEASE, post(envs::endpoints::lease))
         .route(envs::wire::HEARTBEAT, post(envs::endpoints::heartbeat))
         .route(envs::wire::RESULT, post(envs::endpoints::result))
         .route(envs::wire::LEAVE, post(envs::endpoints::leave))
+        .route(envs::wire::CONFIG, get(envs::joining::config))
         .route("/engines/join", post(engines::endpoints::join))
         .route("/trainer/batch", post(trainer::endpoints::batch))
         .route("/trainer/weights", post(trainer::endpoints::weights))

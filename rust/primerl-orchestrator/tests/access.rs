@@ -141,6 +141,7 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
         examples: 16,
         whole_groups: false,
         max_concurrent: None,
+        listing: None,
     };
     let client = EnvClient::start(Options {
         orchestrator_url: url.into(),

@@ -174,6 +174,7 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
         examples: 1,
         whole_groups: false,
         max_concurrent: None,
+        listing: None,
     };
     EnvClient::start(Options {
         orchestrator_url: url.into(),
@@ -397,6 +398,7 @@ fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
             examples: 1,
             whole_groups: false,
             max_concurrent: None,
+            listing: None,
         };
         let options = Options {
             orchestrator_url: url.into(),

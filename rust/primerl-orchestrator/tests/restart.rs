@@ -572,3 +572,58 @@ async fn an_update_that_was_left_open_is_closed() {
     run_to_the_end(&process, &place).await;
     engine.stop().await;
 }
+
+/// A limit that an example brought, and the conversation that met it, are known as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_of_a_rollout_outlive_restarts() {
+    let place = Place::new();
+    let mut process = Process::start(&place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&process, &engine).await;
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    trainer::publish(&process.url, &place.output(), 0).await;
+    let lease = worker.one().await;
+    let url = lease.base_url.strip_suffix("/v1").unwrap();
+    let told = common::client()
+        .post(format!("{url}/limits"))
+        .bearer_auth(lease.api_key.reveal())
+        .json(&json!({"turns": 2}));
+    assert_eq!(told.send().await.unwrap().status(), 200);
+    let ask = async |session: &str, words: &str| {
+        let body = json!({"model": "m", "messages": [user(words)]});
+        common::chat(&lease, session, &body).await
+    };
+    assert_eq!(ask("a", "one").await.0, 200);
+    process.kill_and_restart();
+    join(&process, &engine).await;
+    assert_eq!(ask("a", "two").await.0, 200);
+    let (status, refusal) = ask("b", "three").await;
+    assert_eq!(
+        (status, &refusal["error"]["param"]),
+        (400, &json!("limits.turns"))
+    );
+    process.kill_and_restart();
+    let mut outcome = primerl_core::testing::outcome(1.0);
+    outcome.traces = ["a", "b"]
+        .map(|session| primerl_core::testing::trace(session, 1.0))
+        .into();
+    assert!(worker.result(lease.rollout, outcome).await);
+    let ends: Vec<Vec<(bool, Option<String>)>> = events(&place.output())
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::RolloutFinished { outcome, .. } => Some(outcome.traces),
+            _ => None,
+        })
+        .map(|traces| {
+            traces
+                .into_iter()
+                .map(|one| (one.truncated, one.stop_condition))
+                .collect()
+        })
+        .collect();
+    assert_eq!(
+        ends,
+        [[(false, None), (true, Some("limit_turns".to_owned()))]]
+    );
+    engine.stop().await;
+}

@@ -22,6 +22,7 @@ rollouts_per_example = 9
 
 fn whole(name: &str) -> RegisterRequest {
     RegisterRequest {
+        listing: None,
         environment: "task".into(),
         role: WorkerRole::Train,
         name: name.into(),

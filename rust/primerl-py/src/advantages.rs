@@ -79,6 +79,7 @@ fn answer(
             metrics,
             trace.truncated,
             trace.turns,
+            &trace.seat,
         ))?;
     }
     let samples = PyList::empty(py);

@@ -198,7 +198,7 @@ impl EnvClient {
         clippy::too_many_arguments,
         reason = "Python passes them by name, and one by one"
     )]
-    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s, whole_groups = false))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, listing, max_concurrent, give_up_s, whole_groups = false))]
     fn new(
         orchestrator_url: String,
         api_key: Option<String>,
@@ -206,6 +206,7 @@ impl EnvClient {
         role: &str,
         name: String,
         examples: u32,
+        listing: &Bound<'_, PyAny>,
         max_concurrent: u32,
         give_up_s: f64,
         whole_groups: bool,
@@ -227,6 +228,7 @@ impl EnvClient {
             examples,
             whole_groups,
             max_concurrent: Some(max_concurrent),
+            listing: Some(pythonize::depythonize(listing)?),
         };
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {

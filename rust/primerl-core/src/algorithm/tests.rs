@@ -22,6 +22,7 @@ fn batch(algorithm: &Algorithm, rewards: &[Vec<f64>], rng: &mut ChaCha8Rng) -> V
         .map(|rewards| ScoredGroup {
             algorithm,
             rewards: rewards.clone(),
+            seats: Vec::new(),
         })
         .collect();
     advantages(&groups, rng)
@@ -72,7 +73,11 @@ fn normalised_over_the_groups_that_use_it() {
         (&plain, vec![100.0, 300.0]),
         (&global, vec![6.0, 8.0]),
     ];
-    let groups = groups.map(|(algorithm, rewards)| ScoredGroup { algorithm, rewards });
+    let groups = groups.map(|(algorithm, rewards)| ScoredGroup {
+        algorithm,
+        rewards,
+        seats: Vec::new(),
+    });
     let got = advantages(&groups, &mut rng());
     let deviation = 5.0_f64.sqrt();
     let scaled = |x: f64| (x / deviation) as f32;
@@ -126,9 +131,37 @@ fn only_groups_that_ask_for_it_are_shuffled() {
         .map(|group| ScoredGroup {
             algorithm: if group == 3 { &plain } else { &control },
             rewards: rewards(group),
+            seats: Vec::new(),
         })
         .collect();
     assert_eq!(advantages(&groups, &mut rng())[2], grpo(&rewards(3), false));
+}
+
+#[test]
+fn seats_are_compared_with_themselves() {
+    // One that always wins and one that always loses: what tells their rollouts apart is small.
+    let rewards = vec![10.0, 0.0, 12.0, 1.0, 14.0, 2.0];
+    for kind in [AlgorithmKind::Grpo, AlgorithmKind::Rloo] {
+        let algorithm = Algorithm {
+            kind,
+            normalize_std: false,
+            ..grpo_algorithm()
+        };
+        let of = |seats: Vec<&'static str>, rewards: &[f64]| {
+            let group = ScoredGroup {
+                algorithm: &algorithm,
+                rewards: rewards.to_vec(),
+                seats,
+            };
+            advantages(&[group], &mut rng()).remove(0)
+        };
+        let got = of(["asks", "answers"].repeat(3), &rewards);
+        let asks = of(Vec::new(), &[10.0, 12.0, 14.0]);
+        let answers = of(vec!["answers"; 3], &[0.0, 1.0, 2.0]);
+        assert_eq!([got[0], got[2], got[4]], asks[..]);
+        assert_eq!([got[1], got[3], got[5]], answers[..]);
+        assert!(got[0] < 0.0 && got[5] > 0.0);
+    }
 }
 
 #[test]

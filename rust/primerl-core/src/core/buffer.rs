@@ -6,6 +6,7 @@ use crate::curriculum::{BufferReport, ExampleHistory, Filing};
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
+use std::collections::BTreeMap;
 
 /// So many groups in a row without signal are worth a warning, or four batches of them where that is more.
 const FILTERED_AT_LEAST: u64 = 32;
@@ -33,7 +34,7 @@ impl Core {
             step: self.next_step,
             mean_reward: crate::algorithm::mean(rewards.iter().copied()),
             rollouts: group.finished_count(),
-            has_signal: rewards.iter().any(|reward| *reward != rewards[0]),
+            has_signal: has_signal(group),
         };
         self.curriculum
             .file(group.environment, group.example, &filing, &self.config)
@@ -41,9 +42,7 @@ impl Core {
 
     /// Whether a complete group may not be trained any more, now that it has lost a rollout.
     pub(super) fn lost_its_signal(&self, id: GroupId) -> bool {
-        let mut rewards = rewards(&self.groups[&id]);
-        let first = rewards.next();
-        self.config.buffer.online_difficulty_filtering && rewards.all(|it| Some(it) == first)
+        self.config.buffer.online_difficulty_filtering && !has_signal(&self.groups[&id])
     }
 
     /// Drops a complete group without signal: no failure, and one word a long stretch of them. Its place is free.
@@ -98,7 +97,15 @@ impl Core {
     }
 }
 
-/// Of all traces of the group's rollouts: what [`crate::algorithm`] compares.
+/// Whether rewards of one seat differ: what [`crate::algorithm`] compares.
+fn has_signal(group: &Group) -> bool {
+    let mut first: BTreeMap<&str, f64> = BTreeMap::new();
+    group
+        .traces()
+        .any(|trace| *first.entry(&trace.seat).or_insert(trace.reward) != trace.reward)
+}
+
+/// Of all traces of the group's rollouts.
 fn rewards(group: &Group) -> impl Iterator<Item = f64> {
     group
         .finished()

@@ -95,6 +95,7 @@ async fn register(number: u32, load: &Load, world: &Rc<World>) -> Worker {
         examples: EXAMPLES,
         whole_groups: false,
         max_concurrent: None,
+        listing: None,
     };
     let answer: RegisterAnswer = call(&http, wire::REGISTER, &request).await.unwrap();
     Worker {

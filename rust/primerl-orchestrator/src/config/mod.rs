@@ -4,6 +4,7 @@ mod admission;
 mod algorithm;
 mod client;
 mod core;
+mod limits;
 mod teacher;
 mod validate;
 
@@ -11,6 +12,7 @@ pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
 pub use self::client::{ClientConfig, ClientType};
 pub use self::core::flops_model;
+pub use self::limits::RolloutLimits;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
 
 use primerl_core::Truncation;
@@ -305,6 +307,11 @@ pub struct TrainEnvironment {
     pub max_retries: u32,
     /// `None`: the run's.
     pub algorithm: Option<AlgorithmConfig>,
+    #[serde(default)]
+    pub limits: RolloutLimits,
+    /// What workers that join are told; not looked at here.
+    #[serde(default)]
+    pub worker: Map<String, Value>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -323,6 +330,11 @@ pub struct EvalEnvironment {
     pub sampling: EvalSamplingConfig,
     /// Who answers in place of the policy; `None`: the run's engines.
     pub client: Option<ClientConfig>,
+    #[serde(default)]
+    pub limits: RolloutLimits,
+    /// What workers that join are told; not looked at here.
+    #[serde(default)]
+    pub worker: Map<String, Value>,
 }
 
 /// Seconds.

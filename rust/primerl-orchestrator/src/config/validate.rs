@@ -30,6 +30,7 @@ impl Config {
         self.validate_evaluation_sampling()?;
         self.validate_algorithms()?;
         self.validate_timeouts()?;
+        self.validate_limits()?;
         self.validate_engines()?;
         self.validate_clients()?;
         self.validate_teacher()?;

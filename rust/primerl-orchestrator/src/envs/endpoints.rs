@@ -1,5 +1,6 @@
 //! The environment workers' endpoints (`docs/architecture.md`).
 
+use super::joining;
 use super::wire::{
     ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, GROUP_TOO_LARGE, HeartbeatAnswer, HeartbeatRequest,
     Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest,
@@ -12,7 +13,6 @@ use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use primerl_core::config::Role;
-use primerl_core::core::Listed;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
@@ -87,29 +87,35 @@ pub async fn register(
 }
 
 fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId, ApiError> {
-    let matches = |environment: &primerl_core::config::Environment| {
-        environment.name == request.environment
-            && matches!(
-                (&environment.role, request.role),
-                (Role::Train, WorkerRole::Train) | (Role::Evaluate(_), WorkerRole::Eval)
-            )
+    environment_named(app, &request.environment, Some(request.role))
+        .map(|(environment, _)| environment)
+}
+
+/// The environment of this name, and of this role where one is asked for.
+pub(super) fn environment_named(
+    app: &App,
+    name: &str,
+    asked: Option<WorkerRole>,
+) -> Result<(EnvironmentId, WorkerRole), ApiError> {
+    let role = |environment: &primerl_core::config::Environment| match environment.role {
+        Role::Train => WorkerRole::Train,
+        Role::Evaluate(_) => WorkerRole::Eval,
     };
     let known = &app.core_config.environments;
-    known
-        .iter()
-        .position(matches)
-        .map(|index| EnvironmentId(index as u32))
+    let found = known.iter().position(|environment| {
+        environment.name == name && asked.is_none_or(|asked| asked == role(environment))
+    });
+    found
+        .map(|index| (EnvironmentId(index as u32), role(&known[index])))
         .ok_or_else(|| {
             let names: Vec<&str> = known
                 .iter()
                 .map(|environment| environment.name.as_str())
                 .collect();
+            let asked = asked.map(|role| format!("{role:?} ")).unwrap_or_default();
             ApiError::not_found(
                 ENVIRONMENT_UNKNOWN,
-                format!(
-                    "the run has no {:?} environment `{}`; it has {names:?}",
-                    request.role, request.environment
-                ),
+                format!("the run has no {asked}environment `{name}`; it has {names:?}"),
             )
         })
 }
@@ -145,8 +151,8 @@ fn check_room(
     Err(ApiError::conflict(GROUP_TOO_LARGE, message))
 }
 
-/// Workers are leased indices, so all must list the same examples: another number shows that they do not. A group goes
-/// to any of them, so all must take it whole, or none.
+/// Workers are leased indices, so all must list the same examples, by the same code. A group goes to any of them, so all
+/// must take it whole, or none.
 fn check_listed(
     app: &App,
     environment: EnvironmentId,
@@ -159,29 +165,28 @@ fn check_listed(
         ))
         .param("examples"));
     }
-    let says = Listed {
-        examples: request.examples,
-        whole_groups: request.whole_groups,
-    };
-    let first = *app.listed.lock().entry(environment).or_insert(says);
-    if first == says {
-        return Ok(());
-    }
-    if first.whole_groups != says.whole_groups {
+    let whole_groups = app
+        .listed
+        .lock()
+        .get(&environment)
+        .map(|first| first.whole_groups);
+    if let Some(first) = whole_groups.filter(|first| *first != request.whole_groups) {
         let message = format!(
-            "environment `{}`: worker {:?} registers with whole_groups = {}, the first one with {}, and all must agree; \
-             give it the first one's version of the environment, or begin a new run in another output_dir if the first \
-             one was wrong",
-            request.environment, request.name, says.whole_groups, first.whole_groups
+            "environment `{}`: worker {:?} registers with whole_groups = {}, the first one with {first}, and all must \
+             agree; give it the first one's version of the environment, or begin a new run in another output_dir if the \
+             first one was wrong",
+            request.environment, request.name, request.whole_groups
         );
         return Err(ApiError::conflict(WHOLE_GROUPS_DIFFER, message));
     }
-    let first = first.examples;
+    let Some(difference) = joining::difference(app, environment, request) else {
+        joining::is_first(app, environment, request);
+        return Ok(());
+    };
     let message = format!(
-        "environment `{}`: worker {:?} lists {} examples, the first one listed {first}, and all must list the same; give \
-         it the first one's version, arguments, data and seed, or begin a new run in another output_dir if the first \
-         one was wrong",
-        request.environment, request.name, request.examples
+        "environment `{}`: worker {:?} {difference}, and all must list the same; give it the first one's version, \
+         arguments, data and seed, or begin a new run in another output_dir if the first one was wrong",
+        request.environment, request.name
     );
     Err(ApiError::conflict(EXAMPLES_DIFFER, message))
 }
@@ -271,9 +276,11 @@ pub async fn result(
     if let Some(error) = &mut body.outcome.error {
         shorten(&mut error.message);
     }
-    // The gateway's own word, whatever the worker says.
-    let open = app.gateway.rollouts.get(body.rollout);
-    body.outcome.refusal = open.and_then(|open| open.refusal());
+    if let Some(open) = app.gateway.rollouts.get(body.rollout) {
+        // The gateway's own word, whatever the worker says.
+        body.outcome.refusal = open.refusal();
+        open.allowance.mark(&mut body.outcome);
+    }
     let accepted = app
         .driver
         .rollout_finished(body.worker, body.rollout, body.outcome)

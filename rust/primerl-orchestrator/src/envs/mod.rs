@@ -2,6 +2,7 @@
 
 pub mod client;
 pub(crate) mod endpoints;
+pub(crate) mod joining;
 pub(crate) mod refusals;
 pub mod wire;
 pub mod workers;

@@ -8,6 +8,7 @@ use primerl_core::event::Outcome;
 use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 pub const CONTENT_TYPE: &str = "application/msgpack";
 
@@ -16,12 +17,15 @@ pub const LEASE: &str = "/envs/lease";
 pub const HEARTBEAT: &str = "/envs/heartbeat";
 pub const RESULT: &str = "/envs/result";
 pub const LEAVE: &str = "/envs/leave";
+/// What a worker that joins is told of its environment (JSON).
+pub const CONFIG: &str = "/envs/config";
 
 /// `code` of the 410 that tells a worker to register again: the orchestrator does not know its number (any more).
 pub const WORKER_UNKNOWN: &str = "worker_unknown";
 /// `code` of the 404 for an environment that the run does not have.
 pub const ENVIRONMENT_UNKNOWN: &str = "environment_unknown";
-/// `code` of the 409 for a worker that lists another number of examples than the first worker of its environment.
+/// `code` of the 409 for a worker that lists other examples than the first worker of its environment, or has other
+/// versions of its packages.
 pub const EXAMPLES_DIFFER: &str = "examples_differ";
 /// `code` of the 409 for a worker that wants whole groups where the first one of its environment did not, or the other
 /// way round.
@@ -53,6 +57,21 @@ pub struct RegisterRequest {
     /// Most rollouts that the worker runs at once, if it says so.
     #[serde(default)]
     pub max_concurrent: Option<u32>,
+    /// What else has to be the same for all of them; `None`: an older worker does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listing: Option<Listing>,
+}
+
+/// Which examples a worker lists, and by which code.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listing {
+    /// Of the examples, in order.
+    pub digest: String,
+    /// Of the first and of the last one.
+    pub first: String,
+    pub last: String,
+    /// Versions by name: the environment's package where it is installed as one, and verifiers.
+    pub packages: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -189,6 +208,7 @@ mod tests {
             examples: 128,
             whole_groups: true,
             max_concurrent: Some(16),
+            listing: None,
         });
         assert_eq!(
             (&map["role"], &map["whole_groups"]),

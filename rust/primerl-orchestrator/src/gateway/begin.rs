@@ -17,6 +17,7 @@ use crate::http::ApiError;
 use primerl_core::TurnIndex;
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// A request, ready to be answered.
 pub enum Prepared {
@@ -136,6 +137,8 @@ pub fn begin(
         }
     };
     limits::check(&state)?;
+    rollout.check_time()?;
+    rollout.allowance.take(choices)?;
     state.requests += 1;
     let number = state.requests;
     let head = Head {
@@ -158,6 +161,7 @@ pub fn begin(
             digest,
             number,
             choices,
+            recorded: AtomicU32::new(0),
         },
         following: Following::new(&live),
         delivery: Delivery::of(rollout, digest, number),

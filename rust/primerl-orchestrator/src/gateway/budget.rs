@@ -1,17 +1,17 @@
-//! Tokens that a rollout may sample in all (`sampling.rollout_max_tokens`), over all its requests and answers.
+//! Tokens that a rollout may sample in all (`sampling.rollout_max_tokens`, `limits.tokens`), over all its requests and
+//! answers.
 //!
 //! A request takes what it may need before its engines begin, and gives back what they did not sample, however it ends: so
 //! requests at the same time cannot sample more together than there is. One that finds less than it may need waits while
 //! others hold some that may come back: its answer is cut by the budget only once the rest is really spent.
 
+use super::allowance::Limit;
 use crate::http::ApiError;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 #[derive(Debug)]
 pub struct Budget {
-    /// `None`: as many as it likes.
-    limit: Option<u64>,
     spent: Mutex<Spent>,
     /// Something was given back.
     changed: Notify,
@@ -20,6 +20,8 @@ pub struct Budget {
 /// Held for look-ups and additions.
 #[derive(Debug, Default)]
 struct Spent {
+    /// `None`: as many as it likes.
+    limit: Option<u64>,
     sampled: u64,
     /// Held by requests that run.
     held: u64,
@@ -36,11 +38,20 @@ pub struct Grant<'a> {
 
 impl Budget {
     pub fn new(limit: Option<u32>) -> Budget {
-        Budget {
+        let spent = Spent {
             limit: limit.map(u64::from),
-            spent: Mutex::default(),
+            ..Spent::default()
+        };
+        Budget {
+            spent: Mutex::new(spent),
             changed: Notify::new(),
         }
+    }
+
+    /// Another limit that counts as well.
+    pub fn lower(&self, limit: Option<u32>) {
+        let mut spent = self.spent.lock();
+        spent.limit = spent.limit.into_iter().chain(limit.map(u64::from)).min();
     }
 
     /// Tokens were recorded.
@@ -50,18 +61,15 @@ impl Budget {
 
     /// The error of a rollout that may sample nothing any more, whatever is given back.
     pub fn check(&self) -> Result<(), ApiError> {
-        let sampled = self.spent.lock().sampled;
-        match self.limit {
-            Some(limit) if sampled >= limit => Err(used_up(sampled, limit)),
+        let spent = self.spent.lock();
+        match spent.limit {
+            Some(limit) if spent.sampled >= limit => Err(used_up(spent.sampled, limit)),
             _ => Ok(()),
         }
     }
 
     /// Takes `each` tokens for each of so many answers, or what is left of them. The caller bounds the time.
     pub async fn take(&self, choices: u32, each: u32) -> Result<Grant<'_>, ApiError> {
-        let Some(limit) = self.limit else {
-            return Ok(self.grant(0, each));
-        };
         let choices = u64::from(choices);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -69,6 +77,9 @@ impl Budget {
             changed.as_mut().enable();
             {
                 let mut spent = self.spent.lock();
+                let Some(limit) = spent.limit else {
+                    return Ok(self.grant(0, each));
+                };
                 let left = limit.saturating_sub(spent.sampled + spent.held);
                 if spent.held == 0 || choices * u64::from(each) <= left {
                     let each = u64::from(each).min(left / choices);
@@ -101,12 +112,9 @@ impl Drop for Grant<'_> {
 }
 
 fn used_up(sampled: u64, limit: u64) -> ApiError {
-    // Agents end in order at a full context, and this is as final.
-    ApiError::invalid(format!(
-        "the rollout has sampled {sampled} tokens, and may sample {limit} in all (sampling.rollout_max_tokens): it has to \
-         end, as at the maximum context length"
+    Limit::Tokens.refusal(&format!(
+        "has sampled {sampled} tokens, and may sample {limit} in all (sampling.rollout_max_tokens or limits)"
     ))
-    .code("context_length_exceeded")
 }
 
 #[cfg(test)]

@@ -111,7 +111,14 @@ async fn respond(
     let arrived = Instant::now();
     let rollout = app.gateway.rollouts.find(rollout)?;
     let call = Call::of(headers)?;
-    let prepared = prepare(app, &rollout, call, dialect, body).await?;
+    let session = Arc::clone(&call.session);
+    let prepared = match prepare(app, &rollout, call, dialect, body).await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            rollout.note_refusal(app, &session, &error).await;
+            return Err(error);
+        }
+    };
     app.telemetry
         .prepare_time
         .observe(arrived.elapsed().as_secs_f64());

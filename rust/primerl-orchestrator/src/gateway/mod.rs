@@ -12,7 +12,7 @@
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints`, `headers` | one request from its headers to its response |
 //! | `begin`, `attempts`, `restore` | retries and repeats; what of them a restart has to know |
-//! | `budget`, `limits` | how much one rollout may sample, and hold |
+//! | `allowance`, `budget`, `limits` | how much one rollout may take, sample, and hold |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
 //! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
@@ -21,6 +21,7 @@
 //! | `rollouts` | what is open, and what was recorded |
 
 pub(crate) mod access;
+pub(crate) mod allowance;
 mod answer;
 mod attempts;
 mod begin;
@@ -47,6 +48,7 @@ pub mod testing;
 mod text;
 mod turn;
 
+pub use allowance::tighten;
 pub use count::{count_tokens, detokenize, tokenize};
 pub use dialect::{delete_response, response_input_items, retrieve_response};
 pub use endpoints::{
@@ -56,11 +58,12 @@ pub use endpoints::{
 use self::access::Access;
 use crate::app::App;
 use crate::clients::Endpoint;
-use crate::config::{ClientType, Sampling};
+use crate::config::{ClientType, RolloutLimits, Sampling};
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
 use rollouts::Rollouts;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a request needs besides the engines and the driver. All immutable.
 pub struct Gateway {
@@ -90,15 +93,19 @@ impl Gateway {
         }
     }
 
-    /// `endpoints`: by environment, who answers in place of the engines.
+    /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise. `span` is what a rollout has
+    /// from its lease to its report.
     pub(crate) fn with_clients(
         self,
         client_type: ClientType,
         endpoints: Vec<Option<Arc<Endpoint>>>,
+        limits: Vec<RolloutLimits>,
+        span: Duration,
     ) -> Gateway {
+        let rollouts = Rollouts::with_endpoints(endpoints).with_limits(limits, span);
         Gateway {
             client_type,
-            rollouts: Arc::new(Rollouts::with_endpoints(endpoints)),
+            rollouts: Arc::new(rollouts),
             ..self
         }
     }

@@ -4,8 +4,10 @@
 //! JSON, and only where there is something to note.
 
 use super::Gateway;
+use super::allowance::Limit;
 use super::dialect::{KeptResponse, RestoringResponses};
 use super::rollouts::Rollout;
+use crate::config::RolloutLimits;
 use primerl_core::core::OpenRollout;
 use primerl_core::{Turn, TurnIndex};
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,10 @@ pub(super) enum Note {
     Response(Box<KeptResponse>),
     /// Not any more.
     ResponseDeleted { id: String },
+    /// Of its example.
+    Limits(RolloutLimits),
+    /// A conversation was refused more.
+    LimitMet { session: String, limit: Limit },
 }
 
 impl Note {
@@ -79,6 +85,12 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
                 }
             }
             Note::ResponseDeleted { id } => deleted.push(id),
+            Note::Limits(limits) => {
+                rollout.tighten(limits);
+            }
+            Note::LimitMet { session, limit } => {
+                rollout.allowance.met(&session.into(), limit);
+            }
         }
     }
     for id in deleted {
@@ -92,6 +104,8 @@ fn restore_turns(rollout: &Rollout, turns: &[Turn]) {
     for turn in turns {
         let index = state.record(turn);
         rollout.budget.sampled(turn.answer_tokens());
+        // What was sampled was allowed.
+        let _ = rollout.allowance.take(1);
         state.requests = state.requests.max(turn.request);
         let answer = Some((turn.choice, index));
         state

@@ -1,5 +1,6 @@
 //! The rollouts that run now, each with its conversations.
 
+use super::allowance::Allowance;
 use super::attempts::Attempts;
 use super::budget::Budget;
 use super::dialect::ResponseStore;
@@ -9,7 +10,7 @@ use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
 use crate::clients::Endpoint;
-use crate::config::Sampling;
+use crate::config::{RolloutLimits, Sampling};
 use crate::engines::Resident;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
@@ -31,6 +32,10 @@ pub struct Rollouts {
     next: AtomicU64,
     /// By environment: who answers in place of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
+    /// By environment.
+    limits: Vec<RolloutLimits>,
+    /// From a rollout's lease to its deadline.
+    span: Duration,
 }
 
 /// One open rollout.
@@ -42,10 +47,13 @@ pub struct Rollout {
     pub sampling: Sampling,
     /// Who answers in place of the engines.
     pub endpoint: Option<Arc<Endpoint>>,
+    /// When it was leased; after a restart, as far as this machine's clock goes back.
+    pub(super) began: Instant,
     pub deadline: Instant,
     /// Aborts the rollout's engine requests.
     pub over: CancellationToken,
     pub(super) budget: Budget,
+    pub(crate) allowance: Allowance,
     cancelled: OnceLock<CancelReason>,
     /// Held for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
@@ -128,6 +136,14 @@ impl Rollouts {
         }
     }
 
+    pub fn with_limits(self, limits: Vec<RolloutLimits>, span: Duration) -> Rollouts {
+        Rollouts {
+            limits,
+            span,
+            ..self
+        }
+    }
+
     /// Rollouts before this one have been.
     pub fn begin_at(&self, next: RolloutId) {
         self.next.store(next.0, Ordering::Relaxed);
@@ -141,14 +157,20 @@ impl Rollouts {
             // Another model answers, with a template of its own.
             sampling.template_kwargs = None;
         }
+        let limits = self.limits.get(environment).copied().unwrap_or_default();
+        let deadline = Instant::now() + Duration::from_micros(lease.deadline.0);
+        let budget = Budget::new(sampling.rollout_max_tokens);
+        budget.lower(limits.tokens);
         let rollout = Rollout {
             id: lease.rollout,
             worker,
             evaluation: lease.evaluation,
-            budget: Budget::new(sampling.rollout_max_tokens),
+            budget,
+            allowance: Allowance::new(limits),
             sampling,
             endpoint,
-            deadline: Instant::now() + Duration::from_micros(lease.deadline.0),
+            began: deadline.checked_sub(self.span).unwrap_or_else(Instant::now),
+            deadline,
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),
             state: Mutex::default(),

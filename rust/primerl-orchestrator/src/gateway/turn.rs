@@ -1,6 +1,7 @@
 //! One turn: from a prompt to an answer that is recorded.
 
 use super::Gateway;
+use super::allowance::Limit;
 use super::answer::{Answer, Choice};
 use super::client_type::text_only;
 use super::live::Live;
@@ -14,9 +15,11 @@ use crate::engines::{
 };
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
+use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
 use primerl_render::{RenderError, Renderer};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Everything about a request that its task needs.
@@ -50,10 +53,15 @@ pub(super) struct Attempt {
     pub digest: u128,
     pub number: u32,
     pub choices: u32,
+    /// Of those, the ones that were recorded.
+    pub recorded: AtomicU32,
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
+        let recorded = *self.recorded.get_mut();
+        let failed = self.choices.saturating_sub(recorded);
+        self.rollout.allowance.give_back(failed);
         let attempts = &mut self.rollout.state.lock().attempts;
         attempts.ended(self.digest, self.number, self.choices);
     }
@@ -94,6 +102,11 @@ pub(super) fn room(
 pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
     let live = Arc::clone(&task.live);
     let outcome = answer(&app, &rollout, &task).await;
+    if let Err(error) = &outcome {
+        rollout
+            .note_refusal(&app, &task.prompt.session, error)
+            .await;
+    }
     // Before a client hears of its end, and asks again.
     drop(task);
     live.finish(outcome);
@@ -115,6 +128,14 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
     })??;
     let choices = (0..choices).map(|index| choice(app, rollout, task, grant.each, index));
     let choices = try_join_all(choices).await?;
+    let cut = choices
+        .iter()
+        .any(|choice| choice.finish == FinishReason::Length);
+    if cut && grant.each < task.max_tokens {
+        rollout
+            .note_limit(app, &task.prompt.session, Limit::Tokens)
+            .await;
+    }
     let mut head = task.live.head.clone();
     if let Some(text) = choices.first().and_then(|choice| choice.text.as_ref()) {
         head.prompt_tokens = text.prompt_tokens as usize;
@@ -131,6 +152,7 @@ pub(super) async fn awaited<T>(
     tokio::select! {
         done = wait => Ok(done),
         () = rollout.over.cancelled() => Err(rollout.gone()),
+        refusal = rollout.out_of_time() => Err(refusal),
         // Nobody is there to be told.
         () = task.live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
     }
@@ -354,6 +376,7 @@ pub(super) async fn keep(
         state
             .attempts
             .recorded(attempt.digest, attempt.number, turn.choice, index);
+        attempt.recorded.fetch_add(1, Ordering::Relaxed);
         rollout.budget.sampled(tokens);
         if let Some(note) = &task.notes.with_turn {
             app.driver.send(Event::Noted {

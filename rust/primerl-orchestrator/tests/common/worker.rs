@@ -30,6 +30,7 @@ impl Worker {
             examples: 16,
             whole_groups: false,
             max_concurrent: None,
+            listing: None,
         };
         Worker::register_as(url, &request).await
     }

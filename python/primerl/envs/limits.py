@@ -1,0 +1,84 @@
+"""Limits of single rollouts, as far as the worker keeps them: those of an example, and the time of a seat.
+
+The orchestrator keeps the environment's limits by itself. It cannot see an example, so the worker tells it the limits
+that one brings (`POST /rollouts/{id}/limits`) before the environment is asked for anything. A harness that hangs asks
+for nothing, so the worker ends its seat when the time is up, by verifiers' own deadline: a stop, not an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+# Field of an example's data.
+FIELD = "rollout_limits"
+# What verifiers says of a seat whose time was up, and what it is where the time was ours.
+SEAT_TIMED_OUT, STOP = "agent_timeout", "limit_time"
+
+# When the seats of the rollout that runs in this context have to end, on the clock of `time.monotonic`.
+_deadline: ContextVar[float | None] = ContextVar("primerl_seat_deadline", default=None)
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    """None: no limit of this kind."""
+
+    time_s: float | None = None
+    turns: int | None = None
+    tokens: int | None = None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Raises ValueError that names the key."""
+        known = [field.name for field in fields(cls)]
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"unknown key {name!r}; known keys are {', '.join(known)}")
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            number = whole or (isinstance(value, float) and math.isfinite(value) and name == "time_s")
+            if value is not None and not (number and value > 0):
+                kind = "seconds" if name == "time_s" else "a whole number"
+                raise ValueError(f"{name} must be {kind} above 0, not {value!r}")
+        return cls(**values)
+
+    def given(self) -> dict[str, float | int]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def of_example(data: Any) -> RolloutLimits | None:
+    """Those in the example's `rollout_limits`, a table; None where it has none. Raises ValueError."""
+    found = getattr(data, FIELD, None)
+    if found is None:
+        return None
+    values = found.model_dump() if hasattr(found, "model_dump") else found
+    if not isinstance(values, Mapping):
+        raise ValueError(f"it must be a table of limits, not {type(found).__name__}")
+    limits = RolloutLimits.from_mapping(values)
+    return limits if limits.given() else None
+
+
+def begin(*limits: RolloutLimits | None) -> float | None:
+    """The time of a rollout that starts now in this context: the shortest counts. Returns when it is up."""
+    spans = [one.time_s for one in limits if one is not None and one.time_s is not None]
+    deadline = time.monotonic() + min(spans) if spans else None
+    _deadline.set(deadline)
+    return deadline
+
+
+def cap_seat(resolve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """verifiers' own rule for the stages' timeouts of a seat, and the rollout's time on top."""
+
+    def resolve_rollout_timeouts(timeout: Any, task: Any) -> Any:
+        found = resolve(timeout, task)
+        deadline = _deadline.get()
+        if deadline is None:
+            return found
+        left = max(0.0, deadline - time.monotonic())
+        return found if found.agent is not None and found.agent <= left else replace(found, agent=left)
+
+    return resolve_rollout_timeouts

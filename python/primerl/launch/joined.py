@@ -1,0 +1,55 @@
+"""Env workers that join a run from elsewhere, as its launcher sees them: whom it waits for, and how."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from primerl.config.rl import RLConfig
+from primerl.launch import status as orchestrator_status
+from primerl.run_key import VARIABLE
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+ANY = ("0.0.0.0", "::", "[::]")
+
+
+def environments(config: RLConfig) -> list[str]:
+    """Those that have no workers on this machine."""
+    sources = config.orchestrator
+    return [entry.label for entry in [*sources.train.env, *sources.eval.env] if not entry.num_workers]
+
+
+def announcement(config: RLConfig, url: str) -> str | None:
+    """What somebody has to start elsewhere; None where nothing is waited for."""
+    names = environments(config)
+    if not names:
+        return None
+    port = urlsplit(url).port
+    host = config.orchestrator.host
+    commands = "".join(f"\n  primerl env-worker --join {_reached_at(host, port)} --env {name}" for name in names)
+    here = (
+        f"\n  (it listens on {host}, which only this machine reaches; for others set orchestrator.host, and {VARIABLE} "
+        "on both sides)"
+        if host in LOOPBACK
+        else f"\n  (with the run's {VARIABLE})"
+    )
+    return (
+        f"waiting for env workers to join, for at most timeouts.join_s = {config.timeouts.join_s:g} s:{commands}{here}"
+    )
+
+
+def _reached_at(host: str, port: int | None) -> str:
+    return f"http://{socket.gethostname() if host in ANY else host}:{port}"
+
+
+def missing(config: RLConfig, status: dict[str, Any]) -> list[str]:
+    return orchestrator_status.not_joined(status, environments(config))
+
+
+def too_late(config: RLConfig, waiting: list[str]) -> str:
+    return (
+        f"not everything has joined within timeouts.join_s = {config.timeouts.join_s:g} s: {'; '.join(waiting)}; start "
+        "it with `primerl env-worker --join`, raise timeouts.join_s where that takes longer, or give the environment "
+        "workers of this machine (num_workers)"
+    )

@@ -1,0 +1,314 @@
+"""`primerl env-worker --join`: env workers of this machine for a run on another one.
+
+    ask   GET /envs/config: settings, limits, what the run's first worker listed      (again until wait_s have passed)
+    start one process a worker, under a guard; each loads the environment, registers, and is refused where it differs
+    watch a worker that was killed is started again; all end when the run is over, or when this process is told to stop
+
+Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM, 1 the orchestrator was lost or a worker
+failed, 2 bad input: no such environment, a wrong key, another version or other examples than the run's first worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pydantic import ValidationError
+
+from primerl.config import resolve
+from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
+from primerl.config.load import ConfigError, describe
+from primerl.config.resolve import ProcessConfig
+from primerl.launch.console import Console
+from primerl.launch.processes import Process, Processes, describe_end
+from primerl.launch.secrets import read_files
+from primerl.launch.starting import start
+from primerl.run_key import VARIABLE, run_key_header
+from primerl.runs import secrets as stored
+from primerl.runs.state import StateError
+
+FAILED, BAD_INPUT = 1, 2
+ANSWER_S = 10.0
+AGAIN_S = 1.0
+POLL_S = 0.5
+STOP_S = 10.0
+RESTARTS, RESTARTS_WITHIN_S = 5, 600.0
+
+
+class JoinRefusedError(Exception):
+    """The run does not take workers from here: exit code 2."""
+
+
+class JoinFailedError(Exception):
+    """The orchestrator, or a worker, was lost: exit code 1."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """SIGTERM or SIGINT."""
+
+
+def run(config: JoinConfig, console: Console | None = None) -> int:
+    """Until the run is over; returns the exit code. Raises ConfigError before anything is asked."""
+    check_address(config.join)
+    files = read_files(config.env_files)
+    joining = _Joining(config, files, console or Console())
+    with _signals(joining.stop):
+        try:
+            return joining.work()
+        except Stopped:
+            return 0
+        except JoinRefusedError as error:
+            joining.console.say(f"error: {error}")
+            return BAD_INPUT
+        except JoinFailedError as error:
+            joining.console.say(f"error: {error}")
+            return FAILED
+
+
+def check_address(url: str) -> None:
+    try:
+        address = urlsplit(url)
+        usable = address.scheme == "http" and address.hostname and address.port and address.path in ("", "/")
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"join: {url!r} is no address of an orchestrator; give http://host:port")
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _Joining:
+    def __init__(self, config: JoinConfig, variables: Mapping[str, str], console: Console) -> None:
+        self.config = config
+        self.console = console
+        self.stop = threading.Event()
+        self.killed: dict[str, list[float]] = {}  # when
+        self.failed: dict[str, Process] = {}
+        self._files = variables
+        self._said = ""
+
+    def work(self) -> int:
+        told = self._first_known(self._asked(time.monotonic() + self.config.wait_s))
+        settings = _settings(told)
+        variables = self._variables(told, settings)
+        self._say_what_is_joined(told)
+        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, Processes() as processes:
+            described = {
+                process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
+            }
+            for process in described.values():
+                resolve.write(process)
+                start(processes, process)
+            return self._watch(processes, described)
+
+    # What the orchestrator says
+
+    def _asked(self, deadline: float) -> dict[str, Any]:
+        """The orchestrator's answer, asked for until it comes."""
+        path = f"/envs/config?environment={quote(self.config.env)}"
+        if self.config.role is not None:
+            path += f"&role={self.config.role}"
+        while True:
+            self._check_stopped()
+            try:
+                status, answer = _get(self.config.join, path)
+                problem = f"it answers {status}"
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                status, answer, problem = 0, {}, str(error) or type(error).__name__
+            if status == 200:
+                return answer
+            # Refused for what no waiting mends.
+            if 400 <= status < 500 and status not in (408, 429):
+                raise JoinRefusedError(self._refusal(status, answer))
+            if time.monotonic() >= deadline:
+                raise JoinFailedError(
+                    f"no orchestrator answered at {self.config.join} within wait_s = {self.config.wait_s:g} s "
+                    f"({problem}); is the address right, does it listen for other machines (orchestrator.host), does a "
+                    "firewall stand between? raise --wait-s where it is started later"
+                )
+            self._say_once(f"waiting for an orchestrator at {self.config.join} ({problem})")
+            self.stop.wait(AGAIN_S)
+
+    def _refusal(self, status: int, answer: dict[str, Any]) -> str:
+        error = answer.get("error") or {}
+        if status == 401:
+            return f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine"
+        if error.get("code") == "route_unknown":
+            return f"the orchestrator at {self.config.join} is of a version that workers cannot join; update it"
+        return str(error.get("message") or f"the orchestrator answers {status}")
+
+    def _first_known(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Waits until the run's own workers, where it has any, say what others are compared with."""
+        deadline = time.monotonic() + self.config.wait_s
+        while told["first"] is None and told["worker"].get("local_workers"):
+            if time.monotonic() >= deadline:
+                raise JoinFailedError(
+                    f"the run's own workers of {self.config.env!r} have not listed their examples within wait_s = "
+                    f"{self.config.wait_s:g} s; look into their logs, or raise --wait-s"
+                )
+            self._say_once(f"waiting for the run's own workers of {self.config.env!r} to list their examples")
+            self.stop.wait(AGAIN_S)
+            told = self._asked(deadline)
+        return told
+
+    def _say_once(self, message: str) -> None:
+        if message != self._said:
+            self.console.say(message)
+            self._said = message
+
+    def _check_stopped(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    # What is said before the start
+
+    def _variables(self, told: dict[str, Any], settings: JoinedSettings) -> dict[str, str]:
+        """Of this machine: its stored secrets and files. Says what the run's own workers have and is not here."""
+        identifier = str(told["id"]).split("@", 1)[0]
+        try:
+            own = stored.of_environment(identifier.rsplit("/", 1)[-1], identifier, self.config.env) | dict(self._files)
+        except StateError as error:
+            raise JoinRefusedError(str(error)) from None
+        missing = [name for name in settings.variables if name not in own and name not in os.environ]
+        self.console.say(
+            "secrets are not sent: the run's own workers of this environment have "
+            + (f"the variables {', '.join(settings.variables)}" if settings.variables else "no variables of their own")
+        )
+        if missing:
+            self.console.say(
+                f"warning: not set here: {', '.join(missing)}; export them, give a file of them (--env-files), or keep "
+                f"them (primerl env secret set), or rollouts that need them fail"
+            )
+        return own
+
+    def _say_what_is_joined(self, told: dict[str, Any]) -> None:
+        first = told["first"]
+        has = "nobody has listed its examples yet"
+        if first is not None:
+            packages = ((first.get("listing") or {}).get("packages") or {}).items()
+            versions = "".join(f", {name} {version}" for name, version in sorted(packages))
+            has = f"the run's first worker has {first['examples']} examples{versions}"
+        self.console.say(f"joining {self.config.join} for {told['role']} environment {self.config.env!r}; {has}")
+
+    # The workers
+
+    def _watch(self, processes: Processes, described: dict[str, ProcessConfig]) -> int:
+        for process in described.values():
+            self.console.say(f"{process.name}: {process.log}")
+        while True:
+            if self.stop.is_set():
+                self.console.say("stopping; rollouts that run are handed back")
+                processes.stop(grace_s=STOP_S)
+                return 0
+            for ended in processes.poll(POLL_S):
+                self._ended(processes, described, ended)
+            if processes.guard_end is not None:
+                raise JoinFailedError(f"the guard of the processes {processes.guard_end}")
+            if all(process.ended for process in processes.by_name.values()):
+                return self._exit_code()
+
+    def _ended(self, processes: Processes, described: dict[str, ProcessConfig], process: Process) -> None:
+        if process.code == 0:
+            self.console.say(f"{process.name} has ended")
+            return
+        self.console.say(describe_end(process))
+        lately = [at for at in self.killed.get(process.name, []) if time.monotonic() - at < RESTARTS_WITHIN_S]
+        # What gave up by itself would again.
+        if (process.code or 0) < 0 and len(lately) < RESTARTS:
+            self.killed[process.name] = [*lately, time.monotonic()]
+            self.console.say(f"{process.name} is started again")
+            start(processes, described[process.name])
+        else:
+            self.failed[process.name] = process
+
+    def _exit_code(self) -> int:
+        if not self.failed:
+            self.console.say("the run is over")
+            return 0
+        refused = all(process.code == BAD_INPUT for process in self.failed.values())
+        return BAD_INPUT if refused else FAILED
+
+
+def _get(url: str, path: str) -> tuple[int, dict[str, Any]]:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", path, headers=run_key_header())
+        answer = connection.getresponse()
+        content = json.loads(answer.read() or b"{}")
+    finally:
+        connection.close()
+    return answer.status, content if isinstance(content, dict) else {}
+
+
+def _settings(told: dict[str, Any]) -> JoinedSettings:
+    try:
+        found: JoinedSettings = JoinedSettings.model_validate(told["worker"])
+        return found
+    except ValidationError as error:
+        raise JoinRefusedError(
+            "this version of primerl cannot use what the orchestrator says of the environment; install the run's "
+            f"version here: {describe(error, JoinedSettings)}"
+        ) from None
+
+
+def workers(
+    config: JoinConfig,
+    told: dict[str, Any],
+    settings: JoinedSettings,
+    variables: Mapping[str, str],
+    folder: Path,
+) -> list[ProcessConfig]:
+    """One process a worker; `folder` takes their files."""
+    host = socket.gethostname()
+    found = []
+    for index in range(config.workers):
+        resolved = EnvWorkerConfig(
+            orchestrator_url=config.join.rstrip("/"),
+            environment=config.env,
+            role=told["role"],
+            worker_name=f"{config.env}-{index}@{host}",
+            id=told["id"],
+            args=settings.args,
+            seed=settings.seed,
+            max_concurrent=config.max_concurrent or settings.max_concurrent,
+            memory_mb=config.memory_mb or settings.memory_mb,
+            unreachable_s=config.wait_s,
+            limits=told["limits"],
+            log=settings.log,
+            metrics_port=resolve.port_of(config.metrics_port, index),
+        )
+        log = Path(config.log_dir).expanduser().absolute() / "envs" / str(told["role"]) / config.env
+        name = f"env_{config.env}_{index}"
+        found.append(
+            ProcessConfig(
+                kind="env-worker",
+                name=name,
+                config=resolved,
+                file=folder / f"{name}.toml",
+                log=log / f"env_worker_{index}.log",
+                threads=1,
+                variables=variables,
+            )
+        )
+    return found

@@ -1,0 +1,194 @@
+//! What a worker that joins from another machine is told of its environment, and how it may differ from the others.
+//!
+//! It has no file of the run: the settings of its environment, its limits, and what the first worker listed come from
+//! here. Secrets are not among them: they are variables of the run's own workers, and only their names are told.
+
+use super::endpoints::environment_named;
+use super::wire::{Listing, RegisterRequest, WorkerRole};
+use crate::app::App;
+use crate::config::RolloutLimits;
+use crate::http::{ApiError, Encoding};
+use axum::extract::{Query, State};
+use axum::response::Response;
+use primerl_core::EnvironmentId;
+use primerl_core::core::Listed;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+#[derive(Debug, Deserialize)]
+pub struct Asked {
+    environment: String,
+    role: Option<WorkerRole>,
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    environment: &'a str,
+    role: WorkerRole,
+    /// Of the verifiers environment.
+    id: &'a str,
+    model: String,
+    limits: RolloutLimits,
+    /// As the launcher wrote it.
+    worker: &'a Map<String, Value>,
+    /// `None` until one has registered.
+    first: Option<First>,
+}
+
+/// Of the first worker.
+#[derive(Serialize)]
+struct First {
+    examples: u32,
+    /// `None`: it registered with a version that did not say, or before a restart.
+    listing: Option<Listing>,
+}
+
+pub async fn config(
+    State(app): State<Arc<App>>,
+    Query(asked): Query<Asked>,
+) -> Result<Response, ApiError> {
+    let (environment, role) = environment_named(&app, &asked.environment, asked.role)?;
+    let index = environment.0 as usize;
+    let config = &app.config;
+    let trained = config
+        .train
+        .env
+        .get(index)
+        .map(|own| (&own.id, &own.worker));
+    let measured = index.checked_sub(config.train.env.len());
+    let measured = measured.and_then(|index| config.eval.env.get(index));
+    let found = trained.or(measured.map(|own| (&own.id, &own.worker)));
+    let (id, worker) = found.ok_or_else(|| ApiError::internal("the environment has no config"))?;
+    let examples = app
+        .listed
+        .lock()
+        .get(&environment)
+        .map(|first| first.examples);
+    let listing = app.listings.lock().get(&environment).cloned();
+    Ok(Encoding::Json.ok(&Told {
+        environment: &asked.environment,
+        role,
+        id,
+        model: config.model.name(),
+        limits: config.limits().get(index).copied().unwrap_or_default(),
+        worker,
+        first: examples.map(|examples| First { examples, listing }),
+    }))
+}
+
+/// What a worker has otherwise than the first one of its environment, for people; `None`: nothing.
+pub fn difference(
+    app: &App,
+    environment: EnvironmentId,
+    asked: &RegisterRequest,
+) -> Option<String> {
+    let examples = app
+        .listed
+        .lock()
+        .get(&environment)
+        .map(|first| first.examples);
+    let listing = app.listings.lock().get(&environment).cloned();
+    let mut found = Vec::new();
+    if let Some(first) = examples.filter(|first| *first != asked.examples) {
+        found.push(format!(
+            "lists {} examples, the first one listed {first}",
+            asked.examples
+        ));
+    }
+    if let (Some(first), Some(own)) = (&listing, &asked.listing) {
+        let same_number = found.is_empty();
+        found.extend(other_packages(first, own));
+        if same_number && first.digest != own.digest {
+            found.push(format!(
+                "lists other examples: {}",
+                other_examples(first, own)
+            ));
+        }
+    }
+    (!found.is_empty()).then(|| found.join(", and "))
+}
+
+fn other_packages(first: &Listing, own: &Listing) -> Option<String> {
+    let names = first.packages.keys().chain(own.packages.keys());
+    let names: std::collections::BTreeSet<&String> = names.collect();
+    let version = |listing: &Listing, name: &String| listing.packages.get(name).cloned();
+    let told = |version: Option<String>| version.unwrap_or_else(|| "none".into());
+    let differs = |name: &&String| version(first, name) != version(own, name);
+    let other = names.into_iter().filter(differs).map(|name| {
+        let (is, was) = (told(version(own, name)), told(version(first, name)));
+        format!("{name} {is} where the first one has {was}")
+    });
+    let other: Vec<String> = other.collect();
+    (!other.is_empty()).then(|| format!("has {}", other.join(", ")))
+}
+
+fn other_examples(first: &Listing, own: &Listing) -> &'static str {
+    match (first.first == own.first, first.last == own.last) {
+        (true, true) => "as many, with the same first and last one, but others between them",
+        (true, false) => "as many, with the same first one and another last one",
+        (false, true) => "as many, with another first one and the same last one",
+        (false, false) => "as many, with another first and another last one",
+    }
+}
+
+/// The first worker of an environment: others are compared with it.
+pub fn is_first(app: &App, environment: EnvironmentId, asked: &RegisterRequest) {
+    let said = Listed {
+        examples: asked.examples,
+        whole_groups: asked.whole_groups,
+    };
+    app.listed.lock().entry(environment).or_insert(said);
+    if let Some(listing) = &asked.listing {
+        let mut listings = app.listings.lock();
+        listings
+            .entry(environment)
+            .or_insert_with(|| listing.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(first: &str, last: &str, version: &str) -> Listing {
+        let packages = [
+            ("reverse-text".to_owned(), version.to_owned()),
+            ("verifiers".to_owned(), "0.4.0".to_owned()),
+        ];
+        Listing {
+            digest: format!("{first}{last}"),
+            first: first.into(),
+            last: last.into(),
+            packages: packages.into(),
+        }
+    }
+
+    #[test]
+    fn other_versions_are_named_with_both_of_them() {
+        let (one, other) = (listing("a", "b", "0.1.0"), listing("a", "b", "0.2.0"));
+        assert_eq!(other_packages(&one, &one), None);
+        assert_eq!(
+            other_packages(&one, &other).as_deref(),
+            Some("has reverse-text 0.2.0 where the first one has 0.1.0")
+        );
+        let without = Listing {
+            packages: Default::default(),
+            ..one.clone()
+        };
+        assert_eq!(
+            other_packages(&one, &without).as_deref(),
+            Some(
+                "has reverse-text none where the first one has 0.1.0, verifiers none where the first one has 0.4.0"
+            )
+        );
+    }
+
+    #[test]
+    fn where_examples_differ_is_said_as_far_as_it_is_known() {
+        let one = listing("a", "b", "1");
+        assert!(other_examples(&one, &listing("a", "c", "1")).contains("another last one"));
+        assert!(other_examples(&one, &listing("c", "b", "1")).contains("another first one"));
+        assert!(other_examples(&one, &listing("a", "b", "1")).contains("between"));
+    }
+}
