@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +18,20 @@ from verifiers.v1.trace import Error
 from primerl import run_key
 from primerl.envs import documented, harness, patches
 from primerl.envs.harness import HARNESS_ID
-from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
+from primerl.envs.interception import GATEWAYS, SharedInterception, address_of
+from primerl.envs.interface import (
+    LONGEST_MESSAGE,
+    LONGEST_TRACEBACK,
+    Address,
+    EnvironmentRefusedError,
+    Gateway,
+    Outcome,
+    Post,
+    Role,
+    shortened,
+)
 
 log = logging.getLogger("primerl.envs")
-
-# An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
-LONGEST_MESSAGE = 2_000
-LONGEST_TRACEBACK = 20_000
-
-Outcome = dict[str, Any]
-"""`Outcome` of primerl-core: ok, traces, error."""
-
-
-class EnvironmentRefusedError(Exception):
-    """The environment cannot be loaded as configured. The message names it and what to do."""
 
 
 def prepare() -> None:
@@ -111,8 +111,11 @@ def _explain(environment_id: str, error: ValidationError) -> str:
     return f"environment {environment_id!r} refuses its settings: {problems}"
 
 
-def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.Task[Any, Any, Any]]:
-    """All examples in an order that depends on nothing but the environment and the seed."""
+def list_examples(
+    env: vf.Env[Any], environment_id: str, seed: int, role: Role = "train"
+) -> list[vf.Task[Any, Any, Any]]:
+    """All examples in an order that depends on nothing but the environment and the seed. Which split they are of is a
+    setting of the taskset, where it has one."""
     taskset = env.taskset
     if not taskset.bounded:
         raise EnvironmentRefusedError(
@@ -127,6 +130,15 @@ def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.T
     if not examples:
         raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these settings")
     return examples
+
+
+def scores_groups(env: vf.Env[Any]) -> bool:
+    """v1 judges across rollouts within one episode."""
+    return False
+
+
+def remark(env: vf.Env[Any], environment_id: str, role: Role) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -177,6 +189,11 @@ class Runner:
                 del GATEWAYS[trace_id]
         return outcome_of(episode, label)
 
+    async def run_group(
+        self, task: vf.Task[Any, Any, Any], rollouts: Sequence[Address], **settings: Any
+    ) -> list[Outcome]:
+        raise AssertionError("no environment of this generation is scored by group")
+
 
 @asynccontextmanager
 async def serving(env: vf.Env[Any], root: str, post: Post) -> AsyncIterator[Runner]:
@@ -212,14 +229,6 @@ def outcome_of(episode: vf.Episode, label: str) -> Outcome:
         if trace["session"] in unusable:
             trace.update(ok=False, reward=0.0)
     return {"ok": episode.ok and not unusable, "traces": traces, "error": error}
-
-
-def shortened(text: str, longest: int) -> str:
-    """Beginning and end of a text of more than `longest` characters."""
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
 def _trace(trace: vf.Trace) -> dict[str, Any]:

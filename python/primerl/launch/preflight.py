@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
@@ -18,9 +17,9 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, monitors, preflight_model, secrets
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets
+from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
-from primerl.launch.secrets import environment_of_workers
 from primerl.runs.state import StateError
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
@@ -28,8 +27,12 @@ from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
 
 
-def check(config: RLConfig) -> None:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line."""
+def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> None:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line.
+
+    Args:
+        say: Told what takes long, and what should be known of an environment that can be used.
+    """
     problems: list[str] = []
     for find in (_output_dir, _resume_step, _env_files, _model, _store, _ports, monitors.check):
         try:
@@ -38,7 +41,8 @@ def check(config: RLConfig) -> None:
             problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
     if not problems:
-        problems = _slow_checks(config)
+        interpreters.provided(config, say)
+        problems = _slow_checks(config, say)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -249,45 +253,24 @@ def check_address(name: str, host: str, port: int) -> None:
             raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
 
 
-def _slow_checks(config: RLConfig) -> list[str]:
-    wanted = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+def _slow_checks(config: RLConfig, say: Callable[[str], None]) -> list[str]:
+    check_s = config.timeouts.check_s
     try:
-        variables = [environment_of_workers(config, environment.label) for environment in wanted]
+        wanted = environments.wanted(config)
     except StateError as error:
         return [str(error)]
-    entries = zip(wanted, variables, strict=True)
-    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
-    check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
-            checker.environments() as environments,
+            environments.checking(wanted, Path(folder)) as processes,
         ):
-            listed = checker.ended(environments, check_s, request)
+            found = environments.problems(wanted, processes, check_s, say)
             checked = checker.ended(orchestrator, check_s)
     refusal = _orchestrator_said(checked, file, check_s)
-    found = _environments_said(listed, [environment.label for environment in wanted], check_s)
     return [*([refusal] if refusal else []), *found]
-
-
-def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float) -> list[str]:
-    if done is None:
-        return [
-            f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
-            "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
-            "see which takes so long, or hangs"
-        ]
-    try:
-        found = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        return [f"importing the environments ({', '.join(labels)}) ended the process: {_said(done)}"]
-    problems = [(label, " ".join(text.split())) for label, text in zip(labels, found, strict=True) if text is not None]
-    named = [text if label in text else f"environment {label!r}: {text}" for label, text in problems]
-    # Entries of one environment may have one problem.
-    return list(dict.fromkeys(named))
 
 
 def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:
@@ -301,10 +284,4 @@ def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
-    return said if said and "Traceback" not in said else _said(done)
-
-
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    # A traceback's last line is the error; a clean refusal is one line.
-    return lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    return said if said and "Traceback" not in said else checker.said(done)

@@ -139,6 +139,7 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
         name: "w".into(),
         pid: 1,
         examples: 16,
+        whole_groups: false,
     };
     let client = EnvClient::start(Options {
         orchestrator_url: url.into(),

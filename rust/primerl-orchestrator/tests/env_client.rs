@@ -169,6 +169,7 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
         name: "worker".into(),
         pid: std::process::id(),
         examples: 1,
+        whole_groups: false,
     };
     EnvClient::start(Options {
         orchestrator_url: url.into(),
@@ -373,6 +374,7 @@ fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
             name: "worker".into(),
             pid: 1,
             examples: 1,
+            whole_groups: false,
         };
         let options = Options {
             orchestrator_url: url.into(),

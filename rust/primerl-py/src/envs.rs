@@ -197,7 +197,7 @@ impl EnvClient {
         clippy::too_many_arguments,
         reason = "Python passes them by name, and one by one"
     )]
-    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s, whole_groups=false))]
     fn new(
         orchestrator_url: String,
         api_key: Option<String>,
@@ -207,6 +207,7 @@ impl EnvClient {
         examples: u32,
         max_concurrent: u32,
         give_up_s: f64,
+        whole_groups: bool,
     ) -> PyResult<Self> {
         let role = match role {
             "train" => WorkerRole::Train,
@@ -223,6 +224,7 @@ impl EnvClient {
             name,
             pid: std::process::id(),
             examples,
+            whole_groups,
         };
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {

@@ -93,6 +93,7 @@ async fn register(number: u32, load: &Load, world: &Rc<World>) -> Worker {
         name: format!("worker-{number}"),
         pid: std::process::id(),
         examples: EXAMPLES,
+        whole_groups: false,
     };
     let answer: RegisterAnswer = call(&http, wire::REGISTER, &request).await.unwrap();
     Worker {

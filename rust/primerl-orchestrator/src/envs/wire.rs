@@ -41,6 +41,9 @@ pub struct RegisterRequest {
     pub pid: u32,
     /// How many examples the worker can be leased; the same for all workers of an environment.
     pub examples: u32,
+    /// Rewards compare the rollouts of a group: all of a group are leased together, to one worker.
+    #[serde(default)]
+    pub whole_groups: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,6 +171,7 @@ mod tests {
             name: "w".into(),
             pid: 1,
             examples: 128,
+            whole_groups: false,
         });
         assert_eq!(map["role"], "eval");
     }

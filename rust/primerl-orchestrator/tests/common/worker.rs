@@ -29,6 +29,7 @@ impl Worker {
             name: name.into(),
             pid: std::process::id(),
             examples: 16,
+            whole_groups: false,
         };
         let answer: RegisterAnswer = call(&http, url, wire::REGISTER, &request).await.unwrap();
         assert_eq!(answer.model, "m");
