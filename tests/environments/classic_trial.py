@@ -81,16 +81,21 @@ class NeverEnds(vf.SingleTurnEnv):
 
 
 class FirstRaises(vf.SingleTurnEnv):
-    """The first rollout of a group raises what verifiers does not catch, while the others ask the model."""
+    """The first rollout of a group raises what verifiers does not catch, when the two others ask the model."""
 
-    started = 0
+    started = asking = 0
 
     async def setup_state(self, state: Any) -> Any:
-        FirstRaises.started += 1
-        if FirstRaises.started == 1:
-            await asyncio.sleep(0.05)
+        self.started += 1
+        if self.started == 1:
+            while self.asking < 2:
+                await asyncio.sleep(0)
             raise RuntimeError("the world is not there")
         return state
+
+    async def get_model_response(self, *arguments: Any, **named: Any) -> Any:
+        self.asking += 1
+        return await super().get_model_response(*arguments, **named)
 
 
 class TornDown(vf.SingleTurnEnv):

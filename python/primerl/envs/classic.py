@@ -99,7 +99,7 @@ def _kept_signal_handlers() -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     """verifiers wraps what `load_environment` raises."""
     if type(error).__name__ == "MissingKeyError":
-        return f"{error}; set it by `primerl env secret set`, or in a file of env_files"
+        return f"{str(error).splitlines()[0]}; set them by `primerl env secret set`, or in a file of env_files"
     inner = error.__cause__ or error
     if isinstance(inner, ImportError):
         return f"{str(inner).rstrip('.')}; install its package into the environment's virtual environment"
