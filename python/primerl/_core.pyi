@@ -150,7 +150,7 @@ class EnvClient:
             examples: How many there are; all workers of an environment must agree.
             max_concurrent: Most rollouts held at once.
             give_up_s: Ends when the orchestrator answered nothing for this long.
-            whole_groups: Lease all rollouts of a group together, in one `Leased`; they may be more than max_concurrent.
+            whole_groups: Rewards come from all rollouts of a group together: each `Leased` holds whole groups only.
 
         Raises:
             ValueError: A value cannot be used; the message names it.

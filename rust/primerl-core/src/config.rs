@@ -252,6 +252,14 @@ impl Config {
         (self.batch_size / self.group_size) as usize
     }
 
+    /// Rollouts of one example of an environment.
+    pub fn rollouts_per_group(&self, id: EnvironmentId) -> usize {
+        match &self.environment(id).role {
+            Role::Train => self.group_size as usize,
+            Role::Evaluate(evaluation) => evaluation.rollouts_per_example as usize,
+        }
+    }
+
     /// Rollouts with which a group may be trained.
     pub fn min_group_size(&self) -> usize {
         self.min_group_size.unwrap_or(self.group_size) as usize

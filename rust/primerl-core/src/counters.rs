@@ -94,17 +94,20 @@ pub enum VoidReason {
     Masked,
     /// All rewards of its group were equal, and such groups are filtered.
     NoSignal,
+    /// Another rollout of its group came to nothing, and its environment rewards whole groups: it is run again.
+    GroupIncomplete,
     /// The run ended before its group was cut.
     RunFinished,
 }
 
 impl VoidReason {
-    pub const ALL: [VoidReason; 6] = [
+    pub const ALL: [VoidReason; 7] = [
         VoidReason::TooOld,
         VoidReason::GroupDropped,
         VoidReason::TooLong,
         VoidReason::Masked,
         VoidReason::NoSignal,
+        VoidReason::GroupIncomplete,
         VoidReason::RunFinished,
     ];
 
@@ -116,6 +119,7 @@ impl VoidReason {
             VoidReason::TooLong => "too_long",
             VoidReason::Masked => "masked",
             VoidReason::NoSignal => "no_signal",
+            VoidReason::GroupIncomplete => "group_incomplete",
             VoidReason::RunFinished => "run_finished",
         }
     }
@@ -128,7 +132,7 @@ impl VoidReason {
             | VoidReason::TooLong
             | VoidReason::Masked
             | VoidReason::NoSignal => Ended::Filtered,
-            VoidReason::RunFinished => Ended::Cancelled,
+            VoidReason::GroupIncomplete | VoidReason::RunFinished => Ended::Cancelled,
         }
     }
 }
@@ -147,6 +151,9 @@ pub struct Losses {
     pub groups_dropped: u64,
     /// Groups set aside because nobody came for their environment's work.
     pub groups_set_aside: u64,
+    /// Whole groups begun anew for one of their rollouts.
+    #[serde(default)]
+    pub groups_restarted: u64,
 }
 
 impl Losses {

@@ -169,16 +169,19 @@ pub enum CancelReason {
     WorkerLost,
     /// Its group was dropped.
     GroupDropped,
+    /// Another rollout of its group came to nothing, and its environment rewards whole groups.
+    GroupRestarted,
     RunFinished,
 }
 
 impl CancelReason {
-    pub const ALL: [CancelReason; 6] = [
+    pub const ALL: [CancelReason; 7] = [
         CancelReason::TooManyPolicies,
         CancelReason::TooOld,
         CancelReason::Timeout,
         CancelReason::WorkerLost,
         CancelReason::GroupDropped,
+        CancelReason::GroupRestarted,
         CancelReason::RunFinished,
     ];
 
@@ -190,6 +193,7 @@ impl CancelReason {
             CancelReason::Timeout => "timeout",
             CancelReason::WorkerLost => "worker_lost",
             CancelReason::GroupDropped => "group_dropped",
+            CancelReason::GroupRestarted => "group_restarted",
             CancelReason::RunFinished => "run_finished",
         }
     }

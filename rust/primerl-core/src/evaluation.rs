@@ -2,12 +2,15 @@
 //!
 //! While a round goes on, engines stay at its version. A rollout that fails is tried once more, then counts as failed
 //! with reward 0. The round has a deadline: what has not ended by then is left out of the report.
+//!
+//! Rollouts of a group that is run whole ([`crate::group`]) are held until all of it has ended: one that fails the first
+//! time, or is lost, takes the others along.
 
 mod scores;
 
 use crate::effect::EvaluationReport;
 use crate::ids::*;
-use crate::rollout::Score;
+use crate::rollout::{Rollout, Score};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,6 +42,9 @@ pub struct Progress {
     pub queue: VecDeque<Attempt>,
     /// Rollouts in flight and what they are attempts at.
     pub in_flight: BTreeMap<RolloutId, Attempt>,
+    /// Of groups that are run whole and have not ended.
+    #[serde(default)]
+    pub held: BTreeMap<GroupId, Held>,
     pub scored: u32,
     pub failed: u32,
     reward_sum: f64,
@@ -46,6 +52,19 @@ pub struct Progress {
     #[serde(default)]
     rewards: BTreeMap<ExampleIndex, Vec<f64>>,
     metrics: BTreeMap<String, (f64, u32)>,
+}
+
+/// What has ended of a group that is run whole.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Held {
+    pub scored: Vec<(Box<Rollout>, Score)>,
+    pub failed: u32,
+}
+
+impl Held {
+    pub fn ended(&self) -> usize {
+        self.scored.len() + self.failed as usize
+    }
 }
 
 impl Round {
@@ -109,18 +128,39 @@ impl Progress {
         }
     }
 
-    /// A rollout failed. Returns whether that ended the attempt, with reward 0.
-    pub fn fail(&mut self, attempt: Attempt) -> bool {
-        if attempt.failed < MAX_RETRIES {
-            self.queue.push_front(Attempt {
-                failed: attempt.failed + 1,
-                ..attempt
-            });
-            return false;
+    /// The attempt after one that failed; `None` if that was the last.
+    pub fn after_failure(attempt: Attempt) -> Option<Attempt> {
+        (attempt.failed < MAX_RETRIES).then_some(Attempt {
+            failed: attempt.failed + 1,
+            ..attempt
+        })
+    }
+
+    /// So many attempts at an example failed for good: each has reward 0.
+    pub fn fail(&mut self, example: ExampleIndex, attempts: u32) {
+        self.failed += attempts;
+        let rewards = self.rewards.entry(example).or_default();
+        rewards.extend((0..attempts).map(|_| 0.0));
+    }
+
+    /// Takes a whole group of `size` back, to be run as this attempt says. Returns what is in flight of it, and what was
+    /// held.
+    pub fn restart(&mut self, attempt: Attempt, size: usize) -> (Vec<RolloutId>, Option<Held>) {
+        let of_group = |(_, other): &(&RolloutId, &Attempt)| other.group == attempt.group;
+        let siblings = self.in_flight.iter().filter(of_group);
+        let siblings: Vec<RolloutId> = siblings.map(|(id, _)| *id).collect();
+        siblings.iter().for_each(|id| {
+            self.in_flight.remove(id);
+        });
+        for slot in (0..size).rev() {
+            self.queue.push_front(Attempt { slot, ..attempt });
         }
-        self.failed += 1;
-        self.rewards.entry(attempt.example).or_default().push(0.0);
-        true
+        (siblings, self.held.remove(&attempt.group))
+    }
+
+    /// Rollouts that were reported and do not count yet.
+    pub fn held_rollouts(&self) -> usize {
+        self.held.values().map(|held| held.scored.len()).sum()
     }
 
     /// `None` if nothing ended: there is no mean of nothing.

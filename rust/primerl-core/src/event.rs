@@ -13,10 +13,13 @@ use std::sync::Arc;
 // Tagged outside: an inner tag would buffer the fields, and serde cannot buffer the 128-bit digests of a turn.
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A worker listed the environment's examples. Repeated registrations must agree in number; the first one counts.
+    /// A worker listed the environment's examples. Repeated registrations must agree; the first one counts.
     EnvironmentReady {
         environment: EnvironmentId,
         examples: u32,
+        /// Its rewards come from all rollouts of a group together: groups are leased whole, and begun anew whole.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        whole_groups: bool,
     },
     WorkerJoined {
         worker: WorkerId,
@@ -273,5 +276,26 @@ mod tests {
             let read: Event = rmp_serde::from_slice(&bytes).expect("events can be read");
             assert_eq!(format!("{read:?}"), format!("{event:?}"));
         }
+    }
+
+    #[test]
+    fn a_journal_of_before_whole_groups_is_read() {
+        let written = serde_json::json!({"environment_ready": {"environment": 2, "examples": 7}});
+        let bytes = rmp_serde::to_vec_named(&written).expect("it can be written");
+        let read: Event = rmp_serde::from_slice(&bytes).expect("it can be read");
+        let Event::EnvironmentReady {
+            environment,
+            examples,
+            whole_groups,
+        } = &read
+        else {
+            panic!("another event: {read:?}");
+        };
+        assert_eq!(
+            (*environment, *examples, *whole_groups),
+            (EnvironmentId(2), 7, false)
+        );
+        let again = rmp_serde::to_vec_named(&read).expect("it can be written");
+        assert_eq!(again, bytes, "and written as before");
     }
 }

@@ -10,6 +10,10 @@
 //! lost workers or stale rollouts, or at its first stale rollout under `group_on_cancel = "drop"`. The group is complete
 //! when every slot is finished or lost and at least `min_group_size` are finished, and hopeless when too many are lost
 //! for that. It leaves whole: cut into a batch with what it has, or dropped.
+//!
+//! Where rewards come from all rollouts of a group together (`whole`), one worker gets all of it, and a rollout is
+//! finished for good only when all are: one that comes to nothing takes the others along, reported ones too, and all slots
+//! are queued again. Tries are then counted for the group. Only when they are spent is a failed slot given up by itself.
 
 use crate::ids::*;
 use crate::rollout::{Rollout, TrainedTrace};
@@ -50,6 +54,9 @@ pub struct Group {
     /// In on-policy distillation: for each of [`Group::samples`], the teacher's log-probability of every token, nats.
     #[serde(default)]
     pub teacher_logprobs: Option<Vec<TokenLogprobs>>,
+    /// One worker runs all of it.
+    #[serde(default)]
+    pub whole: bool,
     tries: Vec<Tries>,
     finished: usize,
     lost: usize,
@@ -85,6 +92,7 @@ impl Group {
             ready_since: None,
             token_advantages: None,
             teacher_logprobs: None,
+            whole: false,
             tries: vec![Tries::default(); size],
             finished: 0,
             lost: 0,
@@ -220,15 +228,17 @@ impl Group {
     /// Takes back the slot of a rollout that failed. Returns whether it may be tried again.
     pub fn fail(&mut self, slot: usize, rollout: RolloutId, max_retries: u32) -> bool {
         self.take_back(slot, rollout);
-        self.tries[slot].failed += 1;
-        self.tries[slot].failed <= max_retries
+        let tries = self.tries_of(slot);
+        tries.failed += 1;
+        tries.failed <= max_retries
     }
 
     /// Takes back the slot of a rollout whose worker is gone. Returns whether it may be tried again.
     pub fn lose(&mut self, slot: usize, rollout: RolloutId) -> bool {
         self.take_back(slot, rollout);
-        self.tries[slot].leases_lost += 1;
-        self.tries[slot].leases_lost < MAX_LEASES_LOST
+        let tries = self.tries_of(slot);
+        tries.leases_lost += 1;
+        tries.leases_lost < MAX_LEASES_LOST
     }
 
     /// Takes back the slot of a rollout that became stale in flight. Returns whether it may be filled again.
@@ -252,8 +262,16 @@ impl Group {
 
     /// Whether the slot of a stale rollout may be filled again; counts it.
     pub fn may_refill(&mut self, slot: usize, rule: OnCancel) -> bool {
-        self.tries[slot].stale += 1;
-        rule == OnCancel::Refill && self.tries[slot].stale <= MAX_REFILLS
+        let tries = self.tries_of(slot);
+        tries.stale += 1;
+        rule == OnCancel::Refill && tries.stale <= MAX_REFILLS
+    }
+
+    /// Begins anew: every slot is queued, given up or not. Returns what they held.
+    pub fn restart(&mut self) -> Vec<Slot> {
+        (self.finished, self.lost, self.in_flight) = (0, 0, 0);
+        let queued = vec![Slot::Queued; self.slots.len()];
+        std::mem::replace(&mut self.slots, queued)
     }
 
     /// A slot that was taken back is not tried again.
@@ -265,6 +283,11 @@ impl Group {
         );
         self.slots[slot] = Slot::Lost;
         self.lost += 1;
+    }
+
+    /// Those of a whole group are counted at its first slot.
+    fn tries_of(&mut self, slot: usize) -> &mut Tries {
+        &mut self.tries[if self.whole { 0 } else { slot }]
     }
 
     fn take_back(&mut self, slot: usize, rollout: RolloutId) {

@@ -47,6 +47,7 @@ impl Interval {
                 slots_lost: d.slots_lost - c.slots_lost,
                 groups_dropped: d.groups_dropped - c.groups_dropped,
                 groups_set_aside: d.groups_set_aside - c.groups_set_aside,
+                groups_restarted: d.groups_restarted - c.groups_restarted,
             },
         }
     }
@@ -150,6 +151,7 @@ fn loss_metrics(metrics: &mut Metrics, Interval { counters, losses }: &Interval)
     metrics.set("slots/lost", losses.slots_lost as f64);
     metrics.set("groups/dropped", losses.groups_dropped as f64);
     metrics.set("groups/set_aside", losses.groups_set_aside as f64);
+    metrics.set("groups/restarted", losses.groups_restarted as f64);
 }
 
 /// Tokens that the batch has of each rollout; of one that is left out whole, no entry.

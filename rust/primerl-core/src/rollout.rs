@@ -402,7 +402,7 @@ pub struct Remains {
 }
 
 /// What one rollout adds to an evaluation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     pub reward: f64,
     pub metrics: BTreeMap<String, f64>,

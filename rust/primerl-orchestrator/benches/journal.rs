@@ -127,6 +127,7 @@ impl Mix {
             self.send(Event::EnvironmentReady {
                 environment,
                 examples,
+                whole_groups: false,
             });
         }
         for id in 0..WORKERS {

@@ -12,6 +12,7 @@ use crate::http::ApiError;
 use crate::page::Page;
 use crate::telemetry::Telemetry;
 use parking_lot::Mutex;
+use primerl_core::core::Listed;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
 use std::collections::HashMap;
@@ -34,8 +35,8 @@ pub struct App {
     pub refusals: Refusals,
     pub telemetry: Arc<Telemetry>,
     pub failures: Failures,
-    /// Examples that the first worker of each environment listed. Written at registration.
-    pub examples: Mutex<HashMap<EnvironmentId, u32>>,
+    /// What the first worker of each environment said of it. Written at registration.
+    pub listed: Mutex<HashMap<EnvironmentId, Listed>>,
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
@@ -81,7 +82,7 @@ impl App {
             refusals: Refusals::default(),
             telemetry: Arc::default(),
             failures: Failures::default(),
-            examples: Mutex::default(),
+            listed: Mutex::default(),
             finished,
             page,
             origin: Instant::now(),

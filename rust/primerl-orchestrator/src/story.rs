@@ -211,7 +211,7 @@ pub(crate) fn restore(app: &App, core: &Core) {
         leases.map(|open| (open.worker, open.lease.rollout)),
         core.next_worker(),
     );
-    *app.examples.lock() = core.known_examples().collect();
+    *app.listed.lock() = core.known_examples().collect();
     for seat in seats::read(&app.config.output_dir, core.known_engines()) {
         if let Err(problem) = app.engines.restore(&seat) {
             tracing::error!(engine = %seat.engine, url = seat.url, problem, "cannot use this engine");

@@ -140,6 +140,7 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
         pid: 1,
         examples: 16,
         whole_groups: false,
+        max_concurrent: None,
     };
     let client = EnvClient::start(Options {
         orchestrator_url: url.into(),

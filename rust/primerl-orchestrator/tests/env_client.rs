@@ -25,6 +25,8 @@ struct Script {
     offered: VecDeque<u64>,
     lease_sizes: Vec<u32>,
     registrations: u64,
+    /// Rollouts that are leased only together; 0 is 1.
+    together: u32,
     results: Vec<(WorkerId, RolloutId)>,
     /// Statuses with which the next results are answered; 200 when empty.
     result_statuses: VecDeque<StatusCode>,
@@ -60,6 +62,7 @@ async fn register(State(script): State<Shared>, body: Bytes) -> Response {
         environment: EnvironmentId(0),
         model: "policy".into(),
         heartbeat_s: 0.05,
+        leased_together: script.together,
     })
 }
 
@@ -170,6 +173,7 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
         pid: std::process::id(),
         examples: 1,
         whole_groups: false,
+        max_concurrent: None,
     };
     EnvClient::start(Options {
         orchestrator_url: url.into(),
@@ -233,6 +237,23 @@ fn holds_no_more_than_its_capacity_and_fills_what_becomes_free() {
     let script = server.script.lock();
     assert_eq!(script.results, [(WorkerId(1), RolloutId(1))]);
     assert!(script.left);
+}
+
+#[test]
+fn asks_for_whole_groups_only_when_they_fit() {
+    let server = Server::start();
+    server.script.lock().together = 2;
+    server.script.lock().offered.extend(1..=4);
+    let client = server.client(5, PATIENCE);
+    let first = until(&client, "lease", leased);
+    assert_eq!(first.len(), 4, "five would be half a group");
+    client.report(first[0], Outcome::default());
+    server.wait("a result", |script| script.results.len() == 1);
+    // Two are free: the place of one, and the fifth.
+    server.wait("another request", |script| script.lease_sizes.len() >= 2);
+    client.leave(PATIENCE);
+    let script = server.script.lock();
+    assert_eq!(script.lease_sizes[..2], [4, 2]);
 }
 
 #[test]
@@ -375,6 +396,7 @@ fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
             pid: 1,
             examples: 1,
             whole_groups: false,
+            max_concurrent: None,
         };
         let options = Options {
             orchestrator_url: url.into(),

@@ -117,6 +117,7 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
                 environment,
                 model,
                 heartbeat_s,
+                ..
             } = answer;
             Py::new(
                 py,
@@ -197,7 +198,7 @@ impl EnvClient {
         clippy::too_many_arguments,
         reason = "Python passes them by name, and one by one"
     )]
-    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s, whole_groups=false))]
+    #[pyo3(signature = (*, orchestrator_url, api_key, environment, role, name, examples, max_concurrent, give_up_s, whole_groups = false))]
     fn new(
         orchestrator_url: String,
         api_key: Option<String>,
@@ -225,6 +226,7 @@ impl EnvClient {
             pid: std::process::id(),
             examples,
             whole_groups,
+            max_concurrent: Some(max_concurrent),
         };
         let give_up = seconds("give_up_s", give_up_s)?;
         let options = Options {

@@ -72,6 +72,7 @@ impl Bench {
         bench.send(Event::EnvironmentReady {
             environment: EnvironmentId(0),
             examples: 10_000,
+            whole_groups: false,
         });
         bench.send(Event::WorkerJoined {
             worker: WORKER,

@@ -100,6 +100,7 @@ impl Mix {
             mix.send(Event::EnvironmentReady {
                 environment,
                 examples,
+                whole_groups: false,
             });
         }
         for id in 0..WORKERS {

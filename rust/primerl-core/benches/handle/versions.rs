@@ -48,6 +48,7 @@ impl Versions {
         versions.send(Event::EnvironmentReady {
             environment,
             examples: 100_000,
+            whole_groups: false,
         });
         versions.send(Event::WorkerJoined {
             worker: WORKER,

@@ -16,7 +16,8 @@ impl Core {
             Event::EnvironmentReady {
                 environment,
                 examples,
-            } => self.environment_ready(environment, examples),
+                whole_groups,
+            } => self.environment_ready(environment, examples, whole_groups),
             Event::WorkerJoined {
                 worker,
                 environment,
@@ -77,7 +78,7 @@ impl Core {
         }
     }
 
-    fn environment_ready(&mut self, environment: EnvironmentId, examples: u32) {
+    fn environment_ready(&mut self, environment: EnvironmentId, examples: u32, whole_groups: bool) {
         let Some(site) = self.sites.get_mut(environment.0 as usize) else {
             return self.ignore("environment_ready of an unknown environment");
         };
@@ -88,6 +89,7 @@ impl Core {
             }
             None => {
                 site.examples = Some(examples);
+                site.whole_groups = whole_groups;
                 self.curriculum.set_examples(environment, examples);
             }
             Some(known) if known != examples => {
@@ -95,6 +97,14 @@ impl Core {
                 self.warn(format!(
                     "a worker of environment {name:?} lists {examples} examples where the first one listed {known}: \
                      workers of one environment must load the same data; the first number is kept"
+                ));
+            }
+            Some(_) if site.whole_groups != whole_groups => {
+                let kept = site.whole_groups;
+                let name = self.name(environment).to_owned();
+                self.warn(format!(
+                    "a worker of environment {name:?} says whole_groups = {whole_groups}, the first one said {kept}: \
+                     workers of one environment must agree; the first word is kept"
                 ));
             }
             Some(_) => {}

@@ -7,12 +7,15 @@
 //! An environment whose turn it is gets a group although another one's worker waits, or ratios would follow the
 //! workers' speeds. But its places must not stay empty for good: groups that nobody came for during `timeouts.worker`
 //! are set aside, so that others may use their places, and go on when their environment's workers ask again.
+//!
+//! Of an environment that rewards whole groups, all rollouts of a group go into one answer, and it takes as few groups as
+//! reach what was asked for, at least one. Where there is no room for all of a group, nobody overtakes it.
 
 use super::{Core, LeaseRequest};
 use crate::curriculum::Draw;
 use crate::deadlines::Due;
 use crate::effect::{Effect, LeasedRollout};
-use crate::evaluation::Attempt;
+use crate::evaluation::{Attempt, Progress};
 use crate::group::Group;
 use crate::ids::*;
 use crate::rollout::{Lease, Rollout};
@@ -112,60 +115,66 @@ impl Core {
             round.environments.keys().copied().collect::<Vec<_>>(),
         );
         for environment in environments {
-            while self.evaluation_has_room() {
+            let size = self.leased_together(environment);
+            while self.evaluation_has_room(size) {
                 let Some(request) = self.sites[environment.0 as usize].first_request() else {
                     break;
                 };
-                let progress = self
-                    .round
-                    .as_mut()
-                    .and_then(|round| round.environments.get_mut(&environment));
-                let Some(attempt) = progress.and_then(|progress| progress.queue.pop_front()) else {
+                let Some(progress) = self.evaluating(environment) else {
                     break;
                 };
-                let Attempt {
-                    group,
-                    slot,
-                    example,
-                    ..
-                } = attempt;
-                let id = self.lease(
-                    request,
-                    environment,
-                    group,
-                    slot,
-                    example,
-                    Some(version),
-                    answers,
-                );
-                if let Some(progress) = self
-                    .round
-                    .as_mut()
-                    .and_then(|round| round.environments.get_mut(&environment))
-                {
-                    progress.in_flight.insert(id, attempt);
+                let first = size.min(progress.queue.len());
+                let attempts: Vec<Attempt> = progress.queue.drain(..first).collect();
+                if attempts.is_empty() {
+                    break;
                 }
-                self.in_flight_evaluation += 1;
+                for attempt in attempts {
+                    let Attempt {
+                        group,
+                        slot,
+                        example,
+                        ..
+                    } = attempt;
+                    let at = Some(version);
+                    let id = self.lease(request, environment, group, slot, example, at, answers);
+                    if let Some(progress) = self.evaluating(environment) {
+                        progress.in_flight.insert(id, attempt);
+                    }
+                    self.in_flight_evaluation += 1;
+                }
+                self.answer_if_full(request, answers);
             }
         }
     }
 
+    /// How far the evaluation of an environment is, if there is one.
+    pub(super) fn evaluating(&mut self, environment: EnvironmentId) -> Option<&mut Progress> {
+        self.round.as_mut()?.environments.get_mut(&environment)
+    }
+
     fn lease_training(&mut self, answers: &mut Answers) {
-        while self.training_has_room() {
+        while self.training_has_room(1) {
             let Some((environment, request)) = self.next_served() else {
                 match self.someone_waits_to_train() && self.begin_group() {
                     true => continue,
                     false => break,
                 }
             };
-            let queue = &mut self.sites[environment.0 as usize].queue;
-            let (group_id, slot) = queue.pop_first().expect("a served environment has a queue");
-            let example = self.groups[&group_id].example;
-            let id = self.lease(request, environment, group_id, slot, example, None, answers);
-            self.groups
-                .get_mut(&group_id)
-                .expect("queued slots belong to live groups")
-                .lease(slot, id);
+            let size = self.leased_together(environment);
+            if size > 1 && !self.training_has_room(size) {
+                break;
+            }
+            for _ in 0..size {
+                let queue = &mut self.sites[environment.0 as usize].queue;
+                let (group_id, slot) = queue.pop_first().expect("a served environment has a queue");
+                let example = self.groups[&group_id].example;
+                let id = self.lease(request, environment, group_id, slot, example, None, answers);
+                self.groups
+                    .get_mut(&group_id)
+                    .expect("queued slots belong to live groups")
+                    .lease(slot, id);
+            }
+            self.answer_if_full(request, answers);
             self.let_others_go_first(environment, request);
         }
     }
@@ -227,8 +236,9 @@ impl Core {
         }
         let id = self.new_groups(1);
         let size = self.config.group_size as usize;
-        self.groups
-            .insert(id, Group::new(id, environment, example, size));
+        let mut group = Group::new(id, environment, example, size);
+        group.whole = self.sites[environment.0 as usize].whole_groups;
+        self.groups.insert(id, group);
         (0..size).for_each(|slot| self.enqueue(id, slot));
         true
     }
@@ -309,7 +319,7 @@ impl Core {
         evaluates: Option<PolicyVersion>,
         answers: &mut Answers,
     ) -> RolloutId {
-        let LeaseRequest { worker, max, .. } = self.lease_requests[&request];
+        let worker = self.lease_requests[&request].worker;
         let id = RolloutId(self.next_rollout);
         self.next_rollout += 1;
         let span = self.config.timeouts.rollout;
@@ -342,12 +352,18 @@ impl Core {
             evaluation,
             deadline: span,
         };
-        let answer = answers.entry(request).or_default();
-        answer.push(leased);
-        if answer.len() == max as usize {
+        answers.entry(request).or_default().push(leased);
+        id
+    }
+
+    fn answer_if_full(&mut self, request: RequestId, answers: &mut Answers) {
+        let max = self.lease_requests[&request].max as usize;
+        if answers
+            .get(&request)
+            .is_some_and(|answer| answer.len() >= max)
+        {
             self.answer_lease(request, answers);
         }
-        id
     }
 
     fn answer_lease(&mut self, request: RequestId, answers: &mut Answers) {

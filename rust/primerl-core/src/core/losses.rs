@@ -21,6 +21,8 @@ const FAILED_GROUPS_AT_LEAST: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blame {
     Environment,
+    /// The worker is gone, with all that it ran.
+    Worker,
     /// Overtaken by the trainer.
     Nobody,
 }
@@ -75,7 +77,7 @@ impl Core {
             return;
         };
         let again = live.lose(slot, id);
-        self.free_slot(group, slot, again, Blame::Environment, || {
+        self.free_slot(group, slot, again, Blame::Worker, || {
             "one of its rollouts was lost with its worker too often".to_owned()
         });
     }
@@ -206,25 +208,59 @@ impl Core {
         blame: Blame,
         why: impl FnOnce() -> String,
     ) {
-        if again {
-            self.losses.slots_refilled += 1;
-            return self.enqueue(id, slot);
-        }
         let min_size = self.config.min_group_size();
         let Some(group) = self.groups.get_mut(&id) else {
             return;
         };
+        if again && group.whole {
+            return self.restart_group(id, blame);
+        }
+        if again {
+            self.losses.slots_refilled += 1;
+            return self.enqueue(id, slot);
+        }
         group.give_up(slot);
         self.losses.slots_lost += 1;
-        if !group.is_hopeless(min_size) {
+        // What overtook one rollout of a whole group has overtaken what its reward is compared with.
+        let goes_on = !(group.whole && blame == Blame::Nobody);
+        if goes_on && !group.is_hopeless(min_size) {
             return self.complete_if_whole(id);
         }
         let environment = group.environment;
         match blame {
-            Blame::Environment => {
+            Blame::Environment | Blame::Worker => {
                 self.drop_failed_group(id, environment, VoidReason::GroupDropped, &why());
             }
             Blame::Nobody => self.drop_group(id, VoidReason::GroupDropped, &why()),
+        }
+    }
+
+    /// Begins a whole group anew. What is left of it is void: its rewards would have come from all of it together.
+    fn restart_group(&mut self, id: GroupId, blame: Blame) {
+        let Some(group) = self.groups.get_mut(&id) else {
+            return;
+        };
+        let reason = match blame {
+            Blame::Worker => CancelReason::WorkerLost,
+            Blame::Environment | Blame::Nobody => CancelReason::GroupRestarted,
+        };
+        let slots = group.restart();
+        self.losses.groups_restarted += 1;
+        self.losses.slots_refilled += slots.len() as u64;
+        for (slot, held) in slots.into_iter().enumerate() {
+            match held {
+                Slot::Queued | Slot::Lost => {}
+                Slot::InFlight(rollout) => {
+                    let rollout = self.cancel(rollout, reason);
+                    self.remains
+                        .push(rollout.end(Ended::Cancelled, &mut self.counters));
+                }
+                Slot::Finished(rollout) => {
+                    self.forget_age(&rollout);
+                    self.void(rollout, VoidReason::GroupIncomplete);
+                }
+            }
+            self.enqueue(id, slot);
         }
     }
 

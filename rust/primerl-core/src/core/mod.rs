@@ -23,7 +23,7 @@ mod teacher;
 mod workers;
 
 pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
-pub use restart::{OpenRollout, OpenWorker};
+pub use restart::{Listed, OpenRollout, OpenWorker};
 
 use crate::admission::Limits;
 use crate::batch::Batches;
@@ -53,6 +53,9 @@ const FREED_PER_EVENT: usize = 32;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Site {
     examples: Option<u32>,
+    /// Groups are run whole, each by one worker ([`crate::group`]).
+    #[serde(default)]
+    whole_groups: bool,
     /// Slots of training groups that wait for a worker. The oldest group is served first, so retries go before what
     /// was drawn later.
     queue: BTreeSet<(GroupId, usize)>,

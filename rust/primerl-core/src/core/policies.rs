@@ -2,10 +2,10 @@
 
 use super::Core;
 use crate::config::{Evaluation, Role};
-use crate::counters::Ended;
+use crate::counters::{Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
-use crate::evaluation::Round;
+use crate::evaluation::{Attempt, Held, Progress, Round};
 use crate::event::{Outcome, RolloutError};
 use crate::ids::*;
 use crate::rollout::Rollout;
@@ -117,6 +117,18 @@ impl Core {
             let rollout = self.cancel(*rollout, reason);
             rollout.end(Ended::Cancelled, &mut self.counters);
         }
+        let held = round
+            .environments
+            .into_values()
+            .flat_map(|progress| progress.held);
+        held.for_each(|(_, held)| self.void_held(held));
+    }
+
+    /// Ends rollouts that were reported, of a group that did not end.
+    fn void_held(&mut self, held: Held) {
+        for (rollout, _) in held.scored {
+            self.void(rollout, VoidReason::GroupIncomplete);
+        }
     }
 
     pub(super) fn evaluation_timed_out(&mut self) {
@@ -152,15 +164,67 @@ impl Core {
             Ok(score) => score,
             Err(error) => return self.fail(rollout, &error),
         };
-        if let Some(progress) = self
-            .round
-            .as_mut()
-            .and_then(|round| round.environments.get_mut(&rollout.environment))
-        {
-            progress.in_flight.remove(&rollout.id);
-            progress.score(rollout.example, score);
+        let environment = rollout.environment;
+        let whole = self.sites[environment.0 as usize].whole_groups;
+        let Some(progress) = self.evaluating(environment) else {
+            rollout.end(Ended::Evaluated, &mut self.counters);
+            return;
+        };
+        progress.in_flight.remove(&rollout.id);
+        if whole {
+            let (group, example) = (rollout.group, rollout.example);
+            let held = progress.held.entry(group).or_default();
+            held.scored.push((rollout, score));
+            return self.count_whole_group(environment, group, example);
         }
+        progress.score(rollout.example, score);
         rollout.end(Ended::Evaluated, &mut self.counters);
+    }
+
+    /// Counts what is held of a group, once all of it has ended.
+    fn count_whole_group(
+        &mut self,
+        environment: EnvironmentId,
+        group: GroupId,
+        example: ExampleIndex,
+    ) {
+        let size = self.config.rollouts_per_group(environment);
+        let Some(progress) = self.evaluating(environment) else {
+            return;
+        };
+        if progress.held.get(&group).map(Held::ended) != Some(size) {
+            return;
+        }
+        let Held { scored, failed } = progress.held.remove(&group).unwrap_or_default();
+        progress.fail(example, failed);
+        let mut ended = Vec::with_capacity(scored.len());
+        for (rollout, score) in scored {
+            progress.score(example, score);
+            ended.push(rollout);
+        }
+        for rollout in ended {
+            rollout.end(Ended::Evaluated, &mut self.counters);
+        }
+    }
+
+    /// Queues a group that is run whole once more, as this attempt says.
+    fn restart_evaluation_group(
+        &mut self,
+        environment: EnvironmentId,
+        attempt: Attempt,
+        reason: CancelReason,
+    ) {
+        let size = self.config.rollouts_per_group(environment);
+        let Some(progress) = self.evaluating(environment) else {
+            return;
+        };
+        let (siblings, held) = progress.restart(attempt, size);
+        self.losses.groups_restarted += 1;
+        for sibling in siblings {
+            let rollout = self.cancel(sibling, reason);
+            rollout.end(Ended::Cancelled, &mut self.counters);
+        }
+        self.void_held(held.unwrap_or_default());
     }
 
     pub(super) fn evaluation_rollout_failed(
@@ -170,32 +234,47 @@ impl Core {
     ) {
         let (id, environment, example) = (rollout.id, rollout.environment, rollout.example);
         rollout.end(Ended::Failed, &mut self.counters);
-        let progress = self
-            .round
-            .as_mut()
-            .and_then(|round| round.environments.get_mut(&environment));
-        let Some(progress) = progress else { return };
+        let whole = self.sites[environment.0 as usize].whole_groups;
+        let Some(progress) = self.evaluating(environment) else {
+            return;
+        };
         let Some(attempt) = progress.in_flight.remove(&id) else {
             return;
         };
-        if progress.fail(attempt) {
-            let name = self.name(environment).to_owned();
-            let RolloutError { kind, message } = error;
-            self.warn(format!("evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"));
+        match (Progress::after_failure(attempt), whole) {
+            (Some(again), false) => return progress.queue.push_front(again),
+            (Some(again), true) => {
+                let reason = CancelReason::GroupRestarted;
+                return self.restart_evaluation_group(environment, again, reason);
+            }
+            (None, false) => progress.fail(example, 1),
+            (None, true) => {
+                progress.held.entry(attempt.group).or_default().failed += 1;
+                self.count_whole_group(environment, attempt.group, example);
+            }
         }
+        let name = self.name(environment).to_owned();
+        let RolloutError { kind, message } = error;
+        self.warn(format!(
+            "evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"
+        ));
     }
 
     pub(super) fn give_back_evaluation(&mut self, rollout: Box<Rollout>) {
-        let progress = self
-            .round
-            .as_mut()
-            .and_then(|round| round.environments.get_mut(&rollout.environment));
-        if let Some(progress) = progress
-            && let Some(attempt) = progress.in_flight.remove(&rollout.id)
-        {
-            progress.queue.push_front(attempt);
-        }
+        let environment = rollout.environment;
+        let whole = self.sites[environment.0 as usize].whole_groups;
+        let id = rollout.id;
         rollout.end(Ended::Cancelled, &mut self.counters);
+        let Some(progress) = self.evaluating(environment) else {
+            return;
+        };
+        let Some(attempt) = progress.in_flight.remove(&id) else {
+            return;
+        };
+        match whole {
+            true => self.restart_evaluation_group(environment, attempt, CancelReason::WorkerLost),
+            false => progress.queue.push_front(attempt),
+        }
     }
 }
 

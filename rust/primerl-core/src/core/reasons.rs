@@ -14,7 +14,9 @@ impl Core {
     pub(super) fn why_no_lease(&self, environment: EnvironmentId) -> String {
         if !self.is_training(environment) {
             return match &self.round {
-                Some(_) if !self.evaluation_has_room() => self.why_no_room(),
+                Some(_) if !self.evaluation_has_room(self.leased_together(environment)) => {
+                    self.why_no_room()
+                }
                 Some(round) => format!(
                     "every rollout of the evaluation of version {} is handed out",
                     round.version
@@ -28,7 +30,7 @@ impl Core {
         if let Some(why) = self.why_no_training() {
             return why;
         }
-        if !self.training_has_room() {
+        if !self.training_has_room(self.leased_together(environment)) {
             return self.why_no_room();
         }
         if !self.may_begin_group() {

@@ -113,10 +113,13 @@ impl Core {
     }
 
     pub(super) fn finished_rollouts(&self) -> usize {
-        self.groups
+        let finished = self
+            .groups
             .values()
-            .map(crate::group::Group::finished_count)
-            .sum()
+            .map(crate::group::Group::finished_count);
+        let rounds = self.round.iter();
+        let held = rounds.flat_map(|round| round.environments.values());
+        finished.sum::<usize>() + held.map(|progress| progress.held_rollouts()).sum::<usize>()
     }
 
     fn queued(&self, environment: EnvironmentId) -> usize {

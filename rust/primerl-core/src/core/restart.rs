@@ -35,6 +35,13 @@ pub struct OpenWorker<'a> {
     pub name: &'a str,
 }
 
+/// What all workers of an environment have to agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub examples: u32,
+    pub whole_groups: bool,
+}
+
 impl Core {
     /// Rollouts in flight, in the order in which they were leased.
     pub fn open_rollouts(&self) -> impl Iterator<Item = OpenRollout<'_>> {
@@ -68,10 +75,17 @@ impl Core {
         engines.map(|(id, engine)| (*id, engine.url.as_str()))
     }
 
-    /// Numbers of examples, by environment, where they are known.
-    pub fn known_examples(&self) -> impl Iterator<Item = (EnvironmentId, u32)> {
+    /// What the first worker of each environment said of it, where one has.
+    pub fn known_examples(&self) -> impl Iterator<Item = (EnvironmentId, Listed)> {
         let sites = self.config.environment_ids().map(|(id, _)| id);
-        sites.filter_map(|id| Some((id, self.sites[id.0 as usize].examples?)))
+        sites.filter_map(|id| {
+            let site = &self.sites[id.0 as usize];
+            let listed = Listed {
+                examples: site.examples?,
+                whole_groups: site.whole_groups,
+            };
+            Some((id, listed))
+        })
     }
 
     /// The number of the next worker after a restart.

@@ -10,35 +10,51 @@ impl Core {
         self.config.max_in_flight().min(self.limits.allowed())
     }
 
-    /// Whether another rollout of an evaluation may start.
-    pub(super) fn evaluation_has_room(&self) -> bool {
+    /// Rollouts of an environment that are leased only together.
+    pub(super) fn leased_together(&self, environment: EnvironmentId) -> usize {
+        match self.sites[environment.0 as usize].whole_groups {
+            true => self.config.rollouts_per_group(environment),
+            false => 1,
+        }
+    }
+
+    /// Whether so many more fit beside those in flight. A group that is larger than the limit runs alone.
+    fn fits(&self, in_flight: usize, size: usize, limit: usize) -> bool {
+        limit > 0 && in_flight + size <= limit.max(size) && size <= self.config.max_in_flight()
+    }
+
+    /// Whether so many more rollouts of an evaluation may start.
+    pub(super) fn evaluation_has_room(&self, size: usize) -> bool {
         let limit = self.in_flight_limit();
         let own = match self.may_train() {
             true => evaluation_limit(&self.config.admission, limit),
             false => limit,
         };
-        self.rollouts.len() < limit && self.in_flight_evaluation < own
+        self.fits(self.rollouts.len(), size, limit)
+            && self.fits(self.in_flight_evaluation, size, own)
     }
 
-    /// Whether another training rollout may start: evaluations keep what they have, and their share while one of their
-    /// workers waits.
-    pub(super) fn training_has_room(&self) -> bool {
+    /// Whether so many more training rollouts may start: evaluations keep what they have, and their share while one of
+    /// their workers waits.
+    pub(super) fn training_has_room(&self, size: usize) -> bool {
         let limit = self.in_flight_limit();
         let training = self.rollouts.len() - self.in_flight_evaluation;
         let kept = match self.evaluation_waits() {
-            true => evaluation_limit(&self.config.admission, limit),
-            false => 0,
+            Some(size) => evaluation_limit(&self.config.admission, limit).max(size),
+            None => 0,
         };
-        training + kept.max(self.in_flight_evaluation) < limit
+        self.fits(training + kept.max(self.in_flight_evaluation), size, limit)
     }
 
-    fn evaluation_waits(&self) -> bool {
-        self.round.as_ref().is_some_and(|round| {
-            round.environments.iter().any(|(environment, progress)| {
-                !progress.queue.is_empty()
-                    && !self.sites[environment.0 as usize].requests.is_empty()
-            })
-        })
+    /// The most rollouts that a waiting worker of an evaluation would be leased together.
+    fn evaluation_waits(&self) -> Option<usize> {
+        let waiting = self.round.as_ref()?.environments.iter();
+        let waiting = waiting.filter(|(environment, progress)| {
+            !progress.queue.is_empty() && !self.sites[environment.0 as usize].requests.is_empty()
+        });
+        waiting
+            .map(|(environment, _)| self.leased_together(*environment))
+            .max()
     }
 
     /// Whether a training rollout could start if there were room for it, and somebody is there to run it.

@@ -1,6 +1,7 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
 mod limits;
+mod together;
 mod whole;
 
 use crate::config::*;
@@ -25,6 +26,8 @@ pub struct SampledToken {
 struct LeasedAt {
     rollout: LeasedRollout,
     proved: Option<PolicyVersion>,
+    /// Which lease answer it came with.
+    answer: u64,
     closed: bool,
 }
 
@@ -49,6 +52,10 @@ pub struct Observer {
     pub most_in_flight: usize,
     pub cancelled: BTreeMap<CancelReason, u64>,
     waiting: BTreeMap<RequestId, Time>,
+    /// Environments that reward whole groups, how many rollouts requests ask for, and lease answers so far.
+    whole: BTreeSet<EnvironmentId>,
+    asked: BTreeMap<RequestId, u32>,
+    answers: u64,
     pub batches: BTreeMap<Step, PackedBatch>,
     kept_from: Step,
     /// When each step was cut, and when each evaluation ended.
@@ -78,6 +85,9 @@ impl Observer {
             most_in_flight: 0,
             cancelled: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            whole: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            answers: 0,
             batches: BTreeMap::new(),
             kept_from: Step(1),
             cut_at: Vec::new(),
@@ -92,9 +102,18 @@ impl Observer {
     pub fn saw_event(&mut self, event: &Event, now: Time) {
         self.now = now;
         match event {
-            Event::LeaseRequested { request, .. }
-            | Event::BatchRequested { request, .. }
-            | Event::NextBatchRequested { request, .. } => {
+            Event::EnvironmentReady {
+                environment,
+                whole_groups: true,
+                ..
+            } => {
+                self.whole.insert(*environment);
+            }
+            Event::LeaseRequested { request, max, .. } => {
+                self.asked.insert(*request, *max);
+                self.waiting.insert(*request, now);
+            }
+            Event::BatchRequested { request, .. } | Event::NextBatchRequested { request, .. } => {
                 self.waiting.insert(*request, now);
             }
             Event::RequestDropped { request } => {
@@ -157,6 +176,8 @@ impl Observer {
             } => {
                 self.answered(*request);
                 assert!(!rollouts.is_empty(), "a lease of nothing");
+                self.answers += 1;
+                self.check_together(*request, rollouts);
                 rollouts.iter().for_each(|rollout| self.saw_lease(rollout));
             }
             Effect::NoLease {
@@ -233,6 +254,7 @@ impl Observer {
         let leased = LeasedAt {
             rollout: rollout.clone(),
             proved: self.proved,
+            answer: self.answers,
             closed: false,
         };
         let proved = self
@@ -243,7 +265,7 @@ impl Observer {
             rollout.evaluation || ahead <= self.config.max_async_level,
             "a rollout is leased {ahead} steps ahead of version {proved}"
         );
-        self.check_room(rollout.evaluation);
+        self.check_room(rollout);
         let previous = self.leased.insert(rollout.rollout, leased);
         assert!(
             previous.is_none(),
@@ -285,6 +307,7 @@ impl Observer {
         assert_eq!(batch.loss_tokens, loss_tokens);
         self.cut_at.push(self.now);
         self.check_groups(batch);
+        self.check_one_run(batch);
         self.batches.insert(batch.step, batch.clone());
     }
 

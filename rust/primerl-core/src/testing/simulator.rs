@@ -110,6 +110,8 @@ pub struct Scenario {
     pub workers_per_environment: u32,
     pub rollouts_per_worker: u32,
     pub examples: u32,
+    /// Environments reward whole groups.
+    pub whole_groups: bool,
     pub rewards: Rewards,
     pub engine_model: EngineModel,
     /// Tokens; above 8 every other answer is longer than that, and few are that long.

@@ -94,6 +94,7 @@ async fn register(number: u32, load: &Load, world: &Rc<World>) -> Worker {
         pid: std::process::id(),
         examples: EXAMPLES,
         whole_groups: false,
+        max_concurrent: None,
     };
     let answer: RegisterAnswer = call(&http, wire::REGISTER, &request).await.unwrap();
     Worker {

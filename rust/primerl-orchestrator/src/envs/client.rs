@@ -99,6 +99,8 @@ pub enum StartError {
 struct Registration {
     worker: WorkerId,
     heartbeat: Duration,
+    /// Rollouts that are leased only together.
+    together: u32,
 }
 
 struct Shared {
@@ -155,6 +157,10 @@ impl EnvClient {
             Arc::new(Shared {
                 options: Options {
                     orchestrator_url: url,
+                    registration: RegisterRequest {
+                        max_concurrent: Some(options.max_concurrent),
+                        ..options.registration
+                    },
                     ..options
                 },
                 // A proxy of the environment is for the internet, not for the machines of a run.

@@ -1,9 +1,9 @@
 //! The environment workers' endpoints (`docs/architecture.md`).
 
 use super::wire::{
-    ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, HeartbeatAnswer, HeartbeatRequest, Lease, LeaseAnswer,
-    LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest, ResultAnswer,
-    ResultRequest, WORKER_UNKNOWN, WorkerRole,
+    ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, GROUP_TOO_LARGE, HeartbeatAnswer, HeartbeatRequest,
+    Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest,
+    ResultAnswer, ResultRequest, WHOLE_GROUPS_DIFFER, WORKER_UNKNOWN, WorkerRole,
 };
 use crate::app::App;
 use crate::driver::LeaseReply;
@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use primerl_core::config::Role;
+use primerl_core::core::Listed;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
@@ -49,7 +50,9 @@ pub async fn register(
     Wire { body, encoding }: Wire<RegisterRequest>,
 ) -> Result<Response, ApiError> {
     let environment = environment_of(&app, &body)?;
-    check_examples(&app, environment, &body).inspect_err(|refusal| {
+    let checked =
+        check_room(&app, environment, &body).and_then(|()| check_listed(&app, environment, &body));
+    checked.inspect_err(|refusal| {
         tracing::warn!(
             name = body.name,
             reason = refusal.message,
@@ -65,19 +68,21 @@ pub async fn register(
     app.driver.send(Event::EnvironmentReady {
         environment,
         examples: body.examples,
+        whole_groups: body.whole_groups,
     });
     app.driver.send(Event::WorkerJoined {
         worker,
         environment,
         name: body.name.clone(),
     });
-    tracing::info!(%worker, name = body.name, environment = body.environment, examples = body.examples, "worker joined");
+    tracing::info!(%worker, name = body.name, environment = body.environment, examples = body.examples, whole_groups = body.whole_groups, "worker joined");
     let heartbeat_s = app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT;
     Ok(encoding.ok(&RegisterAnswer {
         worker,
         environment,
         model: app.config.model.name(),
         heartbeat_s,
+        leased_together: leased_together(&app, environment, &body),
     }))
 }
 
@@ -109,8 +114,40 @@ fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId,
         })
 }
 
-/// Workers are leased indices, so all must list the same examples: another number shows that they do not.
-fn check_examples(
+fn leased_together(app: &App, environment: EnvironmentId, request: &RegisterRequest) -> u32 {
+    match request.whole_groups {
+        true => app.core_config.rollouts_per_group(environment) as u32,
+        false => 1,
+    }
+}
+
+/// A whole group has to fit: into the worker, and into the run.
+fn check_room(
+    app: &App,
+    environment: EnvironmentId,
+    request: &RegisterRequest,
+) -> Result<(), ApiError> {
+    let together = leased_together(app, environment, request);
+    let limit = app.core_config.max_in_flight();
+    let (name, worker) = (&request.environment, &request.name);
+    let message = match request.max_concurrent {
+        Some(most) if most < together => format!(
+            "environment `{name}` rewards whole groups of {together} rollouts, and worker {worker:?} runs at most {most} at \
+             once; raise its max_concurrent to at least {together}, or make groups smaller (group_size, \
+             rollouts_per_example)"
+        ),
+        _ if together as usize > limit => format!(
+            "environment `{name}` rewards whole groups of {together} rollouts, and at most {limit} may be in flight in this \
+             run; raise oversampling_factor or batch_size, or lower rollouts_per_example"
+        ),
+        _ => return Ok(()),
+    };
+    Err(ApiError::conflict(GROUP_TOO_LARGE, message))
+}
+
+/// Workers are leased indices, so all must list the same examples: another number shows that they do not. A group goes
+/// to any of them, so all must take it whole, or none.
+fn check_listed(
     app: &App,
     environment: EnvironmentId,
     request: &RegisterRequest,
@@ -122,11 +159,24 @@ fn check_examples(
         ))
         .param("examples"));
     }
-    let mut examples = app.examples.lock();
-    let first = *examples.entry(environment).or_insert(request.examples);
-    if first == request.examples {
+    let says = Listed {
+        examples: request.examples,
+        whole_groups: request.whole_groups,
+    };
+    let first = *app.listed.lock().entry(environment).or_insert(says);
+    if first == says {
         return Ok(());
     }
+    if first.whole_groups != says.whole_groups {
+        let message = format!(
+            "environment `{}`: worker {:?} registers with whole_groups = {}, the first one with {}, and all must agree; \
+             give it the first one's version of the environment, or begin a new run in another output_dir if the first \
+             one was wrong",
+            request.environment, request.name, says.whole_groups, first.whole_groups
+        );
+        return Err(ApiError::conflict(WHOLE_GROUPS_DIFFER, message));
+    }
+    let first = first.examples;
     let message = format!(
         "environment `{}`: worker {:?} lists {} examples, the first one listed {first}, and all must list the same; give \
          it the first one's version, arguments, data and seed, or begin a new run in another output_dir if the first \

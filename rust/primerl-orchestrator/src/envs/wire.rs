@@ -23,6 +23,11 @@ pub const WORKER_UNKNOWN: &str = "worker_unknown";
 pub const ENVIRONMENT_UNKNOWN: &str = "environment_unknown";
 /// `code` of the 409 for a worker that lists another number of examples than the first worker of its environment.
 pub const EXAMPLES_DIFFER: &str = "examples_differ";
+/// `code` of the 409 for a worker that wants whole groups where the first one of its environment did not, or the other
+/// way round.
+pub const WHOLE_GROUPS_DIFFER: &str = "whole_groups_differ";
+/// `code` of the 409 for a worker that wants whole groups which it, or the run, has no room for.
+pub const GROUP_TOO_LARGE: &str = "group_too_large";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,9 +46,13 @@ pub struct RegisterRequest {
     pub pid: u32,
     /// How many examples the worker can be leased; the same for all workers of an environment.
     pub examples: u32,
-    /// Rewards compare the rollouts of a group: all of a group are leased together, to one worker.
+    /// Rewards come from all rollouts of a group together, so leases must hold whole groups; the same for all workers of
+    /// an environment.
     #[serde(default)]
     pub whole_groups: bool,
+    /// Most rollouts that the worker runs at once, if it says so.
+    #[serde(default)]
+    pub max_concurrent: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,12 +63,19 @@ pub struct RegisterAnswer {
     pub model: String,
     /// Seconds between heartbeats.
     pub heartbeat_s: f64,
+    /// Rollouts that are leased only together: those of a group where groups are whole, else 1.
+    #[serde(default = "one")]
+    pub leased_together: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRequest {
     pub worker: WorkerId,
-    /// At most this many rollouts; at least 1.
+    /// At most this many rollouts, at least 1; of whole groups as few as reach it, at least one group.
     pub max: u32,
 }
 
@@ -171,9 +187,26 @@ mod tests {
             name: "w".into(),
             pid: 1,
             examples: 128,
-            whole_groups: false,
+            whole_groups: true,
+            max_concurrent: Some(16),
         });
-        assert_eq!(map["role"], "eval");
+        assert_eq!(
+            (&map["role"], &map["whole_groups"]),
+            (&"eval".into(), &true.into())
+        );
+    }
+
+    #[test]
+    fn a_worker_of_before_whole_groups_is_understood() {
+        let body = serde_json::json!(
+            {"environment": "e", "role": "train", "name": "w", "pid": 1, "examples": 3}
+        );
+        let body = rmp_serde::to_vec_named(&body).expect("encodes");
+        let request = decode::<RegisterRequest>(&body).expect("decodes");
+        assert_eq!(
+            (request.whole_groups, request.max_concurrent),
+            (false, None)
+        );
     }
 
     #[test]

@@ -218,6 +218,9 @@ fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
         Some(CancelReason::Timeout) => "it was cancelled: its time was up",
         Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
         Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",
+        Some(CancelReason::GroupRestarted) => {
+            "it was cancelled: another rollout of its group came to nothing, and the group is run again as a whole"
+        }
         Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
         _ => "it has ended",
     };

@@ -38,6 +38,7 @@ fn scenario(seed: u64) -> Scenario {
         workers_per_environment: 2,
         rollouts_per_worker: 4,
         examples: 20,
+        whole_groups: false,
         rewards: Rewards::Verdicts,
         engine_model: EngineModel::Timed { capacity: Some(6) },
         longest_answer: 8,

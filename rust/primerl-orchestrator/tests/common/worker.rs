@@ -22,7 +22,6 @@ pub struct Worker {
 impl Worker {
     /// It lists 16 examples.
     pub async fn register(url: &str, environment: &str, role: WorkerRole, name: &str) -> Worker {
-        let http = client();
         let request = RegisterRequest {
             environment: environment.into(),
             role,
@@ -30,8 +29,14 @@ impl Worker {
             pid: std::process::id(),
             examples: 16,
             whole_groups: false,
+            max_concurrent: None,
         };
-        let answer: RegisterAnswer = call(&http, url, wire::REGISTER, &request).await.unwrap();
+        Worker::register_as(url, &request).await
+    }
+
+    pub async fn register_as(url: &str, request: &RegisterRequest) -> Worker {
+        let http = client();
+        let answer: RegisterAnswer = call(&http, url, wire::REGISTER, request).await.unwrap();
         assert_eq!(answer.model, "m");
         Worker {
             url: url.into(),

@@ -83,6 +83,7 @@ impl World {
         self.send(Event::EnvironmentReady {
             environment,
             examples,
+            whole_groups: false,
         });
         self.send(Event::WorkerJoined {
             worker: id,

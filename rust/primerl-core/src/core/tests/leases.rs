@@ -37,6 +37,7 @@ fn nothing_starts_before_a_version_is_proved_and_the_reason_is_said() {
     let effects = run.send(Event::EnvironmentReady {
         environment: EnvironmentId(0),
         examples: 10,
+        whole_groups: false,
     });
     assert_eq!(
         leased(&effects).len(),
@@ -296,6 +297,7 @@ fn environments_of_other_sizes_are_reported_and_the_first_counts() {
     let ready = |examples| Event::EnvironmentReady {
         environment: EnvironmentId(0),
         examples,
+        whole_groups: false,
     };
     assert!(run.send(ready(10)).is_empty());
     assert_said(

@@ -11,6 +11,7 @@ mod restart;
 mod rules;
 mod teacher;
 mod training;
+mod whole_groups;
 
 use crate::Config;
 use crate::core::Core;
@@ -74,6 +75,7 @@ impl Run {
         self.send(Event::EnvironmentReady {
             environment,
             examples: 10,
+            whole_groups: false,
         });
         self.send(Event::WorkerJoined {
             worker,

@@ -2,6 +2,7 @@
 
 use super::Observer;
 use crate::config::LimitRule;
+use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::pack::PackedBatch;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,13 +18,16 @@ impl Observer {
     }
 
     /// A lease keeps the limit that holds at its moment; a limit that is lowered later cancels nothing.
-    pub(super) fn check_room(&mut self, evaluation: bool) {
+    /// A whole group that is larger than the engines' limits runs alone.
+    pub(super) fn check_room(&mut self, leased: &LeasedRollout) {
         self.in_flight += 1;
-        self.in_flight_evaluation += usize::from(evaluation);
+        self.in_flight_evaluation += usize::from(leased.evaluation);
         self.most_in_flight = self.most_in_flight.max(self.in_flight);
         let engines: u32 = self.serving.iter().map(|engine| self.limits[engine]).sum();
         let batch = self.config.oversampling_factor * f64::from(self.config.batch_size);
-        let limit = f64::from(engines).min(batch);
+        assert!(engines > 0, "a rollout is leased while no engine serves");
+        let together = self.leased_together(leased.environment) as f64;
+        let limit = f64::from(engines).max(together).min(batch);
         assert!(
             self.in_flight as f64 <= limit,
             "{} rollouts are in flight where {limit} are allowed",

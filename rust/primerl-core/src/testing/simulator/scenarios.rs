@@ -69,6 +69,7 @@ pub fn scenario(seed: u64) -> Scenario {
         workers_per_environment: rng.random_range(1..=3),
         rollouts_per_worker: rng.random_range(1..=8),
         examples: rng.random_range(1..=20),
+        whole_groups: false,
         rewards: Rewards::Numbers,
         engine_model: EngineModel::Timed {
             capacity: rng.random_bool(0.7).then(|| rng.random_range(1..=10)),
@@ -231,7 +232,9 @@ fn check_losses(simulator: &Simulator) {
     assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
     let lost = cancelled(CancelReason::WorkerLost)
         + cancelled(CancelReason::GroupDropped)
+        + cancelled(CancelReason::GroupRestarted)
         + cancelled(CancelReason::RunFinished)
+        + voided(VoidReason::GroupIncomplete)
         + voided(VoidReason::RunFinished);
     let closed_evaluations = counters.cancelled - lost;
     assert!(closed_evaluations <= cancelled(CancelReason::Timeout));

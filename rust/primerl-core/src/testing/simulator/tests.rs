@@ -1,4 +1,5 @@
 mod admission;
+mod whole_groups;
 
 use super::scenarios::*;
 use super::*;

@@ -46,6 +46,7 @@ impl Simulator {
         self.send(Event::EnvironmentReady {
             environment,
             examples: self.scenario.examples,
+            whole_groups: self.scenario.whole_groups,
         });
         self.send(Event::WorkerJoined {
             worker: id,
@@ -117,7 +118,8 @@ impl Simulator {
         let Some(worker) = self.workers.get_mut(&id) else {
             return;
         };
-        let free = self.scenario.rollouts_per_worker as usize - worker.running.len();
+        let capacity = self.scenario.rollouts_per_worker as usize;
+        let free = capacity.saturating_sub(worker.running.len());
         if free == 0 || std::mem::replace(&mut worker.asking, true) {
             return;
         }
@@ -144,7 +146,10 @@ impl Simulator {
         if self.message_fault(self.scenario.faults.lease_lost) {
             return self.lease_is_lost(worker, &rollouts);
         }
-        let capacity = self.scenario.rollouts_per_worker as usize;
+        let mut capacity = self.scenario.rollouts_per_worker as usize;
+        if self.scenario.whole_groups {
+            capacity += rollouts.len();
+        }
         for leased in rollouts {
             let running = Running {
                 example: leased.example,

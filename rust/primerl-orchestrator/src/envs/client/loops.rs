@@ -50,6 +50,7 @@ impl Shared {
             let registration = Registration {
                 worker: answer.worker,
                 heartbeat,
+                together: answer.leased_together.max(1),
             };
             self.mailbox.put(Notice::Registered(answer));
             self.registration.send_replace(Some(registration));
@@ -104,8 +105,13 @@ impl Shared {
     async fn lease_loop(&self) {
         let mut backoff = Backoff::default();
         loop {
-            let max = self.free_capacity().await;
-            let worker = self.registered().await.worker;
+            let Registration {
+                worker, together, ..
+            } = self.registered().await;
+            let max = tokio::select! {
+                max = self.free_capacity(together) => max,
+                () = self.unregistered(worker) => continue,
+            };
             let asked = Instant::now();
             let request = LeaseRequest { worker, max };
             let answer = tokio::select! {
@@ -151,13 +157,14 @@ impl Shared {
         }
     }
 
-    async fn free_capacity(&self) -> u32 {
+    /// For how many rollouts there is room, of which `together` are leased at a time.
+    async fn free_capacity(&self, together: u32) -> u32 {
         loop {
             let shrank = self.shrank.notified();
             let held = u32::try_from(self.rollouts.lock().held.len()).unwrap_or(u32::MAX);
             let free = self.options.max_concurrent.saturating_sub(held);
-            if free > 0 {
-                return free;
+            if free >= together {
+                return free - free % together;
             }
             shrank.await;
         }

@@ -20,6 +20,7 @@ fn story() -> (primerl_core::Config, Vec<(Time, Event)>) {
         workers_per_environment: 2,
         rollouts_per_worker: 3,
         examples: 40,
+        whole_groups: false,
         rewards: Rewards::Numbers,
         engine_model: EngineModel::Timed { capacity: None },
         longest_answer: 8,
