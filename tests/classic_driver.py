@@ -146,7 +146,8 @@ async def refusals() -> dict[str, Any]:
         return check_environment(environment, *arguments).problem
 
     return {
-        "fine": said("owner/classic-trial@1.0", {"kind": "group"}, "train", 2),
+        "fine": said("owner/classic-trial@1.0", {"kind": "group"}, "train", 2, 2),
+        "group_too_large": said("classic-trial", {"kind": "group"}, "train", 4, 3),
         "group_of_one": said("classic-trial", {"kind": "group"}, "train", 1),
         "evaluated_once": said("classic-trial", {"kind": "group"}, "eval", 1),
         "missing": said("no-such-environment", {}),

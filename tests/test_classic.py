@@ -147,6 +147,7 @@ def test_signal_handlers_stay_ours_and_teardown_happens_once(found: dict[str, An
     [
         ("group_of_one", "group_size is 1; raise it to 2 or more"),
         ("evaluated_once", "rollouts_per_example is 1; raise it to 2 or more"),
+        ("group_too_large", "group_size (4) is above max_concurrent (3), and one worker runs all"),
         ("missing", "No module named 'no_such_environment'; install its package"),
         ("argument", "unexpected keyword argument 'colour'"),
         ("secret", "NO_SUCH_SECRET; set them by `primerl env secret set`"),
@@ -197,11 +198,10 @@ def test_the_worker_leases_whole_groups_and_gives_them_back_whole(orchestrator: 
         raise AssertionError
 
     orchestrator.reply = longer_and_longer
-    # More than the worker has room for.
     group = orchestrator.add_group(4)
     settings = tmp_path / "worker.toml"
     settings.write_text(
-        f'orchestrator_url = "{orchestrator.url}"\nenvironment = "trial"\nid = "classic-trial"\nmax_concurrent = 3\n'
+        f'orchestrator_url = "{orchestrator.url}"\nenvironment = "trial"\nid = "classic-trial"\nmax_concurrent = 4\n'
         '[args]\nkind = "group"\n'
     )
     log = tmp_path / "worker.log"

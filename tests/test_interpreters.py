@@ -227,23 +227,26 @@ def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) ->
 @pytest.mark.end_to_end
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts whole runs")
-def test_a_run_trains_on_a_classic_environment_of_another_interpreter(imitator: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_whole_groups_of_a_classic_environment(imitator: Path, tmp_path: Path) -> None:
     classic_helpers.classic_python()
-    args = '{ letters = "a-j", min_length = 3, max_length = 6, num_examples = 256, num_eval_examples = 16 }'
-    own = f'id = "reverse-classic"\nargs = {args}\npython = {{ path = "{classic_helpers.CLASSIC_VENV}" }}\n'
+    task = 'letters = "a-j", min_length = 3, max_length = 6, num_examples = 256, num_eval_examples = 16'
+    own = f'id = "reverse-classic"\npython = {{ path = "{classic_helpers.CLASSIC_VENV}" }}\n'
     override = tmp_path / "classic.toml"
     override.write_text(
-        f'[[orchestrator.train.env]]\n{own}[[orchestrator.eval.env]]\n{own}name = "measured"\n'
-        "num_examples = 16\nbase_model = false\n"
+        f'[[orchestrator.train.env]]\n{own}name = "ranked"\nargs = {{ {task}, rewards = "rank" }}\n'
+        f'[[orchestrator.eval.env]]\n{own}name = "measured"\nargs = {{ {task} }}\nnum_examples = 16\n'
+        "base_model = false\n"
     )
     output = tmp_path / "run"
     primerl("rl", *arguments_of(imitator, output, "@", str(override), "--max-steps", "4"))
-    rewards = column(output, "reward/reverse-classic/mean")
-    assert len(rewards) == 4
-    assert 0.15 < mean(rewards) < 1
+    # Of each pair of answers in a group one is ranked above the other, or both are as good: the mean of a whole group,
+    # scored at once, is a half.
+    assert column(output, "reward/ranked/mean") == pytest.approx([0.5] * 4, abs=1e-6)
+    assert max(column(output, "optim/grad_norm")) > 0
+    assert 0 < mean(column(output, "exact/ranked/mean")) < 1
     (measured,) = read_lines(output / "evals.jsonl")
     assert (measured["version"], measured["failed"]) == (4, 0)
     assert 0 < measured["metrics"]["exact"] <= 1
-    log = (output / "logs" / "envs" / "train" / "reverse-classic" / "env_worker_0.log").read_text()
+    log = (output / "logs" / "envs" / "train" / "ranked" / "env_worker_0.log").read_text()
     assert "environment reverse-classic: 256 examples" in log
     assert (output / "logs" / "envs" / "eval" / "measured" / "env_worker_0.log").is_file()

@@ -25,28 +25,41 @@ class Verdict:
 
 
 def check_environment(
-    environment_id: str, arguments: dict[str, Any], role: Role = "train", rollouts: int | None = None
+    environment_id: str,
+    arguments: dict[str, Any],
+    role: Role = "train",
+    rollouts: int | None = None,
+    max_concurrent: int | None = None,
 ) -> Verdict:
-    """Loads the environment and its first example.
+    """Loads the environment and lists its examples.
 
     Args:
         rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
+        max_concurrent: Rollouts that a worker runs at the same time, where it is known.
     """
     try:
         generation = generations.chosen(environment_id)
         env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
         generation.list_examples(env, environment_id, 0, role)
-        if rollouts == 1 and generation.scores_groups(env):
-            name = "group_size" if role == "train" else "rollouts_per_example"
-            raise EnvironmentRefusedError(
-                f"environment {environment_id!r} rewards the rollouts of a group by comparing them, and {name} is 1; "
-                "raise it to 2 or more"
-            )
+        if rollouts is not None and generation.scores_groups(env):
+            _check_group(environment_id, role, rollouts, max_concurrent)
         return Verdict(remark=generation.remark(env, environment_id, role))
     except EnvironmentRefusedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         return Verdict(str(error))
+
+
+def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent: int | None) -> None:
+    name = "group_size" if role == "train" else "rollouts_per_example"
+    compares = f"environment {environment_id!r} rewards the rollouts of a group by comparing them, and {name}"
+    if rollouts == 1:
+        raise EnvironmentRefusedError(f"{compares} is 1; raise it to 2 or more")
+    if max_concurrent is not None and max_concurrent < rollouts:
+        raise EnvironmentRefusedError(
+            f"{compares} ({rollouts}) is above max_concurrent ({max_concurrent}), and one worker runs all of a group at "
+            "a time; raise max_concurrent"
+        )
 
 
 def main(arguments: list[str]) -> int:

@@ -1,9 +1,9 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
-Reads a JSON list of `[id, settings, variables, role, rollouts of an example]` on standard input (variables as the env
-workers will have them); the last line of output is a JSON list of `[problem, remark]` (null for none) in the same
-order. One process for all of an interpreter: most of the time goes into importing verifiers, which is done before the
-list is read, so that this process can be started before it is known.
+Reads a JSON list of `[id, settings, variables, role, rollouts of an example, max_concurrent]` on standard input
+(variables as the env workers will have them); the last line of output is a JSON list of `[problem, remark]` (null for
+none) in the same order. One process for all of an interpreter: most of the time goes into importing verifiers, which is
+done before the list is read, so that this process can be started before it is known.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def main() -> int:
     with importing():
         unusable = _prepare()
         verdicts = []
-        for environment_id, settings, variables, role, rollouts in json.load(sys.stdin):
+        for environment_id, settings, variables, *known in json.load(sys.stdin):
             before = dict(os.environ)
             os.environ.update(variables)
-            verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, role, rollouts)
+            verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, *known)
             verdicts.append((verdict.problem, verdict.remark))
             # One environment's are no other's.
             os.environ.clear()
