@@ -159,6 +159,14 @@ async def refusals() -> dict[str, Any]:
     }
 
 
+async def imports() -> dict[str, Any]:
+    """What a worker brings into an interpreter that is not ours."""
+    import primerl.envs.worker
+
+    ours = {name for name, module in sys.modules.items() if name.partition(".")[0] == "primerl" and module is not None}
+    return {"ours": sorted(ours), "torch": "torch" in sys.modules, "file": primerl.envs.worker.__file__}
+
+
 SCENARIOS: dict[str, Callable[[], Awaitable[Any]]] = {
     "single": lambda: one("single", lambda _: "hello there"),
     "dialogue": lambda: one("dialogue", dialogue),
@@ -176,6 +184,7 @@ SCENARIOS: dict[str, Callable[[], Awaitable[Any]]] = {
     "splits": splits,
     "teardown": teardown,
     "refusals": refusals,
+    "imports": imports,
 }
 
 

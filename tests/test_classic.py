@@ -164,6 +164,17 @@ def test_a_check_finds_nothing_wrong_with_what_can_be_used(found: dict[str, Any]
     assert "no evaluation split" in found["refusals"]["remark"]
 
 
+def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, Any]) -> None:
+    imports = found["imports"]
+    assert "/package/primerl/envs/" in imports["file"]
+    assert not imports["torch"]
+    small = {"", "._core", ".exposition", ".log_levels", ".run_key", ".startup"}
+    others = [name for name in imports["ours"] if not name.startswith("primerl.envs")]
+    assert {name.removeprefix("primerl") for name in others} <= small
+    v1 = {"primerl.envs.adapter", "primerl.envs.harness", "primerl.envs.interception", "primerl.envs.documented"}
+    assert not v1 & set(imports["ours"])
+
+
 def test_a_classic_environment_is_told_from_the_verifiers_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(classic_helpers.ENVIRONMENTS)
     with pytest.raises(EnvironmentRefusedError) as refused:

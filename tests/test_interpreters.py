@@ -14,7 +14,7 @@ from typing import Any
 
 import classic_helpers
 import pytest
-from end_to_end import arguments_of, column, mean, primerl, read_lines
+from end_to_end import arguments_of, column, primerl, read_lines
 from primerl.config.environment import Interpreter
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
@@ -243,7 +243,6 @@ def test_a_run_trains_on_whole_groups_of_a_classic_environment(imitator: Path, t
     # scored at once, is a half.
     assert column(output, "reward/ranked/mean") == pytest.approx([0.5] * 4, abs=1e-6)
     assert max(column(output, "optim/grad_norm")) > 0
-    assert 0 < mean(column(output, "exact/ranked/mean")) < 1
     (measured,) = read_lines(output / "evals.jsonl")
     assert (measured["version"], measured["failed"]) == (4, 0)
     assert 0 < measured["metrics"]["exact"] <= 1

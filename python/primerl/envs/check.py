@@ -57,8 +57,8 @@ def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent:
         raise EnvironmentRefusedError(f"{compares} is 1; raise it to 2 or more")
     if max_concurrent is not None and max_concurrent < rollouts:
         raise EnvironmentRefusedError(
-            f"{compares} ({rollouts}) is above max_concurrent ({max_concurrent}), and one worker runs all of a group at "
-            "a time; raise max_concurrent"
+            f"{compares} ({rollouts}) is above max_concurrent ({max_concurrent}), and one worker runs all of a group "
+            "at a time; raise max_concurrent"
         )
 
 
