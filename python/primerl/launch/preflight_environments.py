@@ -76,12 +76,15 @@ def problems(
             continue
         for label, (problem, remark) in zip(labels, verdicts, strict=True):
             if problem is not None:
-                text = " ".join(problem.split())
-                found.append(text if label in text else f"environment {label!r}: {text}")
+                found.append(_named(label, " ".join(problem.split())))
             if remark is not None:
-                say(remark if label in remark else f"environment {label!r}: {remark}")
+                say(_named(label, remark))
     # Entries of one environment may have one problem.
     return list(dict.fromkeys(found))
+
+
+def _named(label: str, text: str) -> str:
+    return text if repr(label) in text else f"environment {label!r}: {text}"
 
 
 def _verdicts(
