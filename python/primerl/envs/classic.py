@@ -326,9 +326,10 @@ def outcome_of(output: dict[str, Any], label: str, reward_error: str | None) -> 
 def _error_of(output: dict[str, Any], reward_error: str | None) -> dict[str, str] | None:
     found = output.get("error")
     if found:
+        name = str(found["error"])
         # Of versions that have no message the chain of errors has it.
         said = found.get("error_chain_repr") or found.get("message") or ""
-        return {"kind": KINDS.get(found["error"], "environment"), "message": f"{found['error']}: {said}"}
+        return {"kind": KINDS.get(name, "environment"), "message": f"{name}: {said}", "exception": name}
     if reward_error is not None:
         # verifiers went on with 0.0, which says nothing of the answer.
         return {"kind": "environment", "message": reward_error}

@@ -115,9 +115,10 @@ class Generation(Protocol):
         """The environment with what it shares between rollouts."""
 
 
-def failure(kind: str, message: str) -> Outcome:
-    """Of a rollout that has no traces."""
-    return {"ok": False, "traces": [], "error": {"kind": kind, "message": shortened(message, LONGEST_MESSAGE)}}
+def failure(kind: str, message: str, exception: str | None = None) -> Outcome:
+    """Of a rollout that has no traces. `exception`: the name of its type, where there was one."""
+    error = {"kind": kind, "message": shortened(message, LONGEST_MESSAGE), "exception": exception}
+    return {"ok": False, "traces": [], "error": error}
 
 
 def shortened(text: str, longest: int) -> str:

@@ -362,7 +362,8 @@ class _Worker:
             return [failure("environment", message) for _ in leases]
         except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
             log.exception("%s failed", label)
-            return [failure("environment", f"{type(error).__name__}: {error}") for _ in leases]
+            name = type(error).__name__
+            return [failure("environment", f"{name}: {error}", name) for _ in leases]
 
     async def _run(self, leases: list[_core.Lease], label: str) -> list[Outcome]:
         example = leases[0].example
