@@ -159,6 +159,17 @@ async def refusals() -> dict[str, Any]:
     }
 
 
+async def env_group() -> dict[str, Any]:
+    """Every row of two environments in one."""
+    env, model = load("env_group"), Model(dialogue)
+    rows = classic.list_examples(env, "env_group", 0)
+    outcomes = []
+    async with classic.serving(env, ROOT, model.post) as runner:
+        for row in (rows[index] for index in range(len(rows))):
+            outcomes.append(await runner.run(row, label="r", base_url="http://h", api_key="k", **SETTINGS))
+    return {"stops": sorted(outcome["traces"][0]["stop_condition"] for outcome in outcomes), "asked": len(model.asked)}
+
+
 async def imports() -> dict[str, Any]:
     """What a worker brings into an interpreter that is not ours."""
     import primerl.envs.worker
@@ -185,6 +196,7 @@ SCENARIOS: dict[str, Callable[[], Awaitable[Any]]] = {
     "teardown": teardown,
     "refusals": refusals,
     "imports": imports,
+    "env_group": env_group,
 }
 
 

@@ -164,6 +164,12 @@ def test_a_check_finds_nothing_wrong_with_what_can_be_used(found: dict[str, Any]
     assert "no evaluation split" in found["refusals"]["remark"]
 
 
+def test_a_group_of_environments_is_one(found: dict[str, Any]) -> None:
+    # Six examples of a single turn, and six of three.
+    stops = ["heard_enough"] * 6 + ["max_turns_reached"] * 6
+    assert found["env_group"] == {"stops": stops, "asked": 6 * 1 + 6 * 3}
+
+
 def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, Any]) -> None:
     imports = found["imports"]
     assert "/package/primerl/envs/" in imports["file"]

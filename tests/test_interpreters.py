@@ -203,12 +203,15 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
         {"id": "classic-trial", "python": own},
         {"id": "classic-trial", "name": "compared", "python": own, "args": {"kind": "group"}},
         {"id": "classic-trial", "name": "measured", "python": own},
+        {"id": "classic-trial", "name": "counted", "python": own, "metrics_port": 0, "args": {"eval_examples": 2}},
         {"id": "reverse-text"},
     )
     found, said = problems(run, tmp_path)
     assert found == [
         "environment 'compared': environment 'classic-trial' rewards the rollouts of a group by comparing them, and "
-        "rollouts_per_example is 1; raise it to 2 or more"
+        "rollouts_per_example is 1; raise it to 2 or more",
+        f"environment 'counted': environment 'classic-trial': {classic_helpers.CLASSIC_PYTHON} has no "
+        "prometheus_client, which metrics_port needs; install it there, or leave metrics_port out",
     ]
     (remark,) = said
     assert remark.startswith("environment 'measured': environment 'classic-trial' has no evaluation split of its own")

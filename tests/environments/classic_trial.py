@@ -124,6 +124,8 @@ KINDS: dict[str, Any] = {
 def load_environment(kind: str = "single", examples: int = 6, eval_examples: int = 0, secret: str = "") -> Any:
     if secret:
         vf.ensure_keys([secret])
+    if kind == "env_group":
+        return vf.EnvGroup([load_environment("single"), load_environment("dialogue")], ["single", "dialogue"])
     cls, funcs = KINDS[kind]
     more: dict[str, Any] = {"tools": [add]} if cls is vf.ToolEnv else {}
     if issubclass(cls, vf.MultiTurnEnv) and not issubclass(cls, vf.SingleTurnEnv):

@@ -6,9 +6,11 @@ that says what is wrong and what to do.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +32,22 @@ def check_environment(
     role: Role = "train",
     rollouts: int | None = None,
     max_concurrent: int | None = None,
+    modules: Sequence[str] = (),
 ) -> Verdict:
     """Loads the environment and lists its examples.
 
     Args:
         rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
         max_concurrent: Rollouts that a worker runs at the same time, where it is known.
+        modules: What a worker with these settings needs beside verifiers.
     """
     try:
+        for name in modules:
+            if importlib.util.find_spec(name) is None:
+                raise EnvironmentRefusedError(
+                    f"environment {environment_id!r}: {sys.executable} has no {name}, which metrics_port needs; "
+                    "install it there, or leave metrics_port out"
+                )
         generation = generations.chosen(environment_id)
         env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
         generation.list_examples(env, environment_id, 0, role)

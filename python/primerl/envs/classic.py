@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import datasets
 import verifiers as vf
 from openai.types.chat import ChatCompletion
 from pydantic_core import to_json
@@ -69,6 +70,8 @@ def prepare() -> None:
     """Changes verifiers as an env worker needs it; before an environment is loaded."""
     patches.tear_down_once()
     patches.watch_rewards(_reward_failed)
+    # A log is no terminal.
+    datasets.disable_progress_bars()
 
 
 def load(environment_id: str, arguments: dict[str, Any], root: str) -> Any:

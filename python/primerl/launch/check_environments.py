@@ -1,9 +1,9 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
-Reads a JSON list of `[id, settings, variables, role, rollouts of an example, max_concurrent]` on standard input
-(variables as the env workers will have them); the last line of output is a JSON list of `[problem, remark]` (null for
-none) in the same order. One process for all of an interpreter: most of the time goes into importing verifiers, which is
-done before the list is read, so that this process can be started before it is known.
+Reads a JSON list of `[id, settings, variables, ...]` on standard input (variables as the env workers will have them,
+then what else `check_environment` takes); the last line of output is a JSON list of `[problem, remark]` (null for none)
+in the same order. One process for all of an interpreter: most of the time goes into importing verifiers, which is done
+before the list is read, so that this process can be started before it is known.
 """
 
 from __future__ import annotations

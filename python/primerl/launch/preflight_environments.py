@@ -36,7 +36,8 @@ def wanted(config: RLConfig) -> list[Wanted]:
     def one(entry: Any, role: str, rollouts: int) -> Wanted:
         workers: Workers = entry
         variables = environment_of_workers(config, entry.label)
-        request = (entry.id, workers.arguments, variables, role, rollouts, workers.max_concurrent)
+        modules = [] if workers.metrics_port is None else ["prometheus_client"]
+        request = (entry.id, workers.arguments, variables, role, rollouts, workers.max_concurrent, modules)
         return Wanted(entry.label, interpreters.of(workers), request)
 
     train = [one(entry, "train", source.group_size) for entry in source.train.env]
