@@ -217,6 +217,8 @@ def test_a_failed_model_call_is_an_engine_error(answer: tuple[int, bytes], words
     assert len(gateway.calls) == 1
     assert not outcome["ok"]
     assert outcome["error"]["kind"] == "engine"
+    assert outcome["error"]["exception"] == "ProviderError"
+    assert outcome["error"]["status"] == (answer[0] if answer[0] != 200 else 502)
     assert words in outcome["error"]["message"]
     assert not outcome["traces"][0]["ok"]
 

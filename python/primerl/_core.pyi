@@ -165,7 +165,8 @@ class EnvClient:
 
         Args:
             outcome: `{"ok", "traces": [{"session", "trainable", "ok", "reward", "metrics", "stop_condition",
-                "truncated"}], "error": {"kind", "message"} | None}`.
+                "truncated"}], "error": {"kind", "message", "exception", "status"} | None}`. An error's `exception` (the
+                name of its type) and `status` (of HTTP) may be left out.
         """
     def release(self, rollout: int) -> None:
         """The rollout was stopped without an outcome."""

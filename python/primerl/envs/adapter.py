@@ -216,7 +216,12 @@ def outcome_of(episode: vf.Episode, label: str) -> Outcome:
     error = None
     if errors:
         message = shortened(f"{errors[0].type}: {errors[0].message}", LONGEST_MESSAGE)
-        error = {"kind": _kind(errors[0], episode), "message": message}
+        error = {
+            "kind": _kind(errors[0], episode),
+            "message": message,
+            "exception": errors[0].type,
+            "status": errors[0].status_code,
+        }
     unusable = [trace["session"] for trace in traces if not math.isfinite(trace["reward"])]
     if unusable and error is None:
         error = {"kind": "environment", "message": f"reward of trace {unusable[0]} is not a finite number"}

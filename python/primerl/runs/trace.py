@@ -104,7 +104,9 @@ def end_line(end: dict[str, Any]) -> str:
 
 
 def why(end: dict[str, Any]) -> str:
-    return (f" ({end['reason']})" if end["reason"] else "") + (f": {end['message']}" if end["message"] else "")
+    blame = f", error of kind {end['error']}" if end.get("error") else ""
+    reason = f" ({end['reason']}{blame})" if end["reason"] else ""
+    return reason + (f": {end['message']}" if end["message"] else "")
 
 
 ROLLOUT_LINE = ("rollout", "slot", "worker", "leased s", "finished s", "turns", "sampled", "reward", "end")
@@ -233,7 +235,11 @@ def dropped(answer: dict[str, Any]) -> str:
         )
     if answer["slots_refilled"] or answer["slots_lost"]:
         lines.append(f"slots of groups: {answer['slots_refilled']} filled again, {answer['slots_lost']} given up")
-    for title, counts in (("failures since the run began", answer["failures"]), ("ignored events", answer["ignored"])):
+    for title, counts in (
+        ("failures since the run began", answer["failures"]),
+        ("errors by kind", answer["errors"]),
+        ("ignored events", answer["ignored"]),
+    ):
         if counts:
             lines.append(f"{title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     return join(told(answer), lines)

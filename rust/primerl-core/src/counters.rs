@@ -1,6 +1,7 @@
 //! How rollouts ended. Each ends in exactly one way, so the counters add up to what was dispatched.
 
 use crate::effect::CancelReason;
+use crate::failure::ErrorCounts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -70,6 +71,9 @@ pub struct Attempts {
     /// Of these: as in [`Counters`].
     pub empty: u64,
     pub errored: u64,
+    /// Failed, or lost with their worker.
+    #[serde(default)]
+    pub errors: ErrorCounts,
 }
 
 impl Attempts {
@@ -77,6 +81,7 @@ impl Attempts {
         self.ended += other.ended;
         self.empty += other.empty;
         self.errored += other.errored;
+        self.errors.add(&other.errors);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::counters::VoidReason;
 use crate::event::RolloutError;
+use crate::failure::ErrorKind;
 use crate::ids::*;
 use crate::pack::PackedBatch;
 use crate::rollout::TrainedTrace;
@@ -206,6 +207,9 @@ pub struct EvaluationReport {
     pub version: PolicyVersion,
     pub rollouts: u32,
     pub failed: u32,
+    /// Of those that failed: how many of each kind.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub errors: BTreeMap<ErrorKind, u64>,
     pub mean_reward: f64,
     /// Mean of each metric the environment reported.
     pub metrics: BTreeMap<String, f64>,

@@ -9,6 +9,7 @@
 mod scores;
 
 use crate::effect::EvaluationReport;
+use crate::failure::{ErrorCounts, ErrorKind};
 use crate::ids::*;
 use crate::rollout::{Rollout, Score};
 use crate::time::Time;
@@ -47,6 +48,8 @@ pub struct Progress {
     pub held: BTreeMap<GroupId, Held>,
     pub scored: u32,
     pub failed: u32,
+    #[serde(default)]
+    errors: ErrorCounts,
     reward_sum: f64,
     /// Of all that have ended, 0 for those that failed.
     #[serde(default)]
@@ -58,12 +61,12 @@ pub struct Progress {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Held {
     pub scored: Vec<(Box<Rollout>, Score)>,
-    pub failed: u32,
+    pub failed: Vec<ErrorKind>,
 }
 
 impl Held {
     pub fn ended(&self) -> usize {
-        self.scored.len() + self.failed as usize
+        self.scored.len() + self.failed.len()
     }
 }
 
@@ -136,11 +139,11 @@ impl Progress {
         })
     }
 
-    /// So many attempts at an example failed for good: each has reward 0.
-    pub fn fail(&mut self, example: ExampleIndex, attempts: u32) {
-        self.failed += attempts;
-        let rewards = self.rewards.entry(example).or_default();
-        rewards.extend((0..attempts).map(|_| 0.0));
+    /// An attempt at an example failed for good: it has reward 0.
+    pub fn fail(&mut self, example: ExampleIndex, kind: ErrorKind) {
+        self.failed += 1;
+        self.errors.count(kind);
+        self.rewards.entry(example).or_default().push(0.0);
     }
 
     /// Takes a whole group of `size` back, to be run as this attempt says. Returns what is in flight of it, and what was
@@ -175,6 +178,7 @@ impl Progress {
             version,
             rollouts,
             failed: self.failed,
+            errors: self.errors.named(),
             mean_reward: self.reward_sum / f64::from(rollouts),
             metrics: self
                 .metrics

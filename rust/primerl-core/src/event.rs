@@ -181,6 +181,18 @@ pub struct Outcome {
     pub traces: Vec<Trace>,
     /// The first error, if any.
     pub error: Option<RolloutError>,
+    /// What the gateway last refused the rollout, if it answered nothing since. Its own word, not the worker's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
+}
+
+/// An answer of the gateway that was an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// As told to the client; empty where it has none.
+    pub code: String,
+    /// Of HTTP.
+    pub status: u16,
 }
 
 impl Outcome {
@@ -228,11 +240,21 @@ impl Trace {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RolloutError {
-    /// Which boundary failed: `environment`, `engine`, `timeout`, `worker_lost`, ...
+    /// Which boundary failed, in the reporter's word: `environment`, `engine`, `timeout`, `worker_lost`, ... What it counts
+    /// as, [`crate::ErrorKind::of`] decides.
     pub kind: String,
     pub message: String,
+    /// Type of the exception, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exception: Option<String>,
+    /// HTTP status that it came with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// [`Outcome::refusal`]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
 }
 
 #[cfg(test)]
@@ -297,5 +319,17 @@ mod tests {
         );
         let again = rmp_serde::to_vec_named(&read).expect("it can be written");
         assert_eq!(again, bytes, "and written as before");
+    }
+
+    #[test]
+    fn a_report_of_before_kinds_of_errors_is_read_and_written_as_it_was() {
+        let written = serde_json::json!({
+            "ok": false, "traces": [], "error": {"kind": "environment", "message": "it broke"}
+        });
+        let bytes = rmp_serde::to_vec_named(&written).expect("it can be written");
+        let read: Outcome = rmp_serde::from_slice(&bytes).expect("it can be read");
+        let error = read.error.as_ref().expect("there is one");
+        assert_eq!((&*error.kind, &error.exception), ("environment", &None));
+        assert_eq!(serde_json::json!(read), written);
     }
 }

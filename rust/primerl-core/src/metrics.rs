@@ -5,6 +5,7 @@ use crate::config::{Config, Role};
 use crate::counters::{Attempts, Counters, Losses, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
 use crate::effect::CancelReason;
+use crate::failure::ErrorKind;
 use crate::group::Group;
 use crate::ids::{RolloutId, Step};
 use crate::pack::MicroBatch;
@@ -221,7 +222,8 @@ fn metrics_of(
 
 /// Of the rollouts that ended since the cut before, of `all` and of each training environment by its name:
 /// `empty_rollouts/<name>/count` and `errored_rollouts/<name>/count`, and as a share of them `.../mean`. Where no rollout
-/// of an environment ended there is no share; that of all is 0 then.
+/// of an environment ended there is no share; that of all is 0 then. In the same way `errors/<kind>` of all and
+/// `errors/<environment>/<kind>`: the share of them that failed so, or (`infrastructure`) was lost with its worker.
 pub fn attempt_metrics(config: &Config, attempts: &[Attempts]) -> BTreeMap<String, f64> {
     let mut metrics = Metrics::default();
     let mut all = Attempts::default();
@@ -229,12 +231,27 @@ pub fn attempt_metrics(config: &Config, attempts: &[Attempts]) -> BTreeMap<Strin
         all.add(own);
         if environment.role == Role::Train {
             share_metrics(&mut metrics, &environment.name, own);
+            error_metrics(&mut metrics, &format!("errors/{}", environment.name), own);
         }
     }
+    for kind in ErrorKind::ALL {
+        metrics.set(format!("errors/{}", kind.name()), 0.0);
+    }
+    error_metrics(&mut metrics, "errors", &all);
     metrics.set("empty_rollouts/all/mean", 0.0);
     metrics.set("errored_rollouts/all/mean", 0.0);
     share_metrics(&mut metrics, "all", &all);
     metrics.0
+}
+
+fn error_metrics(metrics: &mut Metrics, prefix: &str, of: &Attempts) {
+    if of.ended == 0 {
+        return;
+    }
+    for kind in ErrorKind::ALL {
+        let share = of.errors.of(kind) as f64 / of.ended as f64;
+        metrics.set(format!("{prefix}/{}", kind.name()), share);
+    }
 }
 
 fn share_metrics(metrics: &mut Metrics, name: &str, of: &Attempts) {

@@ -190,8 +190,8 @@ impl Rollout {
     /// Takes in the environment's report.
     ///
     /// # Errors
-    /// The rollout failed, has nothing to train on (kind `empty`), or was truncated where those are dropped (kind
-    /// `truncated`); it is still to be ended.
+    /// The rollout failed, asked for no turn (kind `no_turns`), has nothing to train on (kind `empty`), or was truncated
+    /// where those are dropped (kind `truncated`); it is still to be ended.
     pub fn finish(&mut self, outcome: &Outcome, rules: &Rules) -> Result<(), RolloutError> {
         assert_ne!(
             self.state,
@@ -200,16 +200,21 @@ impl Rollout {
             self.id
         );
         self.check(outcome, rules.lowest_reward)?;
+        let nothing = |kind: &str, message: &str| RolloutError {
+            refusal: outcome.refusal.clone(),
+            ..error(kind, message.to_owned())
+        };
+        if self.turns.is_empty() {
+            let why = "the environment ended well without a single answer of the model";
+            return Err(nothing("no_turns", why));
+        }
         let sessions = self.turns.iter().map(|turn| &*turn.session);
         let trace_of = outcome.trained_traces(sessions);
         let turns = std::mem::take(&mut self.turns);
         self.notes = Vec::new();
         let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
         if samples.is_empty() {
-            return Err(error(
-                "empty",
-                "no trainable trace has a sampled token".to_owned(),
-            ));
+            return Err(nothing("empty", "no trainable trace has a sampled token"));
         }
         let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
         if rules.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
@@ -317,7 +322,10 @@ impl Rollout {
                     "the environment reported a failure without an error".to_owned(),
                 )
             };
-            return Err(outcome.error.clone().unwrap_or_else(unnamed));
+            return Err(RolloutError {
+                refusal: outcome.refusal.clone(),
+                ..outcome.error.clone().unwrap_or_else(unnamed)
+            });
         }
         for Trace { reward, .. } in &outcome.traces {
             if reward.is_nan() || reward.abs() > LARGEST_REWARD {
@@ -412,6 +420,7 @@ pub(crate) fn error(kind: &str, message: String) -> RolloutError {
     RolloutError {
         kind: kind.to_owned(),
         message,
+        ..RolloutError::default()
     }
 }
 

@@ -4,6 +4,7 @@ use crate::admission::EngineLoad;
 use crate::counters::{Counters, VoidReason};
 use crate::curriculum::EnvironmentBuffer;
 use crate::effect::CancelReason;
+use crate::failure::ErrorKind;
 use crate::ids::*;
 use crate::time::Time;
 use serde::Serialize;
@@ -27,6 +28,8 @@ pub struct Status {
     pub last_step: Option<BTreeMap<String, f64>>,
     /// Failed rollouts by [`crate::event::RolloutError::kind`].
     pub failures: BTreeMap<String, u64>,
+    /// Rollouts that failed or were lost with their worker, by who is to blame.
+    pub errors: BTreeMap<ErrorKind, u64>,
     /// Rollouts cancelled in flight.
     pub cancelled: BTreeMap<CancelReason, u64>,
     /// Rollouts that had finished and were not trained.
@@ -100,6 +103,8 @@ pub struct EnvironmentStatus {
     /// Groups set aside because nobody comes for the environment's work.
     pub set_aside: usize,
     pub in_flight: usize,
+    /// Rollouts that failed or were lost with their worker, since the run began; evaluations' each time that they did.
+    pub errors: BTreeMap<ErrorKind, u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]

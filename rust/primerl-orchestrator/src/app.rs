@@ -122,11 +122,13 @@ pub(crate) fn report_lost_leases(driver: &DriverHandle, worker: WorkerId, rollou
         let error = RolloutError {
             kind: "worker_lost".into(),
             message: "the worker does not know of this lease".into(),
+            ..RolloutError::default()
         };
         let outcome = Outcome {
             ok: false,
             traces: Vec::new(),
             error: Some(error),
+            refusal: None,
         };
         driver.send(Event::RolloutFinished {
             rollout,

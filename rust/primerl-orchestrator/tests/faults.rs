@@ -7,6 +7,7 @@ mod common;
 use common::engine::{Engine, expected_logprobs};
 use common::worker::Worker;
 use common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use primerl_core::event::{Outcome, Refusal, RolloutError};
 use primerl_engine::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;
@@ -415,4 +416,68 @@ async fn workers_that_list_other_examples_are_refused_and_named() {
     assert!(!waits_for_others(&status));
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_says() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    orchestrator.join(&engine.url).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let failed = |exception: &str| Outcome {
+        error: Some(RolloutError {
+            kind: "environment".into(),
+            message: "it raised".into(),
+            exception: Some(exception.into()),
+            ..RolloutError::default()
+        }),
+        // No worker's word.
+        refusal: Some(Refusal {
+            code: "engine_unavailable".into(),
+            status: 503,
+        }),
+        ..Outcome::default()
+    };
+    let too_long = json!({"messages": [user(&"word ".repeat(4000))]});
+    let short = json!({"messages": [user("hi")]});
+
+    let lease = worker.one().await;
+    assert_eq!(chat(&lease, "s", &short).await.0, 200);
+    let (status, answer) = chat(&lease, "s", &too_long).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+    assert!(worker.result(lease.rollout, failed("ToolError")).await);
+    let model = lease.rollout;
+
+    // An agent that went on after a refusal.
+    let lease = worker.one().await;
+    assert_eq!(chat(&lease, "s", &too_long).await.0, 400);
+    assert_eq!(chat(&lease, "s", &short).await.0, 200);
+    assert!(worker.result(lease.rollout, failed("ToolError")).await);
+    let lease = worker.one().await;
+    assert!(worker.result(lease.rollout, failed("SandboxError")).await);
+
+    let status = orchestrator.status().await;
+    let kinds = json!({"model": 1, "tool": 1, "infrastructure": 1});
+    assert_eq!(status["errors"], kinds);
+    assert_eq!(status["environments"][0]["errors"], kinds);
+    let text = common::metrics(&orchestrator.url).await;
+    for (kind, count) in [("model", 1), ("engine", 0), ("tool", 1)] {
+        let line =
+            format!(r#"primerl_rollout_errors_total{{environment="task",kind="{kind}"}} {count}"#);
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in {text}"
+        );
+    }
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    let trace = primerl_orchestrator::inspect::rollout(&place.output(), model).unwrap();
+    let end = trace.end.unwrap();
+    assert_eq!(end.error, Some(primerl_core::ErrorKind::Model));
+    assert_eq!(end.reason.as_deref(), Some("environment"));
 }

@@ -9,6 +9,7 @@ use super::Core;
 use crate::counters::{Ended, VoidReason};
 use crate::effect::{CancelReason, Effect};
 use crate::event::RolloutError;
+use crate::failure::ErrorKind;
 use crate::group::Slot;
 use crate::ids::*;
 use crate::policy::oldest_trainable;
@@ -32,6 +33,9 @@ impl Core {
     pub(super) fn cancel(&mut self, id: RolloutId, reason: CancelReason) -> Box<Rollout> {
         let rollout = self.take(id);
         self.losses.cancelled(reason);
+        if reason == CancelReason::WorkerLost {
+            self.count_error(&rollout, ErrorKind::Infrastructure);
+        }
         let worker = (reason != CancelReason::WorkerLost).then_some(rollout.worker);
         self.effects.push(Effect::CancelRollout {
             rollout: id,
@@ -42,9 +46,18 @@ impl Core {
         rollout
     }
 
+    fn count_error(&mut self, rollout: &Rollout, kind: ErrorKind) {
+        let site = &mut self.sites[rollout.environment.0 as usize];
+        site.errors.count(kind);
+        if rollout.evaluates.is_none() {
+            site.attempts.errors.count(kind);
+        }
+    }
+
     /// Ends a rollout that failed; its slot is tried again, or given up.
     pub(super) fn fail(&mut self, rollout: Box<Rollout>, error: &RolloutError) {
         self.losses.failed(&error.kind);
+        self.count_error(&rollout, ErrorKind::of(error));
         self.effects.push(Effect::RolloutFailed {
             rollout: rollout.id,
             error: error.clone(),
@@ -59,7 +72,7 @@ impl Core {
             return;
         };
         let again = live.fail(slot, id, max_retries);
-        let RolloutError { kind, message } = error;
+        let RolloutError { kind, message, .. } = error;
         let failures = max_retries + 1;
         self.free_slot(group, slot, again, Blame::Environment, || {
             format!("a rollout failed {failures} times, last with {kind}: {message}")

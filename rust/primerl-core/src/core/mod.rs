@@ -34,6 +34,7 @@ use crate::deadlines::{Deadlines, Due};
 use crate::effect::{CancelReason, Effect};
 use crate::evaluation::Round;
 use crate::event::Event;
+use crate::failure::ErrorCounts;
 use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::Interval;
@@ -73,6 +74,9 @@ struct Site {
     failed_groups: u32,
     #[serde(default)]
     attempts: Attempts,
+    /// Since the run began.
+    #[serde(default)]
+    errors: ErrorCounts,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

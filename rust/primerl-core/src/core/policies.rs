@@ -7,6 +7,7 @@ use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::evaluation::{Attempt, Held, Progress, Round};
 use crate::event::{Outcome, RolloutError};
+use crate::failure::ErrorKind;
 use crate::ids::*;
 use crate::rollout::Rollout;
 use std::collections::BTreeSet;
@@ -196,7 +197,9 @@ impl Core {
             return;
         }
         let Held { scored, failed } = progress.held.remove(&group).unwrap_or_default();
-        progress.fail(example, failed);
+        failed
+            .into_iter()
+            .for_each(|kind| progress.fail(example, kind));
         let mut ended = Vec::with_capacity(scored.len());
         for (rollout, score) in scored {
             progress.score(example, score);
@@ -247,14 +250,15 @@ impl Core {
                 let reason = CancelReason::GroupRestarted;
                 return self.restart_evaluation_group(environment, again, reason);
             }
-            (None, false) => progress.fail(example, 1),
+            (None, false) => progress.fail(example, ErrorKind::of(error)),
             (None, true) => {
-                progress.held.entry(attempt.group).or_default().failed += 1;
+                let held = progress.held.entry(attempt.group).or_default();
+                held.failed.push(ErrorKind::of(error));
                 self.count_whole_group(environment, attempt.group, example);
             }
         }
         let name = self.name(environment).to_owned();
-        let RolloutError { kind, message } = error;
+        let RolloutError { kind, message, .. } = error;
         self.warn(format!(
             "evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"
         ));

@@ -1,6 +1,7 @@
 //! [`Status`]: the core's state for `/status`.
 
 use super::Core;
+use crate::failure::ErrorCounts;
 use crate::ids::*;
 use crate::status::*;
 
@@ -52,10 +53,18 @@ impl Core {
             evaluations: self.evaluation_status(),
             last_step: self.batches.last_metrics().cloned(),
             failures: self.losses.failed.clone(),
+            errors: self.errors().named(),
             cancelled: self.losses.cancelled.clone(),
             voided: self.losses.voided.clone(),
             ignored: self.ignored.clone(),
         }
+    }
+
+    /// Of all environments.
+    pub fn errors(&self) -> ErrorCounts {
+        let mut errors = ErrorCounts::default();
+        self.sites.iter().for_each(|site| errors.add(&site.errors));
+        errors
     }
 
     fn environment_status(&self, environment: EnvironmentId) -> EnvironmentStatus {
@@ -68,6 +77,7 @@ impl Core {
             queued: self.queued(environment),
             set_aside: site.set_aside.len(),
             in_flight: site.in_flight,
+            errors: site.errors.named(),
         }
     }
 

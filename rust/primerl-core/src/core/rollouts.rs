@@ -113,7 +113,8 @@ impl Core {
             .filter(|trace| trace.trainable && trace.ok);
         let truncated = trained.any(|trace| trace.truncated);
         let errored = u64::from(!outcome.ok);
-        let empty = u64::from(error.is_some_and(|error| error.kind == "empty"));
+        let empty =
+            u64::from(error.is_some_and(|error| ["empty", "no_turns"].contains(&&*error.kind)));
         self.counters.errored += errored;
         self.counters.empty += empty;
         self.counters.truncated += u64::from(outcome.ok && truncated);

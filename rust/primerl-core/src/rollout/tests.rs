@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::LongSamples;
+use crate::config::{LongSamples, TrajectoryStrategy};
 use crate::testing::{config, outcome, trace, turn};
 
 fn rollout() -> Box<Rollout> {
@@ -40,6 +40,7 @@ fn traces(traces: Vec<Trace>) -> Outcome {
         ok: true,
         traces,
         error: None,
+        refusal: None,
     }
 }
 
@@ -190,7 +191,6 @@ fn two_traces_and_one_unknown_session_are_not_guessed() {
 
 #[test]
 fn nothing_sampled_is_empty() {
-    assert_eq!(kind_of(rollout().finish(&outcome(1.0), &rules())), "empty");
     assert_eq!(
         kind_of(with_turns([turn(None, &[1], &[], 0)]).finish(&outcome(1.0), &rules())),
         "empty"
@@ -198,15 +198,50 @@ fn nothing_sampled_is_empty() {
 }
 
 #[test]
+fn a_good_end_without_a_turn_is_trained_by_no_strategy() {
+    let refusal = crate::event::Refusal {
+        code: "context_length_exceeded".to_owned(),
+        status: 400,
+    };
+    for strategy in [
+        TrajectoryStrategy::Interleaved,
+        TrajectoryStrategy::Branching,
+    ] {
+        let rules = Rules {
+            strategy,
+            ..rules()
+        };
+        let mut untouched = rollout();
+        let error = untouched.finish(&outcome(1.0), &rules).expect_err("failed");
+        assert_eq!(error.kind, "no_turns");
+        assert_eq!(crate::ErrorKind::of(&error), crate::ErrorKind::Environment);
+        assert!(untouched.samples.is_empty() && untouched.traces.is_empty());
+        let refused = Outcome {
+            refusal: Some(refusal.clone()),
+            ..outcome(1.0)
+        };
+        let error = rollout().finish(&refused, &rules).expect_err("failed");
+        assert_eq!(error.kind, "no_turns");
+        assert_eq!(
+            crate::ErrorKind::of(&error),
+            crate::ErrorKind::Model,
+            "its first prompt was too long"
+        );
+    }
+}
+
+#[test]
 fn failures_keep_the_environments_error() {
     let error = RolloutError {
         kind: "environment".to_owned(),
         message: "KeyError".to_owned(),
+        ..RolloutError::default()
     };
     let failed = Outcome {
         ok: false,
         traces: vec![],
         error: Some(error.clone()),
+        refusal: None,
     };
     assert_eq!(
         with_turns([turn(None, &[1], &[10], 0)]).finish(&failed, &rules()),

@@ -130,6 +130,7 @@ pub fn outcome(reward: f64) -> Outcome {
         ok: true,
         traces: vec![trace("", reward)],
         error: None,
+        refusal: None,
     }
 }
 

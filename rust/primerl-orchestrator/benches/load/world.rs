@@ -197,6 +197,7 @@ async fn run_rollout(worker: &Worker, lease: &Lease) -> Result<(), String> {
             ok: true,
             traces: vec![trace],
             error: None,
+            refusal: None,
         },
     };
     let answer: ResultAnswer = call(&worker.http, wire::RESULT, &request).await?;

@@ -271,6 +271,9 @@ pub async fn result(
     if let Some(error) = &mut body.outcome.error {
         shorten(&mut error.message);
     }
+    // The gateway's own word, whatever the worker says.
+    let open = app.gateway.rollouts.get(body.rollout);
+    body.outcome.refusal = open.and_then(|open| open.refusal());
     let accepted = app
         .driver
         .rollout_finished(body.worker, body.rollout, body.outcome)

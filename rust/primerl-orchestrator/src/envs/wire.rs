@@ -221,6 +221,7 @@ mod tests {
         let error = RolloutError {
             kind: "environment".into(),
             message: "boom".into(),
+            ..RolloutError::default()
         };
         let map = round_trip(ResultRequest {
             worker: WorkerId(1),
@@ -229,6 +230,7 @@ mod tests {
                 ok: false,
                 traces: vec![trace],
                 error: Some(error),
+                refusal: None,
             },
         });
         assert_eq!(map["outcome"]["traces"][0]["session"], "t");

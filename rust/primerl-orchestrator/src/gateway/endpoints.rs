@@ -53,6 +53,9 @@ pub(super) async fn serve(
                 let (status, message) = (error.status.as_u16(), &error.message);
                 tracing::info!(rollout, ?dialect, status, message, "request refused");
             }
+            if let Ok(open) = app.gateway.rollouts.find(rollout) {
+                open.refuse(&error);
+            }
             dialect.refusal(&error)
         }
     }

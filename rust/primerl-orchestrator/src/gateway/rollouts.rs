@@ -15,6 +15,7 @@ use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
+use primerl_core::event::Refusal;
 use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +59,8 @@ pub(super) struct RolloutState {
     pub turns: Vec<Turn>,
     /// Tokens that they hold.
     pub tokens: usize,
+    /// The last error that it was told, if it got no answer since.
+    pub refusal: Option<Refusal>,
     /// Requests begun so far.
     pub requests: u32,
     pub sessions: HashMap<Arc<str>, Session>,
@@ -87,6 +90,7 @@ impl RolloutState {
     /// Takes in a finished turn; the result is its number.
     pub fn record(&mut self, turn: &Turn) -> TurnIndex {
         let index = TurnIndex(self.turns.len() as u32);
+        self.refusal = None;
         self.turns.push(turn.clone());
         self.tokens += turn.prompt_suffix.len() + turn.sampled.len();
         let session = self.sessions.entry(Arc::clone(&turn.session)).or_default();
@@ -199,6 +203,19 @@ impl Rollout {
             // A teacher's sampling is its own.
             evaluation: self.evaluation || self.is_taught(),
         }
+    }
+
+    /// Its client is told this error.
+    pub(super) fn refuse(&self, error: &ApiError) {
+        self.state.lock().refusal = Some(Refusal {
+            code: error.code.unwrap_or_default().to_owned(),
+            status: error.status.as_u16(),
+        });
+    }
+
+    /// The last error that it was told, if it got no answer since.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.state.lock().refusal.clone()
     }
 
     /// What requests to it get once it is over.

@@ -257,13 +257,16 @@ fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
         rollout: rollout.id,
         message: message.clone(),
     });
-    match error {
+    let told = match error {
         GenerateError::Refused(_) | GenerateError::Encode(_) => {
             ApiError::invalid(message).code("engine_refused")
         }
         GenerateError::Interrupted { .. } => ApiError::unavailable("answer_interrupted", message),
         _ => ApiError::unavailable("engine_unavailable", message),
-    }
+    };
+    // Of a stream that has begun, it is told in the stream, or to nobody.
+    rollout.refuse(&told);
+    told
 }
 
 /// What is recorded of an answer, and what its client is told. The answer is named by its request's number and its place

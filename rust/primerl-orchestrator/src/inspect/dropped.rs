@@ -61,6 +61,8 @@ pub struct DroppedReport {
     pub slots_lost: u64,
     /// Failed rollouts by kind since the run began, and failed turns as `turn`.
     pub failures: BTreeMap<String, u64>,
+    /// Rollouts that failed or were lost with their worker, by who is to blame, since the run began.
+    pub errors: BTreeMap<ErrorKind, u64>,
     /// Events that named nothing the core knows, since the run began.
     pub ignored: BTreeMap<String, u64>,
 }
@@ -157,6 +159,7 @@ pub fn dropped(output_dir: &Path) -> Result<DroppedReport, InspectError> {
         slots_refilled: played.core.losses().slots_refilled,
         slots_lost: played.core.losses().slots_lost,
         failures: status.failures,
+        errors: status.errors,
         ignored: status.ignored,
     })
 }

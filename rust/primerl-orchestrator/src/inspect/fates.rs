@@ -77,6 +77,15 @@ impl End {
         }
     }
 
+    /// Who is to blame for a failure.
+    pub fn error(&self) -> Option<ErrorKind> {
+        match self {
+            End::Failed(error) => Some(ErrorKind::of(error)),
+            End::Cancelled(CancelReason::WorkerLost) => Some(ErrorKind::Infrastructure),
+            _ => None,
+        }
+    }
+
     pub fn step(&self) -> Option<Step> {
         match self {
             End::Trained(step) => Some(*step),

@@ -43,6 +43,8 @@ pub struct EndTrace {
     pub ended: Ended,
     /// Why, in a word.
     pub reason: Option<String>,
+    /// Who is to blame, where it failed or was lost with its worker.
+    pub error: Option<ErrorKind>,
     pub message: Option<String>,
     /// The step it is trained at.
     pub step: Option<Step>,
@@ -115,6 +117,7 @@ impl EndTrace {
             at_s: seconds(fate.at),
             ended: fate.end.ended(),
             reason: fate.end.reason(),
+            error: fate.end.error(),
             message: fate.end.message().map(str::to_owned),
             step: fate.end.step(),
         }

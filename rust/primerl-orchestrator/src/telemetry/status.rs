@@ -8,7 +8,7 @@ use crate::envs::workers::WorkerStatus;
 use crate::http::{ApiError, JSON, encoded};
 use axum::extract::State;
 use axum::response::Response;
-use primerl_core::{Status, Time};
+use primerl_core::{ErrorKind, Status, Time};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -79,6 +79,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         "failovers": app.engines.failovers(),
         "sampled_again": app.engines.crossed(),
         "failures": core.failures,
+        "errors": core.errors,
         "cancelled": core.cancelled,
         "voided": core.voided,
         "ignored_events": core.ignored,
@@ -198,6 +199,7 @@ fn exposition(app: &App, status: &Status) -> Result<String, std::fmt::Error> {
         "CPU time of the orchestrator",
         process_cpu_seconds().unwrap_or(0.0),
     )?;
+    errors(&mut text, status)?;
     engines(&mut text, &app.engines.status())?;
     text.push_str("# EOF\n");
     Ok(text)
@@ -208,6 +210,26 @@ fn version(status: &Status) -> f64 {
         .run
         .policy_version
         .map_or(-1.0, |version| version.0 as f64)
+}
+
+fn errors(text: &mut String, status: &Status) -> std::fmt::Result {
+    let help = "Rollouts that failed or were lost with their worker, by who is to blame";
+    writeln!(
+        text,
+        "# HELP primerl_rollout_errors {help}\n# TYPE primerl_rollout_errors counter"
+    )?;
+    for environment in &status.environments {
+        for kind in ErrorKind::ALL {
+            let (name, kind_name) = (&environment.name, kind.name());
+            let count = environment.errors.get(&kind).copied().unwrap_or(0);
+            // Names are escaped as a string of Rust's is.
+            writeln!(
+                text,
+                "primerl_rollout_errors_total{{environment={name:?},kind=\"{kind_name}\"}} {count}"
+            )?;
+        }
+    }
+    Ok(())
 }
 
 fn engines(text: &mut String, engines: &[EngineStatus]) -> std::fmt::Result {

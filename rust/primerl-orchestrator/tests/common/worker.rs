@@ -168,6 +168,7 @@ pub fn outcome(session: &str, reward: f64) -> Outcome {
         ok: true,
         traces: vec![trace],
         error: None,
+        refusal: None,
     }
 }
 

@@ -261,6 +261,7 @@ impl World {
                 error: Some(RolloutError {
                     kind: "environment".to_owned(),
                     message: "failure_probability".to_owned(),
+                    ..RolloutError::default()
                 }),
                 ..Outcome::default()
             },
@@ -268,6 +269,7 @@ impl World {
                 ok: true,
                 traces: vec![trace],
                 error: None,
+                refusal: None,
             },
         };
         self.send(Event::RolloutFinished {

@@ -47,6 +47,7 @@ fn version_0_is_evaluated_while_training_goes_on() {
         version: PolicyVersion(0),
         rollouts: 6,
         failed: 0,
+        errors: Default::default(),
         mean_reward: 1.0,
         metrics: Default::default(),
         scores: reports(&effects)[0].scores.clone(),

@@ -78,6 +78,12 @@ fn each_environment_has_its_own() {
             ("empty_rollouts/all/mean", 1.0 / 6.0),
             ("empty_rollouts/first/mean", 0.0),
             ("empty_rollouts/second/mean", 0.25),
+            // One that failed, and one without a turn.
+            ("errors/environment", 2.0 / 6.0),
+            ("errors/second/environment", 0.5),
+            ("errors/first/environment", 0.0),
+            ("errors/model", 0.0),
+            ("errors/second/infrastructure", 0.0),
             ("errored_rollouts/all/mean", 1.0 / 6.0),
             ("errored_rollouts/second/count", 1.0),
             ("errored_rollouts/second/mean", 0.25),

@@ -154,6 +154,7 @@ impl Run {
         let error = RolloutError {
             kind: "environment".to_owned(),
             message: "it broke".to_owned(),
+            ..RolloutError::default()
         };
         self.report(
             worker,
@@ -162,6 +163,7 @@ impl Run {
                 ok: false,
                 traces: vec![],
                 error: Some(error),
+                refusal: None,
             },
         )
     }

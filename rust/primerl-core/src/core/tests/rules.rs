@@ -1,7 +1,9 @@
 //! What of a group is trained, and by which algorithm.
 
 use super::*;
-use crate::config::{Algorithm, AlgorithmKind, Environment, TruncatedRollouts};
+use crate::config::{
+    Algorithm, AlgorithmKind, Environment, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
+};
 use crate::testing::grpo;
 
 #[test]
@@ -80,4 +82,98 @@ fn each_environment_has_its_own_algorithm() {
         .map(|(advantage, _)| *advantage)
         .collect();
     assert_eq!(trained, [-2.0, -2.0, 2.0, 2.0, -1.0, -1.0, 1.0, 1.0]);
+}
+
+#[test]
+fn a_good_end_without_a_turn_is_never_trained() {
+    for mode in [TrainingMode::Rl, TrainingMode::Opd, TrainingMode::Sft] {
+        for strategy in [
+            TrajectoryStrategy::Interleaved,
+            TrajectoryStrategy::Branching,
+        ] {
+            let mut run = Run::started(Config {
+                training_mode: mode,
+                trajectory_strategy: strategy,
+                ..config()
+            });
+            let first = run.lease(0, 4);
+            for leased in &first {
+                assert!(cut(&run.report(0, leased.rollout, outcome(1.0))).is_empty());
+            }
+            assert_eq!(run.core.losses().failed["no_turns"], 4, "{mode:?}");
+            assert_eq!(run.core.counters().failed, 4);
+            assert_eq!(run.core.errors().of(crate::ErrorKind::Environment), 4);
+            assert_eq!(run.lease(0, 4).len(), 4, "they are tried again");
+        }
+    }
+}
+
+#[test]
+fn each_failure_has_one_kind_by_environment() {
+    let mut run = Run::started(Config {
+        environments: vec![environment("train"), evaluation("evaluation", None)],
+        ..config()
+    });
+    let reported = |kind: &str, exception: Option<&str>, code: Option<&str>| {
+        let refusal = code.map(|code| crate::event::Refusal {
+            code: code.to_owned(),
+            status: 503,
+        });
+        let error = RolloutError {
+            kind: kind.to_owned(),
+            exception: exception.map(str::to_owned),
+            ..RolloutError::default()
+        };
+        Outcome {
+            error: Some(error),
+            refusal,
+            ..Outcome::default()
+        }
+    };
+    let leased = run.lease(0, 4);
+    let unavailable = Some("engine_unavailable");
+    run.report(
+        0,
+        leased[0].rollout,
+        reported("environment", Some("ValueError"), unavailable),
+    );
+    run.report(
+        0,
+        leased[1].rollout,
+        reported("environment", Some("ToolError"), None),
+    );
+    run.send(Event::WorkerLeft {
+        worker: WorkerId(0),
+    });
+    for _ in 0..2 {
+        let evaluating = run.lease(1, 1);
+        run.report(1, evaluating[0].rollout, reported("timeout", None, None));
+    }
+    use crate::ErrorKind::*;
+    let status = run.core.status();
+    let of = |name: &str| {
+        let mut environments = status.environments.iter();
+        let found = environments.find(|environment| environment.name == name);
+        let errors = found.expect("it is known").errors.clone();
+        errors.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(of("train"), [(Engine, 1), (Tool, 1), (Infrastructure, 2)]);
+    assert_eq!(of("evaluation"), [(Timeout, 2)]);
+    assert_eq!(status.errors[&Timeout], 2);
+    let mut effects = Vec::new();
+    loop {
+        let rest = run.lease(1, 4);
+        if rest.is_empty() {
+            break;
+        }
+        for leased in rest {
+            effects.extend(run.report(1, leased.rollout, outcome(1.0)));
+        }
+    }
+    let report = effects.iter().find_map(|effect| match effect {
+        Effect::Evaluated(report) => Some(report.clone()),
+        _ => None,
+    });
+    let report = report.expect("it has ended");
+    assert_eq!((report.failed, &report.errors), (1, &[(Timeout, 1)].into()));
 }

@@ -42,6 +42,7 @@ impl Simulator {
         let error = RolloutError {
             kind: "lease_lost".to_owned(),
             message: "the worker does not know of it".to_owned(),
+            ..RolloutError::default()
         };
         let outcome = Outcome {
             error: Some(error),

@@ -230,6 +230,11 @@ fn check_losses(simulator: &Simulator) {
     let of_rollouts = |kind: &str| !["turn", "advantages", "teacher"].contains(&kind);
     let failed = losses.failed.iter().filter(|(kind, _)| of_rollouts(kind));
     assert_eq!(counters.failed, failed.map(|(_, count)| count).sum::<u64>());
+    assert_eq!(
+        simulator.core.errors().sum(),
+        counters.failed + cancelled(CancelReason::WorkerLost),
+        "every failure has one kind"
+    );
     let lost = cancelled(CancelReason::WorkerLost)
         + cancelled(CancelReason::GroupDropped)
         + cancelled(CancelReason::GroupRestarted)

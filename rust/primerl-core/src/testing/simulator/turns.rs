@@ -283,6 +283,7 @@ impl Simulator {
             ok: true,
             traces,
             error: None,
+            refusal: None,
         };
         if self.chance(self.scenario.faults.rollout_truncated) {
             outcome
@@ -326,6 +327,7 @@ fn failure(kind: &str, message: &str) -> Outcome {
         error: Some(RolloutError {
             kind: kind.to_owned(),
             message: message.to_owned(),
+            ..RolloutError::default()
         }),
         ..Outcome::default()
     }

@@ -7,6 +7,14 @@ const CHOSEN = "primerl-charts";
 const POINTS = 600;
 const of = (...wanted) => (names) => wanted.filter((name) => names.has(name));
 
+/** Failed rollouts of an environment, in all and by kind. */
+function errors(environment) {
+  const counts = Object.entries(environment.errors ?? {});
+  const all = counts.reduce((sum, [, count]) => sum + count, 0);
+  const kinds = counts.map(([kind, count]) => `${words(kind)} ${whole(count)}`).join(", ");
+  return kinds ? `${whole(all)} (${kinds})` : "0";
+}
+
 /** `reward/<env>/mean` of every environment, where there are several. */
 function byEnvironment(metric) {
   return (names) => {
@@ -25,6 +33,7 @@ const CHARTS = [
   ["Throughput of the trainer, tokens/s", of("perf/throughput")],
   ["Staleness", of("staleness/mean", "staleness/max")],
   ["Rollouts lost a step", of("rollouts/failed", "rollouts/stale", "rollouts/cancelled", "rollouts/filtered")],
+  ["Errors, share of rollouts", of("errors/model", "errors/engine", "errors/tool", "errors/environment", "errors/timeout", "errors/infrastructure")],
   ["Seconds of a step", of("time/step", "time/wait_for_batch", "time/forward_backward")],
   ["Metrics of the environments", (names) => [...names].filter((name) => /^metric\/.*\/mean$/.test(name)).slice(0, 6)],
   ["Entropy", of("entropy/all/mean")],
@@ -128,7 +137,8 @@ export class Overview {
     if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
     if (this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
     const passes = (one) => Object.entries(one).filter(([name]) => /^pass@\d+$/.test(name));
-    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {})].map(([name, value]) => `${name} ${short(value)}`).join("  ");
+    const failed = (one) => Object.entries(one.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
+    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {}), ...failed(one)].map(([name, value]) => `${name} ${short(value)}`).join("  ");
     const rows = evaluations.slice(-12).reverse().map((one) => [
       one.environment, one.model ?? `v${versionOf(one)}`, { right: short(one.mean_reward) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
     replace(this.evaluations, el("h2", { text: "Evaluations" }),
@@ -160,9 +170,9 @@ export class Overview {
       waits.length > lines.length ? el("p", { class: "faint", text: `and ${waits.length - lines.length} more` }) : "");
     const engines = (status.engines ?? []).map((one) => [one.name ?? whole(one.engine), one.version === null ? "none" : `v${one.version}`, one.doing, { right: `${whole(one.running)}${one.limit ? ` / ${whole(one.limit)}` : ""}` }, { right: percent(one.idle_share) }, one.url]);
     replace(this.engines, el("h2", { text: "Engines" }), engines.length ? table(["engine", "proved", "does", { right: "requests" }, { right: "idle" }, "address"], engines) : el("p", { class: "note", text: "None has joined." }));
-    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: now.is_live ? whole(one.in_flight) : "–" }, { right: now.is_live ? whole(one.queued) : "–" }]);
+    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: now.is_live ? whole(one.in_flight) : "–" }, { right: now.is_live ? whole(one.queued) : "–" }, { right: errors(one) }]);
     const failures = Object.entries(status.failures ?? {}).map(([name, count]) => `${words(name)} ${whole(count)}`).join(", ");
-    replace(this.workers, el("h2", { text: "Environments" }), table(["environment", { right: "examples" }, { right: "workers" }, { right: "in flight" }, { right: "queued" }], environments),
+    replace(this.workers, el("h2", { text: "Environments" }), table(["environment", { right: "examples" }, { right: "workers" }, { right: "in flight" }, { right: "queued" }, { right: "errors" }], environments),
       failures ? el("p", { class: "note", text: `Failures: ${failures}` }) : "");
   }
 
