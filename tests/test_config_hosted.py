@@ -51,14 +51,17 @@ MORE: dict[str, Any] = {
     "sampling": {"max_tokens": 600, "temperature": 0.7, "reasoning_effort": "high"},
     "env": [
         {"id": "owner/a", "name": "first", "args": {"x": 1}, "taskset": TASKSET, "harness": {"max_turns": 8}},
-        {"id": "owner/b", "max_retries": 0},
+        {"id": "owner/b", "max_retries": 0, "python": {"requirements": ["verifiers<0.4", "b==1.0"]}},
     ],
     "eval": {
         "interval": 50,
         "num_examples": 30,
         "rollouts_per_example": 2,
         "eval_base_model": False,
-        "env": [{"id": "owner/c"}, {"id": "owner/d", "num_examples": -1, "rollouts_per_example": 4, "interval": 5}],
+        "env": [
+            {"id": "owner/c", "python": {"path": ".venv-c"}},
+            {"id": "owner/d", "num_examples": -1, "rollouts_per_example": 4, "interval": 5},
+        ],
     },
     "val": {"num_examples": 8, "rollouts_per_example": 2, "interval": 3},
     "buffer": {"online_difficulty_filtering": True, "easy_threshold": 0.9, "env_ratios": [1.0, 3.0], "seed": 5},
@@ -107,6 +110,10 @@ def test_every_key_becomes_something() -> None:
     assert orchestrator.sampling.chat_template_kwargs == {"reasoning_effort": "high"}
     first, second = orchestrator.train.env
     assert (first.id, first.name, first.max_retries, second.max_retries) == ("owner/a", "first", 2, 0)
+    interpreters = [env.python and env.python.model_dump(exclude_none=True) for env in orchestrator.eval.env]
+    wanted = {"requirements": ["verifiers<0.4", "b==1.0"]}
+    assert interpreters == [None, wanted, {"path": ".venv-c"}, None]
+    assert (first.python, second.python) == (None, orchestrator.eval.env[1].python)
     assert first.arguments == {"x": 1, "harness": {"max_turns": 8}, "taskset": TASKSET}
     assert (orchestrator.buffer.easy_threshold, orchestrator.buffer.env_ratios) == (0.9, [1.0, 3.0])
     assert (orchestrator.buffer.online_difficulty_filtering, orchestrator.buffer.seed) == (True, 5)

@@ -41,11 +41,11 @@ class Example:
 
 def test_a_listing_changes_with_any_example_that_is_looked_at() -> None:
     examples = [Example(number) for number in range(3)]
-    whole = listing.listing_of("reverse-text", examples)
+    whole = listing.listing_of("reverse-text", examples, key)
     assert (whole["first"], whole["last"]) == ("0", "2")
-    assert whole == listing.listing_of("owner/reverse-text@0.1.0", examples)
+    assert whole == listing.listing_of("owner/reverse-text@0.1.0", examples, key)
     assert whole["digest"] != listing.listing_of("reverse-text", [examples[0], Example(7), examples[2]])["digest"]
-    assert whole["digest"] != listing.listing_of("reverse-text", examples[::-1])["digest"]
+    assert whole["digest"] != listing.listing_of("reverse-text", examples[::-1], key)["digest"]
     assert set(whole["packages"]) == {"reverse-text", "verifiers"}
     assert set(listing.packages_of("not-installed-anywhere")) == {"verifiers"}
     assert listing.looked_at(5) == [0, 1, 2, 3, 4]

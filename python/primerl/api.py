@@ -30,7 +30,7 @@ from primerl.config.load import ConfigError
 from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
-from primerl.launch import hub, preflight, secrets
+from primerl.launch import hub, interpreters, preflight
 from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
@@ -123,7 +123,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, secrets.with_variables(process, variables))
+                start(self._processes, interpreters.equipped(self.config, process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()

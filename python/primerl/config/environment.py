@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -51,9 +51,35 @@ class Environment(Section):
         return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
 
 
+class Interpreter(Section):
+    """The Python that an environment's workers run with, where it is not the one that runs primerl: for verifiers of
+    another version, or packages that do not go together with others. One of the two keys is given."""
+
+    path: str | None = Field(default=None, min_length=1)
+    """A Python interpreter, or the folder of a virtualenv, in which the environment and its verifiers are installed."""
+    requirements: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1)
+    """What is installed into a virtualenv that primerl makes and keeps: requirements such as `verifiers<0.4` and
+    `my-env==1.2`, wheels, or folders of packages (`./my-env`)."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.path is None) == (self.requirements is None):
+            raise ValueError(
+                "python: give one of `path` (what you have installed) and `requirements` (to be installed)"
+            )
+        for requirement in self.requirements or []:
+            if requirement.startswith("-"):
+                raise ValueError(
+                    f"python.requirements: {requirement!r} is an option of an installer; give requirements only, or "
+                    "install them yourself and give the virtualenv's `path`"
+                )
+        return self
+
+
 class Workers(Section):
     """What env workers of this machine run."""
 
+    python: Interpreter | None = None
     taskset: dict[str, Any] = {}
     """The taskset's own settings, passed to the environment unchanged."""
     harness: dict[str, Any] = {}

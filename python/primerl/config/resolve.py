@@ -57,6 +57,8 @@ class ProcessConfig:
     threads: int
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of its environment alone: keys and secrets, which are in no file."""
+    python: str | None = None
+    """Interpreter that runs it, where it is not this one."""
 
 
 def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = None) -> ProcessConfig:

@@ -50,6 +50,8 @@ class RunTimeouts(Section):
 
     check_s: Seconds = 300.0
     """Until the environments are imported, and the orchestrator has checked its config, before anything is started."""
+    install_s: Seconds = 1800.0
+    """Until the requirements of an environment (`python.requirements`) are installed, before that."""
     start_s: Seconds = 300.0
     """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
     environments in it, so as long as `check_s`."""

@@ -1,5 +1,6 @@
 """Env workers: they lease rollouts from the orchestrator and run verifiers environments.
 
-`worker` is the process, `adapter` turns a verifiers environment into examples and outcomes, `harness` is the chat
-program that plays a seat, `interception` records its turns, `patches` is all that is changed in other libraries.
+`worker` is the process, `interface` what it knows of an environment. `generations` says whether that is a v1 or a
+classic one; `adapter` and `classic` turn it into examples and outcomes. `harness` is the chat program that plays a seat
+of v1, `interception` records its turns, `patches` is all that is changed in other libraries.
 """

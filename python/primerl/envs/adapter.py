@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,21 +18,21 @@ from verifiers.v1.trace import Error
 from primerl import run_key
 from primerl.envs import documented, harness, limits, patches
 from primerl.envs.harness import HARNESS_ID
-from primerl.envs.interception import GATEWAYS, Gateway, Post, SharedInterception, address_of
-from primerl.envs.limits import RolloutLimits
+from primerl.envs.interception import GATEWAYS, SharedInterception, address_of
+from primerl.envs.interface import (
+    LONGEST_MESSAGE,
+    LONGEST_TRACEBACK,
+    Address,
+    EnvironmentRefusedError,
+    Gateway,
+    Outcome,
+    Post,
+    Role,
+    shortened,
+)
+from primerl.envs.limits import NO_LIMITS, RolloutLimits
 
 log = logging.getLogger("primerl.envs")
-
-# An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
-LONGEST_MESSAGE = 2_000
-LONGEST_TRACEBACK = 20_000
-
-Outcome = dict[str, Any]
-"""`Outcome` of primerl-core: ok, traces, error."""
-
-
-class EnvironmentRefusedError(Exception):
-    """The environment cannot be loaded as configured. The message names it and what to do."""
 
 
 def prepare() -> None:
@@ -114,8 +113,11 @@ def _explain(environment_id: str, error: ValidationError) -> str:
     return f"environment {environment_id!r} refuses its settings: {problems}"
 
 
-def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.Task[Any, Any, Any]]:
-    """All examples in an order that depends on nothing but the environment and the seed."""
+def list_examples(
+    env: vf.Env[Any], environment_id: str, seed: int, role: Role = "train"
+) -> list[vf.Task[Any, Any, Any]]:
+    """All examples in an order that depends on nothing but the environment and the seed. Which split they are of is a
+    setting of the taskset, where it has one."""
     taskset = env.taskset
     if not taskset.bounded:
         raise EnvironmentRefusedError(
@@ -137,6 +139,19 @@ def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.T
                 f"environment {environment_id!r}: `{limits.FIELD}` of example {number}: {error}"
             ) from error
     return examples
+
+
+def key(example: vf.Task[Any, Any, Any]) -> str:
+    return str(example.key)
+
+
+def scores_groups(env: vf.Env[Any]) -> bool:
+    """v1 judges across rollouts within one episode."""
+    return False
+
+
+def remark(env: vf.Env[Any], environment_id: str, role: Role) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -178,7 +193,7 @@ class Runner:
         )
         own = limits.of_example(task.data)
         if own is not None:
-            await self._tell_limits(gateway, own)
+            await limits.tell(gateway, own)
         seats_end = limits.begin(self.limits, own)
         traces: list[str] = []
 
@@ -193,13 +208,10 @@ class Runner:
                 del GATEWAYS[trace_id]
         return outcome_of(episode, label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
 
-    async def _tell_limits(self, gateway: Gateway, own: RolloutLimits) -> None:
-        url = f"{gateway.base_url.removesuffix('/v1')}/limits"
-        timeout = max(0.0, gateway.deadline - time.monotonic())
-        status, content = await self.post(url, gateway.api_key, "", json.dumps(own.given()).encode(), timeout)
-        if status >= 400:
-            answer = content.decode(errors="replace")
-            raise RuntimeError(f"the orchestrator does not take the limits of this example: {status}: {answer}")
+    async def run_group(
+        self, task: vf.Task[Any, Any, Any], rollouts: Sequence[Address], **settings: Any
+    ) -> list[Outcome]:
+        raise AssertionError("no environment of this generation is scored by group")
 
 
 @asynccontextmanager
@@ -207,7 +219,7 @@ async def serving(
     env: vf.Env[Any],
     root: str,
     post: Post,
-    limits: RolloutLimits = RolloutLimits(),  # noqa: B008 - immutable
+    limits: RolloutLimits = NO_LIMITS,
 ) -> AsyncIterator[Runner]:
     """The environment with its shared servers up."""
     patches.route_by_trace(root, address_of)
@@ -249,14 +261,6 @@ def outcome_of(episode: vf.Episode, label: str, *, was_cut: bool = False) -> Out
         if trace["session"] in unusable:
             trace.update(ok=False, reward=0.0)
     return {"ok": episode.ok and not unusable, "traces": traces, "error": error}
-
-
-def shortened(text: str, longest: int) -> str:
-    """Beginning and end of a text of more than `longest` characters."""
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
 def _trace(trace: vf.Trace) -> dict[str, Any]:

@@ -6,25 +6,70 @@ that says what is wrong and what to do.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from primerl.envs import generations
+from primerl.envs.interface import EnvironmentRefusedError, Role
 
-def check_environment(environment_id: str, arguments: dict[str, Any]) -> str | None:
-    """Loads the environment and its first example; returns what is wrong, or None."""
-    from primerl.envs import adapter
 
+@dataclass(frozen=True)
+class Verdict:
+    problem: str | None = None
+    """What is wrong; None where the environment can be used."""
+    remark: str | None = None
+    """What its user should know."""
+
+
+def check_environment(
+    environment_id: str,
+    arguments: dict[str, Any],
+    role: Role = "train",
+    rollouts: int | None = None,
+    max_concurrent: int | None = None,
+    modules: Sequence[str] = (),
+) -> Verdict:
+    """Loads the environment and lists its examples.
+
+    Args:
+        rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
+        max_concurrent: Rollouts that a worker runs at the same time, where it is known.
+        modules: What a worker with these settings needs beside verifiers.
+    """
     try:
-        adapter.prepare()
-        env = adapter.load(environment_id, arguments, "http://127.0.0.1:1/v1")
-        adapter.list_examples(env, environment_id, 0)
-    except adapter.EnvironmentRefusedError as error:
+        for name in modules:
+            if importlib.util.find_spec(name) is None:
+                raise EnvironmentRefusedError(
+                    f"environment {environment_id!r}: {sys.executable} has no {name}, which metrics_port needs; "
+                    "install it there, or leave metrics_port out"
+                )
+        generation = generations.chosen(environment_id)
+        env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
+        generation.list_examples(env, environment_id, 0, role)
+        if rollouts is not None and generation.scores_groups(env):
+            _check_group(environment_id, role, rollouts, max_concurrent)
+        return Verdict(remark=generation.remark(env, environment_id, role))
+    except EnvironmentRefusedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
-        return str(error)
-    return None
+        return Verdict(str(error))
+
+
+def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent: int | None) -> None:
+    name = "group_size" if role == "train" else "rollouts_per_example"
+    compares = f"environment {environment_id!r} rewards the rollouts of a group by comparing them, and {name}"
+    if rollouts == 1:
+        raise EnvironmentRefusedError(f"{compares} is 1; raise it to 2 or more")
+    if max_concurrent is not None and max_concurrent < rollouts:
+        raise EnvironmentRefusedError(
+            f"{compares} ({rollouts}) is above max_concurrent ({max_concurrent}), and one worker runs all of a group "
+            "at a time; raise max_concurrent"
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -36,10 +81,12 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"the settings are not JSON: {error}", file=sys.stderr)
         return 2
-    problem = check_environment(arguments[0], settings)
-    if problem is None:
+    verdict = check_environment(arguments[0], settings)
+    if verdict.remark is not None:
+        print(verdict.remark)
+    if verdict.problem is None:
         return 0
-    print(" ".join(problem.split()), file=sys.stderr)
+    print(" ".join(verdict.problem.split()), file=sys.stderr)
     return 2
 
 

@@ -10,9 +10,8 @@ None and the harness uses the server, which is always there.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,24 +24,11 @@ from verifiers.v1.session import RolloutSession
 from verifiers.v1.trace import Error, ModelCall, TimeSpan
 from verifiers.v1.types import AssistantMessage, Response, Usage
 
-OVERFLOW = ("context_length_exceeded", "maximum context length")
+from primerl.envs.interface import Gateway
+
 FINISH_REASONS = ("stop", "length", "tool_calls")
 
-Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
-"""(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
-
 _DIALECT = ChatDialect()
-
-
-@dataclass(frozen=True)
-class Gateway:
-    """Where the model calls of one rollout go."""
-
-    base_url: str
-    api_key: str = field(repr=False)
-    post: Post
-    deadline: float
-    """On the clock of `time.monotonic`."""
 
 
 class TurnRefusedError(Exception):

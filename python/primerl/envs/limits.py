@@ -7,12 +7,15 @@ for nothing, so the worker ends its seat when the time is up, by verifiers' own 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
+
+from primerl.envs.interface import Gateway
 
 # Field of an example's data.
 FIELD = "rollout_limits"
@@ -50,9 +53,12 @@ class RolloutLimits:
         return {name: value for name, value in found.items() if value is not None}
 
 
+NO_LIMITS = RolloutLimits()
+
+
 def of_example(data: Any) -> RolloutLimits | None:
     """Those in the example's `rollout_limits`, a table; None where it has none. Raises ValueError."""
-    found = getattr(data, FIELD, None)
+    found = data.get(FIELD) if isinstance(data, Mapping) else getattr(data, FIELD, None)
     if found is None:
         return None
     values = found.model_dump() if hasattr(found, "model_dump") else found
@@ -60,6 +66,16 @@ def of_example(data: Any) -> RolloutLimits | None:
         raise ValueError(f"it must be a table of limits, not {type(found).__name__}")
     limits = RolloutLimits.from_mapping(values)
     return limits if limits.given() else None
+
+
+async def tell(gateway: Gateway, own: RolloutLimits) -> None:
+    """Tells the orchestrator the limits that an example brings. Raises RuntimeError where it does not take them."""
+    url = f"{gateway.base_url.removesuffix('/v1')}/limits"
+    timeout = max(0.0, gateway.deadline - time.monotonic())
+    status, content = await gateway.post(url, gateway.api_key, "", json.dumps(own.given()).encode(), timeout)
+    if status >= 400:
+        answer = content.decode(errors="replace")
+        raise RuntimeError(f"the orchestrator does not take the limits of this example: {status}: {answer}")
 
 
 def begin(*limits: RolloutLimits | None) -> float | None:

@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
 _SEPARATOR = re.compile(r"[-_.]+")
 
 
-class Example(Protocol):
-    @property
-    def key(self) -> str:
-        """The same for the same example in every process."""
-        ...
+def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any], str]) -> dict[str, Any]:
+    """`Listing` of the wire: digest, first, last, packages.
 
-
-def listing_of(environment_id: str, examples: Sequence[Example]) -> dict[str, Any]:
-    """`Listing` of the wire: digest, first, last, packages. `examples`: at least one, in the worker's order."""
-    keys = [examples[index].key for index in looked_at(len(examples))]
+    Args:
+        examples: At least one, in the worker's order.
+        key: Of an example, the same in every process.
+    """
+    keys = [key(examples[index]) for index in looked_at(len(examples))]
     digest = hashlib.sha256(f"{len(examples)}\n".encode())
-    for key in keys:
-        digest.update(key.encode() + b"\n")
+    for one in keys:
+        digest.update(one.encode() + b"\n")
     return {
         "digest": digest.hexdigest(),
         "first": keys[0],

@@ -21,9 +21,13 @@ class PatchError(Exception):
 
 
 def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any], Any]) -> None:
-    """Puts `make(original)` in the place of `module.name`, which must take exactly `parameters`. Once."""
-    owner = import_module(module)
-    original = getattr(owner, name, None)
+    """Puts `make(original)` in the place of `module.name` (or `module.Class.name`), which must take exactly
+    `parameters`. Once."""
+    owner: Any = import_module(module)
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    original = getattr(owner, last, None)
     if original is None:
         raise PatchError(f"{module}.{name} is gone: this version of the library is not supported")
     if hasattr(original, "_primerl_original"):
@@ -33,7 +37,7 @@ def _replace(module: str, name: str, parameters: list[str], make: Callable[[Any]
         raise PatchError(f"{module}.{name} takes {found} instead of {parameters}: this version is not supported")
     replacement = make(original)
     replacement._primerl_original = original
-    setattr(owner, name, replacement)
+    setattr(owner, last, replacement)
 
 
 def cache_default_factories() -> None:
@@ -113,3 +117,62 @@ def route_by_trace(root: str, address_of: Callable[[str], tuple[str, str] | None
         return resolve_client
 
     _replace("verifiers.v1.interception.server", "resolve_client", ["config"], make)
+
+
+def tear_down_once() -> None:
+    """A classic environment also tears itself down at the exit of the process, where the worker has done so."""
+
+    def make(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def tear_down(self: Any) -> None:
+            if not self.__dict__.get("_primerl_torn_down"):
+                self._primerl_torn_down = True
+                await stock(self)
+
+        return tear_down
+
+    _replace("verifiers.envs.environment", "Environment._teardown", ["self"], make)
+
+
+def watch_rewards(failed: Callable[[Any, str, Exception], None]) -> None:
+    """A reward function that raises counts as 0 in classic environments, with a line in the log. `failed` is told of
+    each rollout's state that it was called for, with the function's name and the error."""
+
+    def make_individual(stock: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(self: Any, func: Any, state: Any) -> Any:
+            return await stock(self, _watched(func, float, lambda name, error: failed(state, name, error)), state)
+
+        return call
+
+    def make_group(stock: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(self: Any, func: Any, states: Any) -> Any:
+            def of_all(name: str, error: Exception) -> None:
+                for state in states:
+                    failed(state, name, error)
+
+            def one_each(scores: Any) -> list[float]:
+                if len(scores) != len(states):
+                    raise ValueError(f"{len(scores)} scores for {len(states)} rollouts")
+                return [float(score) for score in scores]
+
+            return await stock(self, _watched(func, one_each, of_all), states)
+
+        return call
+
+    rubric = "verifiers.rubrics.rubric"
+    _replace(rubric, "Rubric._call_individual_reward_func", ["self", "func", "state"], make_individual)
+    _replace(rubric, "Rubric._call_group_reward_func", ["self", "func", "states"], make_group)
+
+
+def _watched(func: Any, read: Callable[[Any], Any], failed: Callable[[str, Exception], None]) -> Any:
+    """The reward function, with the same signature and errors."""
+
+    @functools.wraps(func)
+    async def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            result = func(*arguments, **named)
+            return read(await result if inspect.isawaitable(result) else result)
+        except Exception as error:
+            failed(getattr(func, "__name__", repr(func)), error)
+            raise
+
+    return call

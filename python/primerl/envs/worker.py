@@ -21,23 +21,21 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from primerl import _core
-from primerl.envs.limits import RolloutLimits
+from primerl.envs import generations
+from primerl.envs.interface import Address, EnvironmentRefusedError, Generation, Outcome, Runner, failure
+from primerl.envs.limits import NO_LIMITS, RolloutLimits
+from primerl.envs.listing import listing_of
 from primerl.envs.meter import Meter
 from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
 from primerl.startup import importing
-
-if TYPE_CHECKING:
-    import verifiers.v1 as vf
-
-    from primerl.envs.adapter import Outcome, Runner
 
 log = logging.getLogger("primerl.envs")
 
@@ -83,7 +81,7 @@ class WorkerConfig:
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
-    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    limits: RolloutLimits = NO_LIMITS
     """Of each rollout of the environment."""
     log: LogConfig = LogConfig()
     metrics_port: int | None = None
@@ -150,7 +148,10 @@ def log_to_stderr(config: LogConfig) -> None:
         stream=sys.stderr,
         force=True,
     )
-    logging.getLogger("verifiers").setLevel(LEVELS[config.vf_level])
+    theirs = logging.getLogger("verifiers")
+    theirs.handlers.clear()
+    theirs.propagate = True
+    theirs.setLevel(LEVELS[config.vf_level])
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
@@ -162,22 +163,23 @@ def run_worker(config: WorkerConfig) -> int:
     log_to_stderr(config.log)
     if config.memory_mb is not None:
         limit_memory(config.memory_mb)
-    # A message of the last resort must not wait for verifiers, whose import takes seconds.
-    with importing():
-        from primerl.envs import adapter
-        from primerl.envs.listing import listing_of
-
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
         with importing():
-            adapter.prepare()
-            env = adapter.load(config.id, config.args, root)
-            examples = adapter.list_examples(env, config.id, config.seed)
-            listing = listing_of(config.id, examples)
-    except adapter.EnvironmentRefusedError as error:
+            generation = generations.chosen(config.id)
+            env = generation.load(config.id, config.args, root)
+            # Classic verifiers has handlers of its own, by then.
+            log_to_stderr(config.log)
+            examples = generation.list_examples(env, config.id, config.seed, config.role)
+            listing = listing_of(config.id, examples, generation.key)
+    except EnvironmentRefusedError as error:
+        log_to_stderr(config.log)
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         return 2
+    remark = generation.remark(env, config.id, config.role)
+    if remark is not None:
+        log.warning("%s", remark)
     versions = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
     log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), versions, config.name)
     try:
@@ -192,16 +194,17 @@ def run_worker(config: WorkerConfig) -> int:
             listing=listing,
             max_concurrent=config.max_concurrent,
             give_up_s=config.unreachable_s,
+            whole_groups=generation.scores_groups(env),
         )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    worker = _Worker(client, examples, meter, config.limits)
+    worker = _Worker(client, examples, meter, whole_groups=generation.scores_groups(env), limits=config.limits)
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
     try:
-        return asyncio.run(worker.work(env, root))
+        return asyncio.run(worker.work(generation, env, root))
     finally:
         meter.close()
 
@@ -233,12 +236,15 @@ class _Worker:
     def __init__(
         self,
         client: _core.EnvClient,
-        examples: list[vf.Task[Any, Any, Any]],
+        examples: Sequence[Any],
         meter: Meter,
-        limits: RolloutLimits,
+        *,
+        whole_groups: bool = False,
+        limits: RolloutLimits = NO_LIMITS,
     ) -> None:
         self._client = client
         self._meter = meter
+        self._whole_groups = whole_groups
         self._limits = limits
         self._examples = examples
         self._rollouts: dict[int, asyncio.Task[None]] = {}
@@ -255,14 +261,12 @@ class _Worker:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end, 0, reason)
 
-    async def work(self, env: vf.Env[Any], root: str) -> int:
-        from primerl.envs import adapter
-
+    async def work(self, generation: Generation, env: Any, root: str) -> int:
         loop = self._loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         if self._stopped:
             self._end(0, self._stopped)
-        async with adapter.serving(env, root, self._post, self._limits) as runner:
+        async with generation.serving(env, root, self._post, self._limits) as runner:
             self._runner = runner
             loop.add_reader(self._client.fileno(), self._on_notices)
             try:
@@ -286,8 +290,8 @@ class _Worker:
                 case _core.Answered():
                     self._answered(notice)
                 case _core.Leased():
-                    for lease in notice.leases:
-                        self._start(lease)
+                    for leases in self._units(notice.leases):
+                        self._start(leases)
                 case _core.Cancelled():
                     for rollout in notice.rollouts:
                         self._stop(rollout)
@@ -319,13 +323,21 @@ class _Worker:
 
     # Rollouts
 
-    def _start(self, lease: _core.Lease) -> None:
-        task = asyncio.ensure_future(self._roll_out(lease))
-        self._rollouts[lease.rollout] = task
+    def _units(self, leases: Sequence[_core.Lease]) -> list[list[_core.Lease]]:
+        """What is run together: each by itself, or all of a group, which come in one answer."""
+        units: dict[int, list[_core.Lease]] = {}
+        for lease in leases:
+            units.setdefault(lease.group if self._whole_groups else lease.rollout, []).append(lease)
+        return list(units.values())
+
+    def _start(self, leases: list[_core.Lease]) -> None:
+        task = asyncio.ensure_future(self._roll_out(leases))
+        self._rollouts |= {lease.rollout: task for lease in leases}
 
         def forget(done: asyncio.Task[None]) -> None:
-            if self._rollouts.get(lease.rollout) is done:
-                del self._rollouts[lease.rollout]
+            for lease in leases:
+                if self._rollouts.get(lease.rollout) is done:
+                    del self._rollouts[lease.rollout]
 
         task.add_done_callback(forget)
 
@@ -337,60 +349,85 @@ class _Worker:
             task.cancel()
 
     async def _cancel(self, rollouts: list[int]) -> None:
-        tasks = [self._rollouts[rollout] for rollout in rollouts]
+        tasks = {self._rollouts[rollout] for rollout in rollouts}
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=LEAVE_S)
 
-    async def _roll_out(self, lease: _core.Lease) -> None:
-        """Reports exactly one outcome, or none where the rollout was cancelled."""
-        label = f"rollout {lease.rollout} (group {lease.group}, example {lease.example})"
-        began, ended = time.monotonic(), "cancelled"
-        self._meter.began()
+    async def _roll_out(self, leases: list[_core.Lease]) -> None:
+        """Reports exactly one outcome of each, or none where they were cancelled."""
+        began, ended = time.monotonic(), ["cancelled"] * len(leases)
+        for _ in leases:
+            self._meter.began()
         try:
-            outcome = await self._outcome(lease, label)
-            ended = outcome["error"]["kind"] if outcome["error"] else "ok"
-            self._client.report(lease.rollout, outcome)
+            outcomes = await self._outcomes(leases)
+            ended = [outcome["error"]["kind"] if outcome["error"] else "ok" for outcome in outcomes]
+            for lease, outcome in zip(leases, outcomes, strict=True):
+                self._client.report(lease.rollout, outcome)
         finally:
-            self._meter.ended(ended, time.monotonic() - began)
+            for how in ended:
+                self._meter.ended(how, time.monotonic() - began)
 
-    async def _outcome(self, lease: _core.Lease, label: str) -> Outcome:
+    async def _outcomes(self, leases: list[_core.Lease]) -> list[Outcome]:
         """Of whatever happens but a cancellation from outside."""
+        label = _label(leases[0]) if len(leases) == 1 else f"group {leases[0].group} of {len(leases)} rollouts"
         try:
-            return await self._run(lease, label)
+            return await self._run(leases, label)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 # After a new registration the same rollout may have been leased to us again.
-                if self._rollouts.get(lease.rollout) is task:
-                    self._client.release(lease.rollout)
+                for lease in leases:
+                    if self._rollouts.get(lease.rollout) is task:
+                        self._client.release(lease.rollout)
                 raise
             log.exception("%s failed", label)
-            return _failure("environment", "CancelledError: the environment waited for something it had cancelled")
+            message = "CancelledError: the environment waited for something it had cancelled"
+            return [failure("environment", message) for _ in leases]
         except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
             log.exception("%s failed", label)
-            return _failure("environment", f"{type(error).__name__}: {error}", type(error).__name__)
+            name = type(error).__name__
+            return [failure("environment", f"{name}: {error}", name) for _ in leases]
 
-    async def _run(self, lease: _core.Lease, label: str) -> Outcome:
-        assert self._runner is not None
-        if lease.example >= len(self._examples):
-            return _failure("environment", f"example {lease.example} does not exist: there are {len(self._examples)}")
-        time_limit = lease.deadline_s * REPORT_MARGIN
+    async def _run(self, leases: list[_core.Lease], label: str) -> list[Outcome]:
+        example = leases[0].example
+        if example >= len(self._examples):
+            message = f"example {example} does not exist: there are {len(self._examples)}"
+            return [failure("environment", message) for _ in leases]
+        time_limit = min(lease.deadline_s for lease in leases) * REPORT_MARGIN
+        run = self._run_group if self._whole_groups else self._run_one
         try:
             async with asyncio.timeout(time_limit):
-                return await self._runner.run(
-                    self._examples[lease.example],
-                    label=label,
-                    base_url=lease.base_url,
-                    api_key=lease.api_key,
-                    model=self._model,
-                    sampling=lease.sampling,
-                    time_limit=time_limit,
-                )
+                return await run(leases, self._examples[example], time_limit)
         except TimeoutError:
             log.error("%s did not end within %.1f s", label, time_limit)
-            return _failure("timeout", f"the environment did not end within {time_limit:.1f} s")
+            message = f"the environment did not end within {time_limit:.1f} s"
+            return [failure("timeout", message) for _ in leases]
+
+    async def _run_one(self, leases: list[_core.Lease], example: Any, time_limit: float) -> list[Outcome]:
+        assert self._runner is not None
+        (lease,) = leases
+        outcome = await self._runner.run(
+            example,
+            label=_label(lease),
+            base_url=lease.base_url,
+            api_key=lease.api_key,
+            model=self._model,
+            sampling=lease.sampling,
+            time_limit=time_limit,
+        )
+        return [outcome]
+
+    async def _run_group(self, leases: list[_core.Lease], example: Any, time_limit: float) -> list[Outcome]:
+        assert self._runner is not None
+        return await self._runner.run_group(
+            example,
+            [Address(_label(lease), lease.base_url, lease.api_key) for lease in leases],
+            model=self._model,
+            sampling=leases[0].sampling,
+            time_limit=time_limit,
+        )
 
     # Model calls
 
@@ -417,6 +454,5 @@ class _Worker:
             answer.set_exception((TimeoutError if notice.timed_out else ConnectionError)(notice.error))
 
 
-def _failure(kind: str, message: str, exception: str | None = None) -> Outcome:
-    error = {"kind": kind, "message": message, "exception": exception}
-    return {"ok": False, "traces": [], "error": error}
+def _label(lease: _core.Lease) -> str:
+    return f"rollout {lease.rollout} (group {lease.group}, example {lease.example})"

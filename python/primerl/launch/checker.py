@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 ENVIRONMENTS = "primerl.launch.check_environments"
 # Of this process: it is started for the next check, and used once.
@@ -41,14 +41,16 @@ def environments() -> Iterator[subprocess.Popen[str]]:
 
 
 @contextlib.contextmanager
-def running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    module: str, *arguments: str, python: str = sys.executable, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """`python -m module`, killed where the block ends before it does."""
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", module, *arguments]
+    command = [python, "-m", module, *arguments]
     process = None
     try:
         with _interrupted_after():
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
         yield process
     finally:
         if process is not None:
@@ -82,3 +84,10 @@ def ended(
     except subprocess.TimeoutExpired:
         return None
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process failed, in its words."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    # A traceback's last line is the error; a clean refusal is one line.
+    return lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
@@ -18,7 +17,8 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, monitors, preflight_model, secrets
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets
+from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
@@ -26,9 +26,13 @@ from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
 
 
-def check(config: RLConfig) -> secrets.Variables:
+def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secrets.Variables:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line. Returns what env
-    workers are to get in their environment."""
+    workers are to get in their environment.
+
+    Args:
+        say: Told what takes long, and what should be known of an environment that can be used.
+    """
     problems: list[str] = []
     variables: secrets.Variables = {}
     for find in (_output_dir, _resume_step, _model, _store, _ports, monitors.check):
@@ -42,7 +46,8 @@ def check(config: RLConfig) -> secrets.Variables:
         problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
     if not problems:
-        problems = _slow_checks(config, variables)
+        interpreters.provided(config, say)
+        problems = _slow_checks(config, variables, say)
     if problems:
         raise ConfigError("\n".join(problems))
     return variables
@@ -250,42 +255,21 @@ def check_address(name: str, host: str, port: int) -> None:
             raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
 
 
-def _slow_checks(config: RLConfig, variables: secrets.Variables) -> list[str]:
-    # Workers that join from elsewhere look at theirs where it is installed.
-    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    wanted = [entry for entry in entries if entry.num_workers]
-    request = json.dumps([(entry.id, entry.arguments, variables[entry.label]) for entry in wanted], default=str)
+def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     check_s = config.timeouts.check_s
+    wanted = environments.wanted(config, variables)
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
-            checker.environments() as environments,
+            environments.checking(wanted, Path(folder)) as processes,
         ):
-            listed = checker.ended(environments, check_s, request)
-            said = checker.ended(orchestrator, check_s)
-    refusal = _orchestrator_said(said, file, check_s)
-    found = _environments_said(listed, [environment.label for environment in wanted], check_s) if wanted else []
+            found = environments.problems(wanted, processes, check_s, say)
+            checked = checker.ended(orchestrator, check_s)
+    refusal = _orchestrator_said(checked, file, check_s)
     return [*([refusal] if refusal else []), *found]
-
-
-def _environments_said(done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float) -> list[str]:
-    if done is None:
-        return [
-            f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
-            "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
-            "see which takes so long, or hangs"
-        ]
-    try:
-        found = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        return [f"importing the environments ({', '.join(labels)}) ended the process: {_said(done)}"]
-    problems = [(label, " ".join(text.split())) for label, text in zip(labels, found, strict=True) if text is not None]
-    named = [text if label in text else f"environment {label!r}: {text}" for label, text in problems]
-    # Entries of one environment may have one problem.
-    return list(dict.fromkeys(named))
 
 
 def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:
@@ -299,10 +283,4 @@ def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
-    return said if said and "Traceback" not in said else _said(done)
-
-
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    # A traceback's last line is the error; a clean refusal is one line.
-    return lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    return said if said and "Traceback" not in said else checker.said(done)

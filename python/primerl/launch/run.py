@@ -26,7 +26,18 @@ from typing import Any
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
-from primerl.launch import ending, going_back, hub, joined, preflight, secrets, storing, summary, warm_start
+from primerl.launch import (
+    ending,
+    going_back,
+    hub,
+    interpreters,
+    joined,
+    preflight,
+    secrets,
+    storing,
+    summary,
+    warm_start,
+)
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.monitors import MonitorWatch, wanted
@@ -73,7 +84,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)
     given, config = config, warm_start.applied(config)
-    variables = preflight.check(config)
+    variables = preflight.check(config, console.say)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables)
@@ -114,7 +125,7 @@ def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Va
     ]
     for process in others:
         resolve.write(process)
-    return [secrets.with_variables(process, variables) for process in others]
+    return [interpreters.equipped(config, process, variables) for process in others]
 
 
 class Launcher:

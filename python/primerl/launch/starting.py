@@ -12,6 +12,7 @@ from pathlib import Path
 
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
+from primerl.launch import interpreters
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
 from primerl.redaction import redact
 
@@ -36,8 +37,12 @@ class RefusedError(RunFailedError):
 
 
 def start(processes: Processes, process: ProcessConfig) -> Process:
-    command = [sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
-    return processes.start(process.name, command, log=process.log, environment=environment_of(process))
+    command = [process.python or sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
+    environment = environment_of(process)
+    if process.python is not None:
+        folder = process.file.parent.parent / "run" / "package"
+        environment = interpreters.variables(process.python, folder, environment)
+    return processes.start(process.name, command, log=process.log, environment=environment)
 
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
+from primerl.config.environment import Interpreter
 from primerl.config.hosted.tailscale import Tailscale
 from primerl.config.orchestrator import Buffer
 
@@ -108,6 +109,8 @@ class HostedSource(Section):
     taskset: HostedTaskset = HostedTaskset()
     harness: dict[str, Any] = {}
     """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
+    python: Interpreter | None = None
+    """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
 
     @property
     def label(self) -> str:

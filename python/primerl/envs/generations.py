@@ -1,0 +1,118 @@
+"""Which generation of verifiers an environment was written for, and whether it can be run by this interpreter.
+
+    v1        `__all__` of the module holds a `verifiers.v1` taskset       verifiers 0.4      `adapter`
+    classic   the module has a function `load_environment`                verifiers < 0.4    `classic`
+
+The two cannot be installed side by side: an environment of the other generation needs an interpreter of its own.
+Standard library only, until verifiers itself is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Literal, cast
+
+from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
+
+Name = Literal["v1", "classic"]
+REQUIREMENTS: dict[Name, str] = {"v1": "verifiers>=0.4,<0.5", "classic": "verifiers>=0.1.14,<0.4"}
+BOUNDS: dict[Name, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "v1": ((0, 4), (0, 5)),
+    "classic": ((0, 1, 14), (0, 4)),
+}
+MODULES: dict[Name, str] = {"v1": "primerl.envs.adapter", "classic": "primerl.envs.classic"}
+OWN = "give it an interpreter of its own: a table `python` with `requirements` or `path` (docs/environments.md)"
+
+
+def installed() -> Name:
+    """The generation that this interpreter's verifiers is of. Raises EnvironmentRefusedError where it has none, or of a
+    version that is not supported."""
+    try:
+        version = importlib.metadata.version("verifiers")
+    except importlib.metadata.PackageNotFoundError:
+        raise EnvironmentRefusedError(
+            f"verifiers is not installed for {sys.executable}; install {REQUIREMENTS['v1']} there, or "
+            f"{REQUIREMENTS['classic']} for classic environments"
+        ) from None
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
+    for name, (oldest, first_too_new) in BOUNDS.items():
+        if oldest <= numbers < first_too_new:
+            return name
+    raise EnvironmentRefusedError(
+        f"verifiers {version} of {sys.executable} is not supported; install {REQUIREMENTS['v1']} there, or "
+        f"{REQUIREMENTS['classic']} for classic environments"
+    )
+
+
+def prepared(name: Name) -> Generation:
+    """The adapter of the installed generation; verifiers is imported."""
+    generation = cast(Generation, import_module(MODULES[name]))
+    generation.prepare()
+    return generation
+
+
+def chosen(environment_id: str) -> Generation:
+    """The adapter for this environment.
+
+    Raises:
+        EnvironmentRefusedError: verifiers is missing, or the environment is of the generation that is not installed.
+    """
+    has = installed()
+    generation = prepared(has)
+    needs = wanted(environment_id, has)
+    if needs is not None and needs != has:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} is {_described(needs)} and needs {REQUIREMENTS[needs]}, but "
+            f"{sys.executable} has verifiers {importlib.metadata.version('verifiers')}; {OWN}"
+        )
+    return generation
+
+
+def wanted(environment_id: str, has: Name) -> Name | None:
+    """What the module says; None where the adapter is to find out what is wrong with it."""
+    name = module_name(environment_id)
+    try:
+        module = _module(name, has)
+    except (AttributeError, ImportError) as error:
+        # Classic modules fail at the first name that 0.4 has no more.
+        return "classic" if has == "v1" and "'verifiers" in str(error) else None
+    except Exception as error:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if _has_taskset(module):
+        return "v1"
+    if callable(getattr(module, "load_environment", None)):
+        return "classic"
+    if has == "v1":
+        return None
+    raise EnvironmentRefusedError(
+        f"environment {environment_id!r}: its module {module.__name__} has neither a function `load_environment` nor a "
+        "v1 taskset in `__all__`, so it is no environment"
+    )
+
+
+def _described(name: Name) -> str:
+    return "a v1 environment (its module has a taskset)" if name == "v1" else "classic (`load_environment`)"
+
+
+def _module(name: str, has: Name) -> ModuleType:
+    # As verifiers of each generation looks for it.
+    own = f"verifiers.v1.tasksets.{name}"
+    if has == "v1" and importlib.util.find_spec(own) is not None:
+        return import_module(own)
+    return import_module(name)
+
+
+def _has_taskset(module: ModuleType) -> bool:
+    exported = [getattr(module, name, None) for name in getattr(module, "__all__", [])]
+    classes = [one for one in exported if isinstance(one, type)]
+    if not classes or not any(base.__module__.startswith("verifiers.v1.") for one in classes for base in one.__mro__):
+        return False
+    taskset = import_module("verifiers.v1.taskset").Taskset
+    return any(issubclass(one, taskset) for one in classes)

@@ -1,0 +1,142 @@
+"""What the worker knows of an environment, whichever generation of verifiers it was written for.
+
+`adapter` (v1) and `classic` are modules with the functions of [`Generation`][primerl.envs.interface.Generation];
+`generations` says which of them an environment needs. Standard library only: neither of the two can be imported beside
+the other's verifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from primerl.envs.limits import RolloutLimits
+
+# An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
+LONGEST_MESSAGE = 2_000
+LONGEST_TRACEBACK = 20_000
+
+OVERFLOW = ("context_length_exceeded", "maximum context length")
+"""Words by which the gateway says that a prompt is too long."""
+
+Role = Literal["train", "eval"]
+
+Outcome = dict[str, Any]
+"""`Outcome` of primerl-core: ok, traces, error."""
+
+Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
+"""(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
+
+
+class EnvironmentRefusedError(Exception):
+    """The environment cannot be loaded as configured. The message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where the model calls of one rollout go."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    post: Post
+    deadline: float
+    """On the clock of `time.monotonic`."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """One rollout of a group."""
+
+    label: str
+    """Names it in the log."""
+    base_url: str
+    """Of the rollout, ending in `/v1`."""
+    api_key: str = field(repr=False)
+
+
+class Runner(Protocol):
+    """Runs examples of one environment."""
+
+    async def run(
+        self,
+        example: Any,
+        *,
+        label: str,
+        base_url: str,
+        api_key: str,
+        model: str,
+        sampling: dict[str, Any],
+        time_limit: float,
+    ) -> Outcome:
+        """One rollout, to its end; it is stopped by cancelling it.
+
+        Args:
+            example: Of the environment's list.
+            label: Names the rollout in the log.
+            base_url: Of the rollout, ending in `/v1`.
+            api_key: Of the rollout.
+            sampling: As in a chat request.
+            time_limit: Seconds in which the rollout's model calls must end.
+        """
+
+    async def run_group(
+        self,
+        example: Any,
+        rollouts: Sequence[Address],
+        *,
+        model: str,
+        sampling: dict[str, Any],
+        time_limit: float,
+    ) -> list[Outcome]:
+        """All rollouts of a group, scored together: an outcome for each, in their order."""
+
+
+class Generation(Protocol):
+    """A module that can load environments."""
+
+    def prepare(self) -> None:
+        """Changes other libraries as an env worker needs them; before an environment is loaded."""
+
+    def load(self, environment_id: str, arguments: dict[str, Any], root: str) -> Any:
+        """The environment. On the main thread. Raises EnvironmentRefusedError."""
+
+    def list_examples(self, env: Any, environment_id: str, seed: int, role: Role = "train") -> Sequence[Any]:
+        """All examples, in an order that depends on nothing but the environment, its split and the seed.
+
+        Raises EnvironmentRefusedError."""
+
+    def key(self, example: Any) -> str:
+        """Of an example, the same for the same example in every process."""
+
+    def scores_groups(self, env: Any) -> bool:
+        """Whether rewards compare the rollouts of a group, which must then be run together."""
+
+    def remark(self, env: Any, environment_id: str, role: Role) -> str | None:
+        """What its user should know of it before a run; after its examples were listed."""
+
+    def serving(
+        self, env: Any, root: str, post: Post, limits: RolloutLimits = ...
+    ) -> AbstractAsyncContextManager[Runner]:
+        """The environment with what it shares between rollouts. `limits`: of each of them."""
+
+
+def failure(kind: str, message: str, exception: str | None = None) -> Outcome:
+    """Of a rollout that has no traces. `exception`: the name of its type, where there was one."""
+    error = {"kind": kind, "message": shortened(message, LONGEST_MESSAGE), "exception": exception}
+    return {"ok": False, "traces": [], "error": error}
+
+
+def shortened(text: str, longest: int) -> str:
+    """Beginning and end of a text of more than `longest` characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+
+
+def module_name(environment_id: str) -> str:
+    """`owner/my-env@1.2` -> `my_env`."""
+    return environment_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()

@@ -1,0 +1,103 @@
+"""Whether the environments of a run can be used, each asked by the interpreter that its workers will have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.config.environment import Workers
+from primerl.config.rl import RLConfig
+from primerl.launch import checker, interpreters
+from primerl.launch.secrets import Variables
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One environment of the run."""
+
+    label: str
+    python: str
+    """Interpreter of its workers."""
+    request: tuple[Any, ...]
+    """As `check_environments` takes it."""
+
+
+def wanted(config: RLConfig, variables: Variables) -> list[Wanted]:
+    """Those with workers on this machine: whoever joins looks at its own where that is installed."""
+    source = config.orchestrator
+
+    def one(entry: Any, role: str, rollouts: int) -> Wanted:
+        workers: Workers = entry
+        modules = [] if workers.metrics_port is None else ["prometheus_client"]
+        request = (entry.id, workers.arguments, variables[entry.label], role, rollouts, workers.max_concurrent, modules)
+        return Wanted(entry.label, interpreters.of(workers), request)
+
+    train = [one(entry, "train", source.group_size) for entry in source.train.env if entry.num_workers]
+    measured = [entry for entry in source.eval.env if entry.num_workers]
+    return [*train, *(one(entry, "eval", entry.rollouts_per_example) for entry in measured)]
+
+
+@contextlib.contextmanager
+def checking(environments: list[Wanted], folder: Path) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
+    """A process of each interpreter, which imports verifiers already. `folder`: for as long as they run."""
+    with contextlib.ExitStack() as started:
+        processes = {}
+        for python in dict.fromkeys(environment.python for environment in environments):
+            if python == sys.executable:
+                processes[python] = started.enter_context(checker.environments())
+                continue
+            variables = interpreters.variables(python, folder / "package", dict(os.environ))
+            running = checker.running(checker.ENVIRONMENTS, python=python, environment=variables)
+            processes[python] = started.enter_context(running)
+        yield processes
+
+
+def problems(
+    environments: list[Wanted],
+    processes: Mapping[str, subprocess.Popen[str]],
+    check_s: float,
+    say: Callable[[str], None],
+) -> list[str]:
+    """What is wrong with them; what is to be known of the others is said."""
+    found: list[str] = []
+    for python, process in processes.items():
+        asked = [environment for environment in environments if environment.python == python]
+        request = json.dumps([environment.request for environment in asked], default=str)
+        labels = [environment.label for environment in asked]
+        verdicts = _verdicts(checker.ended(process, check_s, request), labels, check_s)
+        if isinstance(verdicts, str):
+            found.append(verdicts)
+            continue
+        for label, (problem, remark) in zip(labels, verdicts, strict=True):
+            if problem is not None:
+                found.append(_named(label, " ".join(problem.split())))
+            if remark is not None:
+                say(_named(label, remark))
+    # Entries of one environment may have one problem.
+    return list(dict.fromkeys(found))
+
+
+def _named(label: str, text: str) -> str:
+    return text if repr(label) in text else f"environment {label!r}: {text}"
+
+
+def _verdicts(
+    done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float
+) -> list[tuple[str | None, str | None]] | str:
+    if done is None:
+        return (
+            f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
+            "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
+            "see which takes so long, or hangs"
+        )
+    try:
+        return [(problem, remark) for problem, remark in json.loads(done.stdout.splitlines()[-1])]
+    except (IndexError, ValueError, TypeError):
+        return f"importing the environments ({', '.join(labels)}) ended the process: {checker.said(done)}"

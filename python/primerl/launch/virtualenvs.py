@@ -1,0 +1,165 @@
+"""Virtualenvs that primerl makes of lists of requirements, and keeps in the user's state folder.
+
+    <state folder>/virtualenvs/<digest>/        of the requirements, local packages' contents and the Python version
+    <state folder>/virtualenvs/<digest>.lock    held by who installs
+
+A virtualenv is made under another name and renamed when it is complete, so one that is there can be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from primerl.runs.state import StateError, private_folder, state_folder
+
+FOLDER = "virtualenvs"
+LAST_LINES = 12
+POLL_S = 0.2
+# Of a local package: what is made of it, and what does not belong to it.
+LEFT_OUT = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "outputs"}
+
+
+class InstallError(Exception):
+    """The message says what is wrong, with the installer's last lines."""
+
+
+def folder_of(requirements: list[str]) -> Path:
+    """Where the virtualenv of these requirements is, or will be. Their order does not matter."""
+    content = {
+        "python": [sys.implementation.cache_tag, sys.base_prefix],
+        "requirements": sorted(set(requirements)),
+        "local": {name: _digest(path) for name, path in _local(requirements)},
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return state_folder() / FOLDER / digest[:20]
+
+
+def _local(requirements: list[str]) -> Iterator[tuple[str, Path]]:
+    for requirement in sorted(set(requirements)):
+        # `./my-env[extra]`, `my-env @ ./my-env`
+        text = requirement.rpartition(" @ ")[2].removeprefix("file://")
+        for candidate in (text, text.partition("[")[0]):
+            path = Path(os.path.abspath(os.path.expanduser(candidate.strip())))
+            if (os.sep in candidate or candidate.endswith(".whl")) and path.exists():
+                yield requirement, path
+                break
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256(os.fspath(path).encode())
+    files = [path] if path.is_file() else sorted(_files(path))
+    for file in files:
+        content = file.read_bytes()
+        found.update(f"\0{file.relative_to(path)}\0{len(content)}\0".encode())
+        found.update(content)
+    return found.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.endswith(".egg-info")]
+        yield from (Path(parent) / name for name in names if (Path(parent) / name).is_file())
+
+
+def install(requirements: list[str], timeout_s: float, say: Callable[[str], None] = lambda _: None) -> Path:
+    """The virtualenv's folder; it is made where it is not there. Raises InstallError.
+
+    Args:
+        timeout_s: Of everything, the wait for another run that installs the same included.
+        say: Told before something is done that takes long.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        folder = folder_of(requirements)
+        if folder.is_dir():
+            return folder
+        private_folder(FOLDER)
+    except (StateError, OSError) as error:
+        raise InstallError(str(error)) from None
+    uv = find_uv()
+    with _locked(folder.with_suffix(".lock"), deadline, say):
+        if not folder.is_dir():
+            say(f"installing {', '.join(requirements)} into {folder}")
+            _make(uv, folder, requirements, deadline)
+    return folder
+
+
+def find_uv() -> str:
+    """uv's program. Raises InstallError."""
+    beside = Path(sys.executable).parent / "uv"
+    found = os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    if found is None:
+        raise InstallError(
+            "uv, which installs them, is not there; `pip install uv`, or install them yourself and give the "
+            "virtualenv's `path`"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _locked(file: Path, deadline: float, say: Callable[[str], None]) -> Iterator[None]:
+    """The kernel unlocks it at our death."""
+    waits = False
+    with file.open("w") as opened:
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InstallError(
+                        "another run is installing them, and did not end within timeouts.install_s"
+                    ) from None
+                if not waits:
+                    say("waiting for another run, which installs the same requirements")
+                waits = True
+                time.sleep(POLL_S)
+        yield
+
+
+def _make(uv: str, folder: Path, requirements: list[str], deadline: float) -> None:
+    # Of a run that was killed, and under our lock: nobody writes there.
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        # It will be renamed: its scripts must find it wherever it is.
+        _uv([uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, os.fspath(partial)], deadline)
+        python = os.fspath(partial / "bin" / "python")
+        _uv([uv, "pip", "install", "--compile-bytecode", "--python", python, "--", *requirements], deadline)
+        os.rename(partial, folder)
+    except OSError as error:
+        raise InstallError(f"{partial} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _uv(command: list[str], deadline: float) -> None:
+    # What the user has set for another virtualenv is not of this one.
+    variables = {name: value for name, value in os.environ.items() if name not in ("UV_PYTHON", "VIRTUAL_ENV")}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
+            timeout=max(1.0, deadline - time.monotonic()),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise InstallError("installing them did not end within timeouts.install_s; raise it") from None
+    if done.returncode:
+        lines = [line.rstrip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:]
+        said = "\n".join(f"  {line}" for line in lines)
+        raise InstallError(f"installing them failed (uv, exit code {done.returncode}):\n{said}")
