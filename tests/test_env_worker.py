@@ -136,6 +136,8 @@ def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_re
         "name": f"w0:{first.process.pid}",
         "pid": first.process.pid,
         "examples": 60,
+        "whole_groups": False,
+        "max_concurrent": 8,
     }
     sessions = {chat.rollout: chat.session for chat in orchestrator.chats}
     for rollout in rollouts:
