@@ -14,6 +14,7 @@ from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, PrimerlError, inspect_buffer, inspect_run
 from primerl.cli import main
 from primerl.runs.tables import table
+from primerl.runs.trace import end_line
 from test_orchestrator_in_process import PATIENCE_S, publish, settings, work
 
 
@@ -160,6 +161,13 @@ def test_a_question_that_does_not_exist(run: Path) -> None:
         inspect_buffer(run, "task")
     with pytest.raises(PrimerlError, match="holds no journal"):
         inspect_run(run / "journal")
+
+
+def test_a_failure_is_told_with_its_kind() -> None:
+    end = {"step": None, "ended": "failed", "reason": "environment", "error": "tool", "message": "ToolError: no"}
+    assert end_line(end) == "failed (environment, error of kind tool): ToolError: no"
+    stale = {"step": None, "ended": "stale", "reason": "too_old", "error": None, "message": None}
+    assert end_line(stale) == "stale (too_old)"
 
 
 def test_tables_align_numbers_and_words() -> None:
