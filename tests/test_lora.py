@@ -11,7 +11,7 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.reference import adapted_model
-from primerl.runs import staging
+from primerl.train import staging
 from primerl.train.adapter_files import ADAPTER_CONFIG, LORA_ALPHA, check_lora_files, folder_digest, published_scale
 from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
 from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig

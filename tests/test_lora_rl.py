@@ -32,7 +32,7 @@ from rank_helpers import saved_tensors
 from safetensors.torch import load_file
 from test_config import tree
 from test_train_rl import reference_training, settings, timeless, whole_batch
-from train_helpers import OrchestratorDouble, gone
+from train_helpers import OrchestratorDouble, gone, randomise
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -51,11 +51,7 @@ def random_adapter(folder: Path, seed: int, targets: list[str] | None = None) ->
     model = load_model(folder)
     config = LoraConfig(rank=RANK, alpha=ALPHA, target_modules=targets or ["all-linear"])
     adapter = add_adapter(model, config, folder, seed=0)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    randomise(model, seed)
     return model, adapter
 
 

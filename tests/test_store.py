@@ -27,11 +27,11 @@ from primerl.launch.console import Console
 from primerl.launch.processes import Processes
 from primerl.launch.storing import Storing
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.runs import staging
 from primerl.runs.saved import local_checkpoints
 from primerl.runs.store import Store, StoreError, model_digest
 from primerl.runs.uploads import Uploader
 from primerl.runs.uploads import main as store_worker
+from primerl.train import staging
 from primerl.train.step_folders import remove_step
 from pydantic import ValidationError
 from run_helpers import CONFIG, write_run

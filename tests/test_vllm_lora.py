@@ -28,6 +28,7 @@ from primerl.train.config import LoraConfig
 from primerl.train.lora import BROADCAST_FILE, AdapterPublisher, add_adapter
 from primerl.train.model import load_model
 from safetensors.torch import load_file, save_file
+from train_helpers import randomise
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.vllm
@@ -59,11 +60,7 @@ def published(model: Path, output: Path, version: int, **changes: Any) -> Path:
     trained = load_model(model)
     config = LoraConfig(**{"rank": RANK, "alpha": ALPHA, **changes})
     adapter = add_adapter(trained, config, model, seed=0)
-    generator = torch.Generator().manual_seed(version)
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    randomise(trained, seed=version)
     return AdapterPublisher(adapter, output, 9, True).publish(trained, version).parent
 
 

@@ -11,6 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgpack
+import torch
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """What is trained of the model, such as an adapter, which begins as none."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 @dataclass

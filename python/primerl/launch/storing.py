@@ -18,8 +18,8 @@ from primerl.config.store import StoreWorkerConfig
 from primerl.launch.console import Console
 from primerl.launch.processes import Processes
 from primerl.launch.starting import RunFailedError
-from primerl.runs import staging
 from primerl.runs.uploads import END, REPORT
+from primerl.train import staging
 
 NAME = "store"
 LAST_S = 900.0

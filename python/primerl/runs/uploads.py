@@ -1,7 +1,7 @@
 """`primerl store-worker`: copies what a run saves into the store, beside training.
 
 A process of its own: uploading hashes and copies gigabytes, which would hold up the launcher's watch over the others,
-and a file system that hangs can be killed with it. One thread stages what the run saves (`primerl.runs.staging`),
+and a file system that hangs can be killed with it. One thread stages what the run saves (`primerl.train.staging`),
 another uploads what is staged, in the order in which it was saved: while an upload takes long or fails, newer ones are
 staged. An upload that was cut off is done again by the run's next start.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -30,9 +31,10 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.resolve import write_text
 from primerl.config.store import StoreWorkerConfig
-from primerl.runs import staging
 from primerl.runs.saved import ADAPTER_FOLDER
+from primerl.runs.state import process_started
 from primerl.runs.store import Store, StoreError, model_digest
+from primerl.train import staging
 from primerl.train.adapter_files import ADAPTER_CONFIG
 from primerl.train.step_folders import saved_steps
 
@@ -58,7 +60,7 @@ class Uploader:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.settings.output_dir)
-        staging.remove_unfinished(self.folder)
+        remove_unfinished(self.folder / staging.FOLDER)
         self._all_staged = threading.Event()
         self._lock = threading.RLock()
         self._taken: staging.Staged | None = None
@@ -204,6 +206,14 @@ class Uploader:
 def _steps(folder: Path) -> list[tuple[int, Path]]:
     """Whole folders: those that are being written have another name."""
     return [(step, folder / f"step_{step}") for step in saved_steps(folder)]
+
+
+def remove_unfinished(staged: Path) -> None:
+    """What processes that are no more were linking there, or removing."""
+    for path in staged.glob(".*"):
+        pid = path.name.rpartition(".")[2]
+        if not pid.isdigit() or int(pid) == os.getpid() or process_started(int(pid)) is None:
+            shutil.rmtree(path)
 
 
 def main(settings: dict[str, Any]) -> int:

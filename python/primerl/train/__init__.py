@@ -21,6 +21,7 @@ machine that has nothing else. Supervised fine-tuning takes its loss masks from 
 | `shards`, `meeting` | weights divided among ranks; where the ranks' threads hear of each other |
 | `transfer`, `receiver`, `wire` | published weights sent from memory, beside the files |
 | `checkpoint`, `step_folders` | what training goes on from; the model folder a run ends with; which are kept |
+| `staging` | hard links to what the store is to have |
 | `metrics` | `metrics.jsonl` and the console line |
 """
 

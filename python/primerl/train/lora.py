@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from primerl.runs import staging
 from primerl.startup import importing
+from primerl.train import staging
 from primerl.train.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,

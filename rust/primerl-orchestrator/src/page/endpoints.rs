@@ -1,6 +1,6 @@
 //! What the page asks for.
 
-use super::curves::{MOST_CURVES, MOST_POINTS, Wanted};
+use super::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
 use super::index::Filter;
 use super::rollout::{MOST_TOKENS, line};
 use super::{Page, assets};
@@ -161,12 +161,21 @@ async fn curves(
         to: query.to.unwrap_or(u64::MAX),
         points: query.points.unwrap_or(MOST_POINTS / 2),
     };
+    of_curves(page, move |curves| curves.answer(&wanted)).await
+}
+
+/// Of the lines that are written by now.
+async fn of_curves(
+    page: Arc<Page>,
+    read: impl FnOnce(&Curves) -> Value + Send + 'static,
+) -> Result<Response, ApiError> {
     let value = reading(page, move |page| {
         let mut curves = page.curves.lock();
         let refreshed = curves.refresh();
-        refreshed
-            .map_err(|error| ApiError::internal(format!("cannot read the metrics: {error}")))?;
-        Ok(curves.answer(&wanted))
+        refreshed.map_err(|error| {
+            ApiError::internal(format!("cannot read the metrics or evals.jsonl: {error}"))
+        })?;
+        Ok(read(&curves))
     });
     Ok(answer(&value.await?))
 }
@@ -184,14 +193,7 @@ async fn evaluations(
 ) -> Result<Response, ApiError> {
     let Query(query) = query.map_err(malformed)?;
     let limit = query.limit.unwrap_or(EVALUATIONS).clamp(1, EVALUATIONS);
-    let value = reading(page, move |page| {
-        let mut curves = page.curves.lock();
-        let refreshed = curves.refresh();
-        refreshed
-            .map_err(|error| ApiError::internal(format!("cannot read evals.jsonl: {error}")))?;
-        Ok(curves.evaluations(query.cursor, limit))
-    });
-    Ok(answer(&value.await?))
+    of_curves(page, move |curves| curves.evaluations(query.cursor, limit)).await
 }
 
 async fn rollouts(

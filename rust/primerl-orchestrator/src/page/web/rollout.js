@@ -153,9 +153,12 @@ async function read(rollout, turn, colours, into, signal) {
 }
 
 class Reading {
-  constructor() {
+  constructor(title, id) {
+    this.id = id;
     this.colours = new Colours();
     this.stop = new AbortController();
+    this.body = el("div", {}, el("p", { class: "note", text: "Reading…" }));
+    this.node = el("div", {}, el("h1", { text: `${title} ${id}` }), this.body, this.colours.inspect);
   }
 
   close() {
@@ -169,10 +172,7 @@ class Reading {
 
 export class Rollout extends Reading {
   constructor(id) {
-    super();
-    this.id = id;
-    this.body = el("div", {}, el("p", { class: "note", text: "Reading…" }));
-    this.node = el("div", {}, el("h1", { text: `Rollout ${id}` }), this.body, this.colours.inspect);
+    super("Rollout", id);
   }
 
   async open() {
@@ -222,10 +222,7 @@ export class Rollout extends Reading {
 
 export class Group extends Reading {
   constructor(id) {
-    super();
-    this.id = id;
-    this.body = el("div", {}, el("p", { class: "note", text: "Reading…" }));
-    this.node = el("div", {}, el("h1", { text: `Group ${id}` }), this.body, this.colours.inspect);
+    super("Group", id);
   }
 
   async open() {

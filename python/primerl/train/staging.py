@@ -1,5 +1,5 @@
 """What is to be uploaded: hard links in `run/store/`, made the moment a folder is whole, so that the run may delete its
-own while the upload goes on. Standard library only: the trainer stages the adapters that it soon deletes itself.
+own while the upload goes on. The trainer stages the adapters itself that it soon deletes.
 
     run/store/<kind>_step_<N>.<inode>_<mtime>/      whole
     run/store/.<name>.<pid>                         being linked
@@ -12,8 +12,6 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-
-from primerl.runs.state import process_started
 
 FOLDER = Path("run") / "store"
 NAME = re.compile(
@@ -85,14 +83,6 @@ def unstage(one: Staged) -> None:
     gone = one.path.with_name(f".{one.path.name}.{os.getpid()}")
     one.path.rename(gone)
     shutil.rmtree(gone)
-
-
-def remove_unfinished(output_dir: Path) -> None:
-    """What processes that are no more were linking or removing."""
-    for path in (output_dir / FOLDER).glob(".*"):
-        pid = path.name.rpartition(".")[2]
-        if not pid.isdigit() or int(pid) == os.getpid() or process_started(int(pid)) is None:
-            shutil.rmtree(path)
 
 
 def _link_or_copy(source: str, target: str) -> None:
