@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from typing import Any
 import pytest
 from docs_commands import Reader
 from docs_pages import Block, Page, PageError, pages
+from end_to_end import read_lines
 from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import FULL_KEYS, SHORT_KEYS, load_run
@@ -332,3 +334,23 @@ def test_every_page_is_in_the_index() -> None:
     listed = {(docs / link.partition("#")[0]).resolve() for link in index.links if "://" not in link}
     missing = [page.name for page in PAGES if docs in page.path.parents and page.path not in listed | {index.path}]
     assert not missing, f"docs/README.md does not list {', '.join(missing)}"
+
+
+def test_metrics_that_the_recipe_names_are_recorded(finished: Path) -> None:
+    recipe = (REPOSITORY / "docs/recipes/not-learning.md").read_text()
+    cells = re.findall(r"^\| (`[^|]*)\|", recipe, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([\w<>{},]+/[\w/<>{},]+)`", cell)}
+    plain = {name.replace("<environment>", "reverse-text").replace("<n>", "0") for name in named}
+    expected = {name for written in plain for name in alternatives(written)}
+    assert len(expected) > 30
+    recorded = {name for line in read_lines(finished / "metrics.jsonl") for name in line}
+    assert expected <= recorded, expected - recorded
+
+
+def alternatives(name: str) -> list[str]:
+    """`a/{b,c}` is `a/b` and `a/c`."""
+    before, brace, rest = name.partition("{")
+    if not brace:
+        return [name]
+    inside, _, after = rest.partition("}")
+    return [whole for part in inside.split(",") for whole in alternatives(before + part + after)]
