@@ -31,20 +31,15 @@ START_S = 180.0
 REVERSE = {"taskset": {"split": "train", "letters": "a-j", "min_length": 3, "max_length": 6}}
 
 
-class Example:
-    def __init__(self, number: int) -> None:
-        self.key = str(number)
-
-
 # What is compared
 
 
 def test_a_listing_changes_with_any_example_that_is_looked_at() -> None:
-    examples = [Example(number) for number in range(3)]
+    examples, key = [0, 1, 2], str
     whole = listing.listing_of("reverse-text", examples, key)
     assert (whole["first"], whole["last"]) == ("0", "2")
     assert whole == listing.listing_of("owner/reverse-text@0.1.0", examples, key)
-    assert whole["digest"] != listing.listing_of("reverse-text", [examples[0], Example(7), examples[2]])["digest"]
+    assert whole["digest"] != listing.listing_of("reverse-text", [examples[0], 7, examples[2]], key)["digest"]
     assert whole["digest"] != listing.listing_of("reverse-text", examples[::-1], key)["digest"]
     assert set(whole["packages"]) == {"reverse-text", "verifiers"}
     assert set(listing.packages_of("not-installed-anywhere")) == {"verifiers"}

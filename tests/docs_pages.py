@@ -1,0 +1,149 @@
+"""What stands in the pages of the documentation: fenced blocks with the marks before them, links, headings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+SHELL = ("", "sh", "bash", "console")
+"""Languages of blocks that hold commands. Other text is labelled `text`."""
+LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja")
+MARKS = ("not run", "run by", "trains with", "fragment of")
+FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
+MARK = re.compile(r"<!-- *([^:>]+?): *(.*?) *-->", re.DOTALL)
+FILE = re.compile(r"# ([\w./-]+\.(?:toml|py|jsonl|json))\n")
+
+
+class PageError(Exception):
+    """The message names the page, the line, and what to write instead."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    text: str
+    before: str
+    """What stands on the page right before the block."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @cached_property
+    def marks(self) -> dict[str, str]:
+        """The comments on the lines right before the block."""
+        comments = re.search(r"(?:^ *<!--(?:(?!-->).)*--> *\n)+\Z", self.before, re.MULTILINE | re.DOTALL)
+        found = dict(MARK.findall(comments[0])) if comments else {}
+        unknown = found.keys() - set(MARKS)
+        if unknown:
+            raise PageError(f"{self.place}: unknown mark {unknown.pop()!r}; there are {', '.join(MARKS)}")
+        return {name: " ".join(value.split()) for name, value in found.items()}
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block is: its first line is a comment with the name."""
+        named = FILE.match(self.text) if self.language in ("toml", "python", "json") else None
+        return named[1] if named else None
+
+    @property
+    def is_shell(self) -> bool:
+        return self.language in SHELL
+
+    def commands(self) -> list[Command]:
+        """Without comments, with continued lines joined. Where lines begin with `$ `, only these are commands."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        found = [Command.read(line, self) for line in (prompted or lines)]
+        return [command for command in found if command is not None]
+
+    @property
+    def is_run(self) -> bool:
+        return not {"not run", "run by"} & self.marks.keys()
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    words: list[str]
+    block: Block
+
+    @classmethod
+    def read(cls, line: str, block: Block) -> Command | None:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            if not block.is_run and not line.startswith("primerl"):  # `<the model's name>` to be filled in
+                return None
+            raise PageError(f"{block.place}: {line!r} is no command: {error}; label other text `text`") from None
+        # As bash reads it: `#` begins a comment at the beginning of a word, outside quotes.
+        bare = re.sub(r"""^((?:"[^"]*"|'[^']*'|[^"'#]|(?<=\S)#)*)(?<!\S)#.*$""", r"\1", line).strip()
+        return cls(bare, words, block) if words else None
+
+    @property
+    def is_primerl(self) -> bool:
+        return self.words[0] == "primerl"
+
+    def __str__(self) -> str:
+        return f"{self.block.place}: {self.line}"
+
+
+@dataclass(frozen=True)
+class Page:
+    path: Path
+    name: str
+    """As seen from the repository."""
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        found = []
+        for match in FENCE.finditer(self.text):
+            before = self.text[: match.start()]
+            line, language = before.count("\n") + 1, match[3].strip()
+            if language not in LANGUAGES:
+                raise PageError(f"{self.name}:{line}: unknown language {language!r}; there are {', '.join(LANGUAGES)}")
+            found.append(Block(self.name, line, language, textwrap.dedent(match[4]), before))
+        return found
+
+    def shell(self) -> Iterator[Block]:
+        return (block for block in self.blocks if block.is_shell)
+
+    @cached_property
+    def prose(self) -> str:
+        """Without blocks, comments and code, which hold no links."""
+        text = re.sub(r"<!--.*?-->", "", FENCE.sub("", self.text), flags=re.DOTALL)
+        return re.sub(r"(`+).*?\1", lambda code: re.sub(r"[\[\]()]", " ", code[0]), text, flags=re.DOTALL)
+
+    @cached_property
+    def links(self) -> list[str]:
+        return re.findall(r"\]\(<?([^()\s>]+)>?\)", self.prose)
+
+    @cached_property
+    def anchors(self) -> set[str]:
+        """As GitHub makes them of headings, and those that the page sets itself."""
+        found = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", self.text))
+        for heading in re.findall(r"^#+ +(.*?) *#*$", FENCE.sub("", self.text), re.MULTILINE):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+            slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            same = (slug if number == 0 else f"{slug}-{number}" for number in range(len(found) + 1))
+            found.add(next(anchor for anchor in same if anchor not in found))
+        return found
+
+
+def pages(repository: Path) -> list[Page]:
+    files = [
+        repository / "README.md",
+        *sorted((repository / "docs").rglob("*.md")),
+        *sorted((repository / "examples").rglob("README.md")),
+    ]
+    return [Page(file, file.relative_to(repository).as_posix()) for file in files]
