@@ -108,6 +108,9 @@ class EvaluationSampling(Section):
 class EvaluationSource(Environment):
     """An environment that measures the policy and is never trained on."""
 
+    validates: Name | None = None
+    """Name of the training environment whose held out examples these are: results are told as `val/<name>`, in place of
+    `eval/<name>`."""
     num_examples: PositiveInt | None = None
     """Examples taken from the front of the list; all of them where it is left out."""
     rollouts_per_example: PositiveInt = 1
@@ -152,8 +155,8 @@ class EvaluationEnvironments(Section):
 class TrainSources(Section):
     """What is trained on."""
 
-    env: list[TrainSource] = Field(min_length=1)
-    """Training environments, at least one."""
+    env: list[TrainSource] = []
+    """Training environments: at least one, unless max_steps is 0."""
 
 
 class EvaluationSources(Section):

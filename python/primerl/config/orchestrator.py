@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed
@@ -13,6 +13,7 @@ from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     Environment,
     EvaluationEnvironments,
+    EvaluationSource,
     EvaluationSources,
     TrainEnvironments,
     TrainSource,
@@ -304,6 +305,16 @@ def check_distinct(environments: Sequence[Environment]) -> None:
         seen.add(environment.label)
 
 
+def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]) -> None:
+    names = [environment.label for environment in trained]
+    for environment in evaluated:
+        if environment.validates is not None and environment.validates not in names:
+            raise ValueError(
+                f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
+                "the name of one in train.env, or leave it out"
+            )
+
+
 def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]) -> None:
     if ratios is None:
         return
@@ -343,6 +354,7 @@ class OrchestratorSettings(Orchestration):
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
+        check_validated(self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")
@@ -367,20 +379,40 @@ class OrchestratorConfig(Orchestration):
     """Folder of the run."""
     seed: Seed = 0
     """Seed of every random choice."""
-    max_steps: PositiveInt
-    """The run ends after so many steps."""
+    max_steps: NonNegativeInt
+    """The run ends after so many steps. 0: there is no training environment, and what eval.env names is measured once,
+    of the weights that are published first or of other servers (`client`), as `primerl eval` does."""
     seq_len: PositiveInt = 2048
     """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
     data_ranks: PositiveInt = 1
     """Trainer processes among which a batch is divided."""
     model: ServedModel
-    train: TrainSources
+    train: TrainSources = TrainSources()
     eval: EvaluationSources = EvaluationSources()
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
+        check_validated(self.train.env, self.eval.env)
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_do(self) -> Self:
+        if self.max_steps and not self.train.env:
+            raise ValueError(
+                "train.env is empty: there is no training environment; add at least one, or set max_steps to 0 to "
+                "evaluate only"
+            )
+        if not self.max_steps and self.train.env:
+            raise ValueError(
+                "max_steps (0) is for a run that only evaluates, but train.env has environments; set it to at least 1, "
+                "or leave them out"
+            )
+        if not self.max_steps and not self.eval.env:
+            raise ValueError(
+                "max_steps (0) is for a run that only evaluates, but eval.env is empty; add an environment"
+            )
         return self
 
     @model_validator(mode="after")

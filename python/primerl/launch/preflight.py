@@ -10,11 +10,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from primerl.config import resolve
 from primerl.config.load import ConfigError
+from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
@@ -41,6 +43,17 @@ def check(config: RLConfig) -> None:
         problems = _slow_checks(config)
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+class CheckedEnvironment(Protocol):
+    """What a check of an environment has to know."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def arguments(self) -> dict[str, Any]: ...
 
 
 def _output_dir(config: RLConfig) -> None:
@@ -255,12 +268,18 @@ def _slow_checks(config: RLConfig) -> list[str]:
         variables = [environment_of_workers(config, environment.label) for environment in wanted]
     except StateError as error:
         return [str(error)]
+    return check_beside(resolve.orchestrator(config), wanted, variables, config.timeouts.check_s)
+
+
+def check_beside(
+    process: ProcessConfig, wanted: Sequence[CheckedEnvironment], variables: list[dict[str, str]], check_s: float
+) -> list[str]:
+    """What the orchestrator says of its config, and each environment of its settings."""
     entries = zip(wanted, variables, strict=True)
     request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
-    check_s = config.timeouts.check_s
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
-        file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
+        file.write_text(resolve.to_toml(process.config))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

@@ -7,12 +7,12 @@ process list has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig
+from primerl.config.environment import Environment, EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -32,9 +32,14 @@ def environment_of_workers(config: RLConfig, environment: str) -> dict[str, str]
     secrets cannot.
     """
     entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+    return variables_of(entries, environment, config.env_files)
+
+
+def variables_of(entries: Sequence[Environment], environment: str, env_files: Iterable[str]) -> dict[str, str]:
+    """As [`environment_of_workers`][primerl.launch.secrets.environment_of_workers], of any environments."""
     ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == environment]
     known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
-    return stored.of_environment(*known_as, environment) | read_files(config.env_files)
+    return stored.of_environment(*known_as, environment) | read_files(env_files)
 
 
 def with_variables(config: RLConfig, process: ProcessConfig) -> ProcessConfig:
