@@ -18,6 +18,7 @@ from primerl.config.environment import (
     TrainEnvironments,
     TrainSource,
     TrainSources,
+    Validation,
 )
 
 
@@ -348,7 +349,33 @@ class OrchestratorSettings(Orchestration):
 
     train: TrainEnvironments
     eval: EvaluationEnvironments = EvaluationEnvironments()
+    val: Validation | None = None
     log: RolloutLog = RolloutLog()
+
+    @model_validator(mode="after")
+    def _is_validated(self) -> Self:
+        """`val` becomes evaluations, and training environments that leave their examples out."""
+        if self.val is None:
+            return self
+        held_out = 0 if self.val.has_split else self.val.num_examples or 0
+        own = [self.val.of(environment) for environment in self.train.env]
+        names = {environment.label: environment for environment in own}
+        others = [environment for environment in self.eval.env if environment != names.get(environment.label)]
+        twice = next((entry for entry in others if entry.validates is not None), None)
+        if twice is not None:
+            raise ValueError(
+                f"val validates {twice.validates!r}, and so does eval.env {twice.label!r}; leave one of the two out"
+            )
+        trained = next((entry for entry in self.train.env if entry.held_out not in (0, held_out)), None)
+        if trained is not None:
+            raise ValueError(
+                f"val holds {held_out} examples of {trained.label!r} out, and its held_out is {trained.held_out}; "
+                "leave one of the two out"
+            )
+        kept = [environment.model_copy(update={"held_out": held_out}) for environment in self.train.env]
+        self.train = self.train.model_copy(update={"env": kept})
+        self.eval = self.eval.model_copy(update={"env": [*own, *others]})
+        return self
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

@@ -165,6 +165,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     id=environment.id,
                     args=environment.arguments,
                     seed=config.seed,
+                    held_out=getattr(environment, "held_out", 0),
                     max_concurrent=cast(Workers, environment).max_concurrent,
                     log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
                     memory_mb=cast(Workers, environment).memory_mb,
@@ -337,7 +338,21 @@ def run_to_toml(config: RLConfig) -> str:
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
     if config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
-    return dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude))
+    given = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
+    if config.orchestrator.val is not None:
+        _without_validation(given["orchestrator"])
+    return dump_toml(given)
+
+
+def _without_validation(orchestrator: dict[str, Any]) -> None:
+    """Takes out what follows from `val`, which would contradict it once it is changed."""
+    for environment in orchestrator["train"]["env"]:
+        environment.pop("held_out", None)
+    kept = [environment for environment in orchestrator["eval"]["env"] if "validates" not in environment]
+    if kept:
+        orchestrator["eval"]["env"] = kept
+    else:
+        del orchestrator["eval"]["env"]
 
 
 def to_toml(config: BaseModel) -> str:

@@ -111,8 +111,8 @@ def _explain(environment_id: str, error: ValidationError) -> str:
     return f"environment {environment_id!r} refuses its settings: {problems}"
 
 
-def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.Task[Any, Any, Any]]:
-    """All examples in an order that depends on nothing but the environment and the seed."""
+def list_examples(env: vf.Env[Any], environment_id: str, seed: int, held_out: int = 0) -> list[vf.Task[Any, Any, Any]]:
+    """All examples but the first `held_out`, in an order that depends on nothing but the environment and the seed."""
     taskset = env.taskset
     if not taskset.bounded:
         raise EnvironmentRefusedError(
@@ -126,7 +126,12 @@ def list_examples(env: vf.Env[Any], environment_id: str, seed: int) -> list[vf.T
         ) from error
     if not examples:
         raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these settings")
-    return examples
+    if len(examples) <= held_out:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} has {len(examples)} examples, and {held_out} are held out for validation: "
+            "none is left to train on; lower val.num_examples, or name the taskset's validation split in val.taskset"
+        )
+    return examples[held_out:]
 
 
 @dataclass(frozen=True)

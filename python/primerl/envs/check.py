@@ -12,14 +12,14 @@ import traceback
 from typing import Any
 
 
-def check_environment(environment_id: str, arguments: dict[str, Any]) -> str | None:
-    """Loads the environment and its first example; returns what is wrong, or None."""
+def check_environment(environment_id: str, arguments: dict[str, Any], held_out: int = 0) -> str | None:
+    """Loads the environment and lists its examples; returns what is wrong, or None."""
     from primerl.envs import adapter
 
     try:
         adapter.prepare()
         env = adapter.load(environment_id, arguments, "http://127.0.0.1:1/v1")
-        adapter.list_examples(env, environment_id, 0)
+        adapter.list_examples(env, environment_id, 0, held_out)
     except adapter.EnvironmentRefusedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -76,6 +76,8 @@ class WorkerConfig:
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: int = 0
     """Seed of the order of examples; the same in all workers of an environment."""
+    held_out: int = 0
+    """Examples at the front of the list that are left out; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
     memory_mb: int | None = None
@@ -103,6 +105,8 @@ class WorkerConfig:
             raise ValueError("args must be a table")
         if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
             raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
+        if not isinstance(config.held_out, int) or config.held_out < 0:
+            raise ValueError(f"held_out must be a whole number from 0, not {config.held_out!r}")
         if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
             raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
         if not config.unreachable_s > 0:
@@ -157,12 +161,14 @@ def run_worker(config: WorkerConfig) -> int:
         with importing():
             adapter.prepare()
             env = adapter.load(config.id, config.args, root)
-            examples = adapter.list_examples(env, config.id, config.seed)
+            examples = adapter.list_examples(env, config.id, config.seed, config.held_out)
     except adapter.EnvironmentRefusedError as error:
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         return 2
     log.info("environment %s: %d examples, worker %s", config.id, len(examples), config.name)
+    if config.held_out:
+        log.info("the first %d examples of the list are held out, and not among these", config.held_out)
     try:
         meter = Meter(config.metrics_port)
         client = _core.EnvClient(

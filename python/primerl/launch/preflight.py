@@ -276,7 +276,8 @@ def check_beside(
 ) -> list[str]:
     """What the orchestrator says of its config, and each environment of its settings."""
     entries = zip(wanted, variables, strict=True)
-    request = json.dumps([(entry.id, entry.arguments, values) for entry, values in entries], default=str)
+    listed_by = [(entry.id, entry.arguments, values, getattr(entry, "held_out", 0)) for entry, values in entries]
+    request = json.dumps(listed_by, default=str)
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         file.write_text(resolve.to_toml(process.config))
