@@ -352,7 +352,7 @@ def _without_validation(orchestrator: dict[str, Any]) -> None:
     if kept:
         orchestrator["eval"]["env"] = kept
     else:
-        del orchestrator["eval"]["env"]
+        del orchestrator["eval"]  # nothing else is in it
 
 
 def to_toml(config: BaseModel) -> str:

@@ -1,7 +1,7 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
-Reads a JSON list of `[id, settings, variables, held_out]` on standard input (variables as env workers have them); the
-last line of output is a JSON list of problems (null for none) in the same order. One process for all: most of the time
+Reads a JSON list of `[id, settings, variables]` on standard input, variables as env workers have them, and behind them how
+many examples are held out, where any are; the last line of output is a JSON list of problems (null for none) in the same order. One process for all: most of the time
 goes into importing verifiers, which is done before the list is read, so that this process can be started before it is
 known.
 """
@@ -22,10 +22,10 @@ def main() -> int:
 
         adapter.prepare()
         problems = []
-        for environment_id, settings, variables, held_out in json.load(sys.stdin):
+        for environment_id, settings, variables, *held_out in json.load(sys.stdin):
             before = dict(os.environ)
             os.environ.update(variables)
-            problems.append(check_environment(environment_id, settings, held_out))
+            problems.append(check_environment(environment_id, settings, *held_out))
             # One environment's are no other's.
             os.environ.clear()
             os.environ.update(before)
