@@ -1,9 +1,9 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
-Reads a JSON list of `[id, settings, variables]` on standard input, variables as env workers have them, and behind them how
-many examples are held out, where any are; the last line of output is a JSON list of problems (null for none) in the same order. One process for all: most of the time
-goes into importing verifiers, which is done before the list is read, so that this process can be started before it is
-known.
+Reads a JSON list of `[id, settings, variables]` on standard input: variables as env workers have them, and behind them
+how many examples are held out, where any are. The last line of output is a JSON list of problems (null for none) in the
+same order. One process for all: most of the time goes into importing verifiers, which is done before the list is read,
+so that this process can be started before it is known.
 """
 
 from __future__ import annotations
