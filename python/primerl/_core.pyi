@@ -459,9 +459,9 @@ class Renderer:
 def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: int | None = None) -> dict[str, Any]:
     """What the journal in `output_dir` tells; nothing is written, and the run may be going on.
 
-    `what` is `summary`, `idle`, `dropped` or `check`; or `rollout`, `group` or `step`, with its number. Fields are
-    those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises `PrimerlError` if the
-    journal cannot be read or holds no such thing.
+    `what` is `summary`, `idle`, `dropped`, `evaluated` or `check`; or `rollout`, `group` or `step`, with its number.
+    Fields are those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises
+    `PrimerlError` if the journal cannot be read or holds no such thing.
     """
 
 def inspect_buffer(

@@ -123,7 +123,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, interpreters.equipped(self.config, process, variables))
+                start(self._processes, interpreters.equipped(preflight.entries(self.config), process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()

@@ -14,6 +14,7 @@ COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
     "run": ("primerl.cli.run:run", "start runs and look after them: list, logs, stop, resume, metrics, ..."),
     "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
+    "eval": ("primerl.cli.evaluation:evaluate", "measure an endpoint or a checkpoint on environments"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
     "trace": (

@@ -150,6 +150,9 @@ class EvaluationSampling(Section):
 class EvaluationSource(Environment):
     """An environment that measures the policy and is never trained on."""
 
+    validates: Name | None = None
+    """Name of the training environment whose held out examples these are: results are told as `val/<name>`, in place of
+    `eval/<name>`."""
     num_examples: PositiveInt | None = None
     """Examples taken from the front of the list; all of them where it is left out."""
     rollouts_per_example: PositiveInt = 1
@@ -173,9 +176,69 @@ class EvaluationSource(Environment):
 class TrainEnvironment(TrainSource, Workers):
     """An environment that is trained on, with its workers."""
 
+    held_out: NonNegativeInt = 0
+    """Examples at the front of its list, in the run's seeded order, that are never trained; `val` sets it. An
+    evaluation with the same id, settings and so many `num_examples` measures just these."""
+
 
 class EvaluationEnvironment(EvaluationSource, Workers):
     """An environment that is measured, with its workers."""
+
+
+class Validation(Section):
+    """Validation: each training environment is also measured on examples that are never trained, as `val/<name>`."""
+
+    num_examples: PositiveInt | None = 64
+    """Examples of each environment: held out of its training examples, or, where `taskset` or `args` name another
+    split, that split's first ones."""
+    rollouts_per_example: PositiveInt = 1
+    """Rollouts of each example."""
+    interval: PositiveInt = 5
+    """Validate after every so many steps, and at the end."""
+    base_model: bool = True
+    """Also validate the weights training starts from."""
+    taskset: dict[str, Any] = {}
+    """How tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each training
+    environment. v1 has no word for a split, each taskset has a setting of its own. Nothing is held out then."""
+    args: dict[str, Any] = {}
+    """The same of the environments' other settings."""
+    sampling: EvaluationSampling = EvaluationSampling()
+
+    @model_validator(mode="after")
+    def _holds_some_out(self) -> Self:
+        if self.num_examples is None and not self.has_split:
+            raise ValueError(
+                "num_examples is all of them, but all would then be held out, and none is left to train on; give how "
+                'many, or name the validation split in taskset, such as { split = "eval" }'
+            )
+        return self
+
+    @property
+    def has_split(self) -> bool:
+        """The tasksets have a split for it."""
+        return bool(self.taskset or self.args)
+
+    def of(self, trained: TrainEnvironment) -> EvaluationEnvironment:
+        """The evaluation that validates one training environment."""
+        found: EvaluationEnvironment = EvaluationEnvironment.model_validate(
+            {
+                **{name: getattr(trained, name) for name in Workers.model_fields if name != "metrics_port"},
+                **self.model_dump(include={"rollouts_per_example", "interval", "base_model", "sampling"}),
+                "id": trained.id,
+                "name": validation_label(trained.label),
+                "validates": trained.label,
+                "limits": trained.limits,
+                "num_examples": self.num_examples,
+                "taskset": trained.taskset | self.taskset,
+                "args": trained.args | self.args,
+            }
+        )
+        return found
+
+
+def validation_label(label: str) -> str:
+    """Name of the evaluation that validates a training environment."""
+    return f"{label}-val"
 
 
 class TrainEnvironments(Section):
@@ -203,6 +266,8 @@ class JoinedSettings(Section):
     """Rollouts one worker runs at the same time."""
     memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts."""
+    held_out: NonNegativeInt = 0
+    """Examples at the front of the list that are left out."""
     log: RolloutLog = RolloutLog()
     variables: list[str] = []
     """Names of the variables that the run's own workers get; their values are not sent."""
@@ -227,8 +292,8 @@ class ServedEvaluationSource(EvaluationSource):
 class TrainSources(Section):
     """What is trained on."""
 
-    env: list[ServedTrainSource] = Field(min_length=1)
-    """Training environments, at least one."""
+    env: list[ServedTrainSource] = []
+    """Training environments: at least one, unless max_steps is 0."""
 
 
 class EvaluationSources(Section):
@@ -256,6 +321,8 @@ class EnvWorkerConfig(Section):
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: Seed = 0
     """Seed of the order of examples; the same in all workers of an environment."""
+    held_out: NonNegativeInt = 0
+    """Examples at the front of the list that are left out; the same in all workers of an environment."""
     max_concurrent: PositiveInt = 128
     """Rollouts run at the same time."""
     memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
@@ -281,6 +348,7 @@ class JoinConfig(Section):
     """Whether its rollouts are trained on; what the run says where it is left out."""
     workers: PositiveInt = 1
     """Worker processes."""
+    python: Interpreter | None = None
     max_concurrent: PositiveInt | None = None
     """Rollouts one worker runs at the same time; the run's where it is left out."""
     memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)

@@ -59,6 +59,18 @@ RL_READERS = {
     },
 }
 
+EVAL_READERS = {
+    "": "the orchestrator",
+    "output_dir": ALL,
+    "seed": "the engine and the env workers",
+    "env": "the env workers",
+    "env.num_workers": LAUNCHER,
+    "env_files": "the env workers, as variables",
+    "inference": "the engine",
+    "served_name": "the orchestrator and the engine",
+    **dict.fromkeys(("clean_output_dir", "dry_run", "restarts", "inference.replicas"), LAUNCHER),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -148,6 +160,25 @@ FORMS: dict[str, Form] = {
         ),
     ),
     "hosted": Form("primerl rl", "primerl.config.hosted.schema:HostedConfig", {"": LAUNCHER}, called="short form"),
+    "eval": Form(
+        "primerl eval",
+        "primerl.config.evaluation:EvalConfig",
+        EVAL_READERS,
+        (
+            "model",
+            "base_url",
+            "api_key_env",
+            "env[].id",
+            "num_examples",
+            "rollouts_per_example",
+            "max_tokens",
+            "temperature",
+            "concurrency",
+            "output_dir",
+            "clean_output_dir",
+            "dry_run",
+        ),
+    ),
     "trainer": Form("primerl trainer", "primerl.config.trainer:TrainerConfig"),
     "orchestrator": Form(
         "primerl orchestrator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed, check_whole_groups
@@ -18,6 +18,7 @@ from primerl.config.environment import (
     TrainEnvironments,
     TrainSource,
     TrainSources,
+    Validation,
 )
 
 
@@ -299,6 +300,16 @@ def check_distinct(environments: Sequence[Environment]) -> None:
         seen.add(environment.label)
 
 
+def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]) -> None:
+    names = [environment.label for environment in trained]
+    for environment in evaluated:
+        if environment.validates is not None and environment.validates not in names:
+            raise ValueError(
+                f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
+                "the name of one in train.env, or leave it out"
+            )
+
+
 def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]) -> None:
     if ratios is None:
         return
@@ -344,13 +355,40 @@ class OrchestratorSettings(Orchestration):
 
     train: TrainEnvironments
     eval: EvaluationEnvironments = EvaluationEnvironments()
+    val: Validation | None = None
     log: RolloutLog = RolloutLog()
+
+    @model_validator(mode="after")
+    def _is_validated(self) -> Self:
+        """`val` becomes evaluations, and training environments that leave their examples out."""
+        if self.val is None:
+            return self
+        held_out = 0 if self.val.has_split else self.val.num_examples or 0
+        own = [self.val.of(environment) for environment in self.train.env]
+        names = {environment.label: environment for environment in own}
+        others = [environment for environment in self.eval.env if environment != names.get(environment.label)]
+        twice = next((entry for entry in others if entry.validates is not None), None)
+        if twice is not None:
+            raise ValueError(
+                f"val validates {twice.validates!r}, and so does eval.env {twice.label!r}; leave one of the two out"
+            )
+        trained = next((entry for entry in self.train.env if entry.held_out not in (0, held_out)), None)
+        if trained is not None:
+            raise ValueError(
+                f"val holds {held_out} examples of {trained.label!r} out, and its held_out is {trained.held_out}; "
+                "leave one of the two out"
+            )
+        kept = [environment.model_copy(update={"held_out": held_out}) for environment in self.train.env]
+        self.train = self.train.model_copy(update={"env": kept})
+        self.eval = self.eval.model_copy(update={"env": [*own, *others]})
+        return self
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
         check_limits(self, [*self.train.env, *self.eval.env])
+        check_validated(self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")
@@ -375,14 +413,15 @@ class OrchestratorConfig(Orchestration):
     """Folder of the run."""
     seed: Seed = 0
     """Seed of every random choice."""
-    max_steps: PositiveInt
-    """The run ends after so many steps."""
+    max_steps: NonNegativeInt
+    """The run ends after so many steps. 0: there is no training environment, and what eval.env names is measured once,
+    of the weights that are published first or of other servers (`client`), as `primerl eval` does."""
     seq_len: PositiveInt = 2048
     """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
     data_ranks: PositiveInt = 1
     """Trainer processes among which a batch is divided."""
     model: ServedModel
-    train: TrainSources
+    train: TrainSources = TrainSources()
     eval: EvaluationSources = EvaluationSources()
 
     @model_validator(mode="after")
@@ -390,6 +429,25 @@ class OrchestratorConfig(Orchestration):
         check_distinct([*self.train.env, *self.eval.env])
         check_groups(self, self.train.env)
         check_limits(self, [*self.train.env, *self.eval.env])
+        check_validated(self.train.env, self.eval.env)
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_do(self) -> Self:
+        if self.max_steps and not self.train.env:
+            raise ValueError(
+                "train.env is empty: there is no training environment; add at least one, or set max_steps to 0 to "
+                "evaluate only"
+            )
+        if not self.max_steps and self.train.env:
+            raise ValueError(
+                "max_steps (0) is for a run that only evaluates, but train.env has environments; set it to at least 1, "
+                "or leave them out"
+            )
+        if not self.max_steps and not self.eval.env:
+            raise ValueError(
+                "max_steps (0) is for a run that only evaluates, but eval.env is empty; add an environment"
+            )
         return self
 
     @model_validator(mode="after")

@@ -166,6 +166,7 @@ def _joined(
         max_concurrent=environment.max_concurrent,
         memory_mb=environment.memory_mb,
         log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
+        held_out=getattr(environment, "held_out", 0),
         variables=variables,
         local_workers=environment.num_workers,
     )
@@ -191,6 +192,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     id=environment.id,
                     args=environment.arguments,
                     seed=config.seed,
+                    held_out=getattr(environment, "held_out", 0),
                     max_concurrent=cast(Workers, environment).max_concurrent,
                     log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
                     memory_mb=cast(Workers, environment).memory_mb,
@@ -371,7 +373,20 @@ def given_settings(config: RLConfig | SFTConfig) -> dict[str, Any]:
     if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
     found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
+    if isinstance(config, RLConfig) and config.orchestrator.val is not None:
+        _without_validation(found["orchestrator"])
     return found
+
+
+def _without_validation(orchestrator: dict[str, Any]) -> None:
+    """Takes out what follows from `val`, which would contradict it once it is changed."""
+    for environment in orchestrator["train"]["env"]:
+        environment.pop("held_out", None)
+    kept = [environment for environment in orchestrator["eval"]["env"] if "validates" not in environment]
+    if kept:
+        orchestrator["eval"]["env"] = kept
+    else:
+        del orchestrator["eval"]  # nothing else is in it
 
 
 def to_toml(config: BaseModel) -> str:

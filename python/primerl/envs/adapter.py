@@ -28,6 +28,7 @@ from primerl.envs.interface import (
     Outcome,
     Post,
     Role,
+    check_held_out,
     shortened,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
@@ -114,10 +115,10 @@ def _explain(environment_id: str, error: ValidationError) -> str:
 
 
 def list_examples(
-    env: vf.Env[Any], environment_id: str, seed: int, role: Role = "train"
+    env: vf.Env[Any], environment_id: str, seed: int, role: Role = "train", held_out: int = 0
 ) -> list[vf.Task[Any, Any, Any]]:
-    """All examples in an order that depends on nothing but the environment and the seed. Which split they are of is a
-    setting of the taskset, where it has one."""
+    """All examples but the first `held_out`, in an order that depends on nothing but the environment and the seed.
+    Which split they are of is a setting of the taskset, where it has one."""
     taskset = env.taskset
     if not taskset.bounded:
         raise EnvironmentRefusedError(
@@ -138,7 +139,8 @@ def list_examples(
             raise EnvironmentRefusedError(
                 f"environment {environment_id!r}: `{limits.FIELD}` of example {number}: {error}"
             ) from error
-    return examples
+    check_held_out(environment_id, len(examples), held_out)
+    return examples[held_out:]
 
 
 def key(example: vf.Task[Any, Any, Any]) -> str:

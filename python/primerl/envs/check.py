@@ -33,6 +33,7 @@ def check_environment(
     rollouts: int | None = None,
     max_concurrent: int | None = None,
     modules: Sequence[str] = (),
+    held_out: int = 0,
 ) -> Verdict:
     """Loads the environment and lists its examples.
 
@@ -40,6 +41,7 @@ def check_environment(
         rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
         max_concurrent: Rollouts that a worker runs at the same time, where it is known.
         modules: What a worker with these settings needs beside verifiers.
+        held_out: Examples that are kept for validation.
     """
     try:
         for name in modules:
@@ -50,7 +52,7 @@ def check_environment(
                 )
         generation = generations.chosen(environment_id)
         env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
-        generation.list_examples(env, environment_id, 0, role)
+        generation.list_examples(env, environment_id, 0, role, held_out)
         if rollouts is not None and generation.scores_groups(env):
             _check_group(environment_id, role, rollouts, max_concurrent)
         return Verdict(remark=generation.remark(env, environment_id, role))

@@ -40,6 +40,7 @@ from primerl.envs.interface import (
     Outcome,
     Post,
     Role,
+    check_held_out,
     module_name,
     shortened,
 )
@@ -125,9 +126,9 @@ class Rows(Sequence[dict[str, Any]]):
         return dict(self._dataset[self._order[index]])
 
 
-def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train") -> Rows:
-    """The rows of `get_dataset()`, for evaluations of `get_eval_dataset()`, in an order of our own: verifiers' shuffle
-    would also change the order for everybody else."""
+def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train", held_out: int = 0) -> Rows:
+    """All but the first `held_out` rows of `get_dataset()`, for evaluations of `get_eval_dataset()`, in an order of our
+    own: verifiers' shuffle would also change the order for everybody else."""
     try:
         dataset = env.get_dataset() if role == "train" else env.get_eval_dataset()
         count = len(dataset)
@@ -137,9 +138,10 @@ def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train"
         ) from error
     if count == 0:
         raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these args")
+    check_held_out(environment_id, count, held_out)
     order = list(range(count))
     random.Random(seed).shuffle(order)
-    return Rows(dataset, order)
+    return Rows(dataset, order[held_out:])
 
 
 def _split(role: Role) -> str:

@@ -103,8 +103,11 @@ class Generation(Protocol):
     def load(self, environment_id: str, arguments: dict[str, Any], root: str) -> Any:
         """The environment. On the main thread. Raises EnvironmentRefusedError."""
 
-    def list_examples(self, env: Any, environment_id: str, seed: int, role: Role = "train") -> Sequence[Any]:
-        """All examples, in an order that depends on nothing but the environment, its split and the seed.
+    def list_examples(
+        self, env: Any, environment_id: str, seed: int, role: Role = "train", held_out: int = 0
+    ) -> Sequence[Any]:
+        """All examples but the first `held_out`, in an order that depends on nothing but the environment, its split and
+        the seed.
 
         Raises EnvironmentRefusedError."""
 
@@ -121,6 +124,15 @@ class Generation(Protocol):
         self, env: Any, root: str, post: Post, limits: RolloutLimits = ...
     ) -> AbstractAsyncContextManager[Runner]:
         """The environment with what it shares between rollouts. `limits`: of each of them."""
+
+
+def check_held_out(environment_id: str, count: int, held_out: int) -> None:
+    """Raises EnvironmentRefusedError where no example is left to train on."""
+    if count <= held_out:
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r} has {count} examples, and {held_out} are held out for validation: "
+            "none is left to train on; lower val.num_examples, or name the taskset's validation split in val.taskset"
+        )
 
 
 def failure(kind: str, message: str, exception: str | None = None) -> Outcome:

@@ -75,6 +75,8 @@ class WorkerConfig:
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: int = 0
     """Seed of the order of examples; the same in all workers of an environment."""
+    held_out: int = 0
+    """Examples at the front of the list that are left out; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
     memory_mb: int | None = None
@@ -106,6 +108,8 @@ class WorkerConfig:
             raise ValueError("args must be a table")
         if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
             raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
+        if not isinstance(config.held_out, int) or config.held_out < 0:
+            raise ValueError(f"held_out must be a whole number from 0, not {config.held_out!r}")
         if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
             raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
         if not config.unreachable_s > 0:
@@ -170,7 +174,7 @@ def run_worker(config: WorkerConfig) -> int:
             env = generation.load(config.id, config.args, root)
             # Classic verifiers has handlers of its own, by then.
             log_to_stderr(config.log)
-            examples = generation.list_examples(env, config.id, config.seed, config.role)
+            examples = generation.list_examples(env, config.id, config.seed, config.role, config.held_out)
             listing = listing_of(config.id, examples, generation.key)
     except EnvironmentRefusedError as error:
         log_to_stderr(config.log)
@@ -182,6 +186,8 @@ def run_worker(config: WorkerConfig) -> int:
         log.warning("%s", remark)
     versions = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
     log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), versions, config.name)
+    if config.held_out:
+        log.info("the first %d examples of the list are held out, and not among these", config.held_out)
     try:
         meter = Meter(config.metrics_port)
         client = _core.EnvClient(

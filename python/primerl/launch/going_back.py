@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from primerl.config.load import ConfigError
+from primerl.config.resolve import write_text
 from primerl.config.rl import RLConfig
 from primerl.launch import status as orchestrator_status
 from primerl.launch.starting import RefusedError
@@ -13,6 +15,7 @@ from primerl.train.step_folders import saved_steps, set_aside_later
 
 KEY = "ckpt.resume_step"
 ANSWER_S = 30.0
+EVALUATIONS, REPLACED_EVALUATIONS = "evals.jsonl", "replaced_evals.jsonl"
 
 
 def wanted(config: RLConfig) -> int | None:
@@ -54,7 +57,39 @@ def go_back(config: RLConfig, folder: Path, url: str | None) -> list[Path]:
         raise RefusedError(f"{KEY} is {step}, and there are checkpoints of steps {there}, but {error}") from None
     finally:
         client.close()
-    return set_aside_later(folder, step)
+    aside = set_aside_later(folder, step)
+    evaluations = set_aside_evaluations(folder, step)
+    return [*aside, *([] if evaluations is None else [evaluations])]
+
+
+def set_aside_evaluations(folder: Path, step: int) -> Path | None:
+    """Moves the lines of `evals.jsonl` that are of later versions than `step` to a file of their own: they are of
+    weights that the run has left. Returns the file; None where there is no such line.
+
+    The file is written before they are taken out: a start that is killed in between moves them again.
+    """
+    file = folder / EVALUATIONS
+    if not file.is_file():
+        return None
+    # What a kill has cut short at the end is the orchestrator's to mend.
+    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    left = [line for line in whole if _version(line) > step]
+    if not left:
+        return None
+    replaced = folder / REPLACED_EVALUATIONS
+    before = replaced.read_text() if replaced.is_file() else ""
+    write_text(replaced, before + "".join(line for line in left if line not in before))
+    write_text(file, "".join(line for line in whole if line not in left))
+    return replaced
+
+
+def _version(line: str) -> int:
+    """The version that was measured, or that was newest when another model was; -1 where the line does not say it."""
+    try:
+        found = json.loads(line)
+        return int(found["version"] if "version" in found else found["policy_at_the_time"])
+    except (ValueError, LookupError, TypeError):
+        return -1
 
 
 def check_steps(config: RLConfig, url: str) -> None:

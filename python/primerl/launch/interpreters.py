@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig, Interpreter, Workers
+from primerl.config.environment import EnvWorkerConfig, EvaluationEnvironment, Interpreter, TrainEnvironment, Workers
+from primerl.config.evaluation import MeasuredEnvironment
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
 from primerl.launch import secrets, virtualenvs
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -32,29 +32,34 @@ print(json.dumps([list(sys.version_info[:2]), sys.implementation.name, free]))
 OLDEST = (3, 11)
 
 
-def provided(config: RLConfig, say: Callable[[str], None]) -> None:
+Entry = EvaluationEnvironment | MeasuredEnvironment | TrainEnvironment
+
+
+def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], None]) -> None:
     """Installs what environments ask for, and looks whether their interpreters can run workers.
 
     Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem, one a line.
     """
     problems: list[str] = []
-    for name, python in _wanted(config):
+    for name, python in ((entry.label, entry.python) for entry in entries):
+        if python is None:
+            continue
         try:
-            if python.requirements is not None:
-                virtualenvs.install(python.requirements, config.timeouts.install_s, say)
-            check(interpreter(python))
-        except virtualenvs.InstallError as error:
-            problems.append(f"environment {name!r}: python.requirements: {error}")
+            provide(python, install_s, say)
         except ConfigError as error:
             problems.append(f"environment {name!r}: {error}")
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
 
 
-def _wanted(config: RLConfig) -> Iterable[tuple[str, Interpreter]]:
-    for entry in [*config.orchestrator.train.env, *config.orchestrator.eval.env]:
-        if entry.python is not None:
-            yield entry.label, entry.python
+def provide(python: Interpreter, install_s: float, say: Callable[[str], None]) -> None:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] that names the key."""
+    try:
+        if python.requirements is not None:
+            virtualenvs.install(python.requirements, install_s, say)
+    except virtualenvs.InstallError as error:
+        raise ConfigError(f"python.requirements: {error}") from None
+    check(interpreter(python))
 
 
 def of(workers: Workers) -> str:
@@ -89,13 +94,12 @@ def check(python: str) -> None:
         raise ConfigError(f"python.path: {python} is {found}; env workers need CPython 3.11 or newer, with the GIL")
 
 
-def equipped(config: RLConfig, process: ProcessConfig, variables: secrets.Variables) -> ProcessConfig:
+def equipped(entries: Iterable[Entry], process: ProcessConfig, variables: secrets.Variables) -> ProcessConfig:
     """An env worker with its environment's interpreter and variables; any other process as it is."""
     process = secrets.with_variables(process, variables)
     if not isinstance(process.config, EnvWorkerConfig):
         return process
-    role = config.orchestrator.train if process.config.role == "train" else config.orchestrator.eval
-    (entry,) = [entry for entry in role.env if entry.label == process.config.environment]
+    (entry,) = [entry for entry in entries if entry.label == process.config.environment]
     return process if entry.python is None else replace(process, python=interpreter(entry.python))
 
 

@@ -30,6 +30,7 @@ from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
 from primerl.config.load import ConfigError, describe
 from primerl.config.resolve import ProcessConfig
+from primerl.launch import interpreters
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
@@ -42,6 +43,7 @@ FAILED, BAD_INPUT = 1, 2
 ANSWER_S = 10.0
 AGAIN_S = 1.0
 POLL_S = 0.5
+INSTALL_S = 1800.0
 STOP_S = 20.0
 RESTARTS, RESTARTS_WITHIN_S = 5, 600.0
 
@@ -62,7 +64,10 @@ def run(config: JoinConfig, console: Console | None = None) -> int:
     """Until the run is over; returns the exit code. Raises ConfigError before anything is asked."""
     check_address(config.join)
     files = read_files(config.env_files)
-    joining = _Joining(config, files, console or Console())
+    console = console or Console()
+    if config.python is not None:
+        interpreters.provide(config.python, INSTALL_S, console.say)
+    joining = _Joining(config, files, console)
     with _signals(joining.stop):
         try:
             return joining.work()
@@ -291,6 +296,7 @@ def workers(
             id=told["id"],
             args=settings.args,
             seed=settings.seed,
+            held_out=settings.held_out,
             max_concurrent=config.max_concurrent or settings.max_concurrent,
             memory_mb=config.memory_mb or settings.memory_mb,
             unreachable_s=config.wait_s,
@@ -305,10 +311,11 @@ def workers(
                 kind="env-worker",
                 name=name,
                 config=resolved,
-                file=folder / f"{name}.toml",
+                file=folder / "configs" / f"{name}.toml",
                 log=log / f"env_worker_{index}.log",
                 threads=1,
                 variables=variables,
+                python=None if config.python is None else interpreters.interpreter(config.python),
             )
         )
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from primerl.config import resolve
 from primerl.config.load import ConfigError
+from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
@@ -46,7 +47,7 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
         problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
     if not problems:
-        interpreters.provided(config, say)
+        interpreters.provided(entries(config), config.timeouts.install_s, say)
         problems = _slow_checks(config, variables, say)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -255,12 +256,23 @@ def check_address(name: str, host: str, port: int) -> None:
             raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
 
 
+def entries(config: RLConfig) -> list[interpreters.Entry]:
+    """All environments of the run."""
+    return [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+
+
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
-    check_s = config.timeouts.check_s
-    wanted = environments.wanted(config, variables)
+    wanted = environments.of_run(config, variables)
+    return check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say)
+
+
+def check_beside(
+    process: ProcessConfig, wanted: list[environments.Wanted], check_s: float, say: Callable[[str], None]
+) -> list[str]:
+    """What the orchestrator says of its config, and each environment of its settings."""
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
-        file.write_text(resolve.to_toml(resolve.orchestrator(config).config))
+        file.write_text(resolve.to_toml(process.config))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

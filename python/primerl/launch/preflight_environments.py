@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.config.environment import Workers
 from primerl.config.rl import RLConfig
+from primerl.envs.interface import Role
 from primerl.launch import checker, interpreters
 from primerl.launch.secrets import Variables
 
@@ -29,19 +29,19 @@ class Wanted:
     """As `check_environments` takes it."""
 
 
-def wanted(config: RLConfig, variables: Variables) -> list[Wanted]:
+def of_run(config: RLConfig, variables: Variables) -> list[Wanted]:
     """Those with workers on this machine: whoever joins looks at its own where that is installed."""
     source = config.orchestrator
+    trained = [one(entry, "train", source.group_size, variables, entry.held_out) for entry in source.train.env]
+    measured = [one(entry, "eval", entry.rollouts_per_example, variables) for entry in source.eval.env]
+    entries = [*source.train.env, *source.eval.env]
+    return [found for found, entry in zip([*trained, *measured], entries, strict=True) if entry.num_workers]
 
-    def one(entry: Any, role: str, rollouts: int) -> Wanted:
-        workers: Workers = entry
-        modules = [] if workers.metrics_port is None else ["prometheus_client"]
-        request = (entry.id, workers.arguments, variables[entry.label], role, rollouts, workers.max_concurrent, modules)
-        return Wanted(entry.label, interpreters.of(workers), request)
 
-    train = [one(entry, "train", source.group_size) for entry in source.train.env if entry.num_workers]
-    measured = [entry for entry in source.eval.env if entry.num_workers]
-    return [*train, *(one(entry, "eval", entry.rollouts_per_example) for entry in measured)]
+def one(entry: interpreters.Entry, role: Role, rollouts: int, variables: Variables, held_out: int = 0) -> Wanted:
+    modules = [] if entry.metrics_port is None else ["prometheus_client"]
+    known = (role, rollouts, entry.max_concurrent, modules, held_out)
+    return Wanted(entry.label, interpreters.of(entry), (entry.id, entry.arguments, variables[entry.label], *known))
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Va
     ]
     for process in others:
         resolve.write(process)
-    return [interpreters.equipped(config, process, variables) for process in others]
+    return [interpreters.equipped(preflight.entries(config), process, variables) for process in others]
 
 
 class Launcher:

@@ -7,12 +7,12 @@ process list has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig
+from primerl.config.environment import Environment, EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -34,8 +34,12 @@ def of_workers(config: RLConfig) -> Variables:
 
     Raises [`ConfigError`][primerl.config.load.ConfigError] where one of them cannot be read.
     """
-    entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    of_files = read_files(config.env_files)
+    return variables_of([*config.orchestrator.train.env, *config.orchestrator.eval.env], config.env_files)
+
+
+def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Variables:
+    """As [`of_workers`][primerl.launch.secrets.of_workers], of any environments."""
+    of_files = read_files(env_files)
     found: Variables = {}
     for label in {entry.label: None for entry in entries}:
         ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == label]

@@ -25,6 +25,7 @@ SPECIAL_TOKENS = {"<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT, "<|im_star
 ROLE_TOKENS = {"system": 259, "user": 260, "assistant": 261}
 TOKENIZER_SIZE = 262
 MOST_PARAMETERS = 10**10
+LONGEST_TEXT = 2**30
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -120,6 +121,13 @@ def write_tokenizer(folder: Path, max_length: int = 2048) -> None:
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
     _write_json(folder / "generation_config.json", generation_config)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def write_text_model(folder: Path) -> None:
+    """Write what reads and writes text and has no weights: tokenizer, template and an empty config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", {"model_type": "text", "vocab_size": TOKENIZER_SIZE})
+    write_tokenizer(folder, LONGEST_TEXT)
 
 
 def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0) -> None:

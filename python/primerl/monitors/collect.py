@@ -79,7 +79,8 @@ class Collector:
 
 
 def evaluation_metrics(environment: str, line: dict[str, Any]) -> dict[str, float]:
-    """`eval/<environment>/<name>`, of every number that the line has, however deep."""
+    """`eval/<environment>/<name>`, of every number that the line has, however deep; of a validation, `val/` and the
+    name of the training environment."""
     found: dict[str, float] = {}
 
     def add(prefix: str, values: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ def evaluation_metrics(environment: str, line: dict[str, Any]) -> dict[str, floa
             elif _is_number(value):
                 found[f"{prefix}{name}"] = float(value)
 
-    prefix = f"eval/{environment}/"
+    prefix = f"val/{line['validates']}/" if line.get("validates") else f"eval/{environment}/"
     add(prefix, {name: value for name, value in line.items() if name not in NO_METRIC})
     add(prefix, line["metrics"] if isinstance(line.get("metrics"), dict) else {})
     return found

@@ -170,6 +170,12 @@ def _of_known_kind(file: Path, key: str) -> dict[str, Any]:
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, str, list[int], memoryview]]:
     """Name, dtype, shape and raw bytes of each tensor in the safetensors files of `folder`; the bytes are good until
     the next one is asked for. Raises ConfigError for a file that is not whole."""
+    for _, name, dtype, shape, data in tensor_bytes_by_file(folder):
+        yield name, dtype, shape, data
+
+
+def tensor_bytes_by_file(folder: Path) -> Iterator[tuple[Path, str, str, list[int], memoryview]]:
+    """As [`tensor_bytes`][primerl.train.adapter_files.tensor_bytes], each with its file."""
     for file in sorted(folder.glob("*.safetensors")):
         with (
             file.open("rb") as opened,
@@ -181,7 +187,7 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, str, list[int], memoryview
                 if end > len(view):
                     raise ConfigError(f"{file} is not a whole safetensors file; fetch or save it again")
                 with view[begin:end] as data:
-                    yield name, entry["dtype"], entry["shape"], data
+                    yield file, name, entry["dtype"], entry["shape"], data
 
 
 def _header(file: Path, view: memoryview) -> Iterator[tuple[str, dict[str, Any], int]]:

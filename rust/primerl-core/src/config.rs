@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Config {
     pub seed: u64,
-    /// The run ends after this many steps.
+    /// The run ends after this many steps. 0: nothing is trained, version 0 is evaluated.
     pub max_steps: u64,
     /// Rollouts per step, a multiple of `group_size`.
     pub batch_size: u32,
@@ -46,6 +46,9 @@ pub struct Config {
     pub training_mode: TrainingMode,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
+    /// Other servers answer every rollout of a run that only evaluates: no engine takes part.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_engines: bool,
     pub timeouts: Timeouts,
     /// Model shape for estimated FLOPs, by which micro-batches are balanced.
     pub flops: FlopsModel,
@@ -194,8 +197,17 @@ pub enum ConfigError {
     Thresholds { hard: f64, easy: f64 },
     #[error("buffer.{field} = {value} must be from 0 (never drawn) to 1 (drawn like a normal one)")]
     Fraction { field: &'static str, value: f64 },
-    #[error("environments: there is no training environment; add at least one")]
+    #[error(
+        "environments: there is no training environment; add at least one, or set max_steps to 0 to evaluate only"
+    )]
     NoTrainingEnvironment,
+    #[error("max_steps is 0, and there is nothing to evaluate; add an evaluation environment")]
+    NothingToEvaluate,
+    #[error(
+        "max_steps is 0, which is for a run that only evaluates, but there are training environments; set it to at \
+         least 1, or leave them out"
+    )]
+    NothingIsTrained,
     #[error(
         "environments: {name:?} is used {count} times; metrics and logs go by name, give each environment its own"
     )]
@@ -288,7 +300,6 @@ impl Config {
 
     fn validate_sizes(&self) -> Result<(), ConfigError> {
         let sizes = [
-            ("max_steps", self.max_steps),
             ("batch_size", u64::from(self.batch_size)),
             ("group_size", u64::from(self.group_size)),
             ("seq_len", u64::from(self.seq_len)),
@@ -391,14 +402,18 @@ impl Config {
                 }
             }
         }
-        if !self
-            .environments
-            .iter()
-            .any(|environment| environment.role == Role::Train)
-        {
-            return Err(ConfigError::NoTrainingEnvironment);
+        let mut roles = self.environments.iter().map(|own| &own.role);
+        match (roles.any(|role| *role == Role::Train), self.max_steps) {
+            (true, 0) => Err(ConfigError::NothingIsTrained),
+            (false, 1..) => Err(ConfigError::NoTrainingEnvironment),
+            (false, 0) if self.environments.is_empty() => Err(ConfigError::NothingToEvaluate),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Nothing is trained: the one version that there is is evaluated.
+    pub fn only_evaluates(&self) -> bool {
+        self.max_steps == 0
     }
 
     fn validate_timeouts(&self) -> Result<(), ConfigError> {

@@ -1,8 +1,10 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
 use crate::admission::EngineLoad;
+use crate::algorithm::mean;
 use crate::config::Timeouts;
 use crate::ids::*;
+use crate::rollout::Score;
 use crate::sample::TokenLogprobs;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
@@ -218,6 +220,25 @@ impl Outcome {
             trace.filter(|trace| self.traces[*trace].is_trained())
         };
         sessions.map(of).collect()
+    }
+}
+
+impl Outcome {
+    /// Means over the trainable traces, or over all if none is; of no trace, 0.
+    pub fn score(&self) -> Score {
+        let any = self.traces.iter().any(|trace| trace.trainable);
+        let traces = self.traces.iter().filter(|trace| trace.trainable || !any);
+        let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (name, value) in traces.clone().flat_map(|trace| &trace.metrics) {
+            metrics.entry(name.clone()).or_default().push(*value);
+        }
+        let means = metrics.into_iter();
+        Score {
+            reward: mean(traces.map(|trace| trace.reward)),
+            metrics: means
+                .map(|(name, values)| (name, mean(values.into_iter())))
+                .collect(),
+        }
     }
 }
 

@@ -251,34 +251,13 @@ impl Rollout {
                 format!("sampled by version {other}, which is not the evaluated one"),
             ));
         }
-        let trainable: Vec<&Trace> = outcome
-            .traces
-            .iter()
-            .filter(|trace| trace.trainable)
-            .collect();
-        let traces = if trainable.is_empty() {
-            outcome.traces.iter().collect()
-        } else {
-            trainable
-        };
-        if traces.is_empty() {
+        if outcome.traces.is_empty() {
             return Err(error(
                 "empty",
                 "the environment reported no trace".to_owned(),
             ));
         }
-        let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for (name, value) in traces.iter().flat_map(|trace| &trace.metrics) {
-            metrics.entry(name.clone()).or_default().push(*value);
-        }
-        let mean = |values: &[f64]| crate::algorithm::mean(values.iter().copied());
-        Ok(Score {
-            reward: mean(&traces.iter().map(|trace| trace.reward).collect::<Vec<_>>()),
-            metrics: metrics
-                .into_iter()
-                .map(|(name, values)| (name, mean(&values)))
-                .collect(),
-        })
+        Ok(outcome.score())
     }
 
     /// Oldest version in its trained tokens; `None` while nothing was sampled or begun. In flight nobody knows yet which sessions

@@ -55,6 +55,13 @@ pub enum RunError {
     UnfitEngine { url: String, lacking: String },
     #[error("{name}: {problem}; see teacher.client")]
     Teacher { name: String, problem: String },
+    #[error("{name}: {problem}; see {table}")]
+    Unanswered {
+        name: String,
+        problem: String,
+        /// Of the config.
+        table: String,
+    },
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]
     NoEngine { seconds: f64, engines: String },
     #[error(

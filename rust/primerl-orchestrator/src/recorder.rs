@@ -114,6 +114,7 @@ impl Recorder {
             evaluated,
             environments,
             other_models: app.config.measured_models(),
+            validated: app.config.validated(),
             origin: app.origin,
             telemetry: Arc::clone(&app.telemetry),
             finished,
@@ -167,6 +168,8 @@ struct Writer {
     environments: Vec<String>,
     /// By environment: the model that is measured in place of the policy.
     other_models: Vec<Option<String>>,
+    /// By environment: the training environment that it validates.
+    validated: Vec<Option<String>>,
     origin: Instant,
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
@@ -261,6 +264,9 @@ impl Writer {
             let version = fields.remove("version").unwrap_or_default();
             fields.insert("model".into(), model.as_str().into());
             fields.insert(MEASURED_AT.into(), version);
+        }
+        if let Some(Some(validated)) = self.validated.get(environment as usize) {
+            line["validates"] = validated.as_str().into();
         }
         line["time_s"] = self.origin.elapsed().as_secs_f64().into();
         tracing::info!(

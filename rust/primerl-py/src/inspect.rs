@@ -13,13 +13,14 @@ fn question(what: &str, number: Option<u64>) -> PyResult<Question> {
         ("summary", None) => Question::Summary,
         ("idle", None) => Question::Idle,
         ("dropped", None) => Question::Dropped,
+        ("evaluated", None) => Question::Evaluated,
         ("check", None) => Question::Check,
         ("rollout", Some(number)) => Question::Rollout(RolloutId(number)),
         ("group", Some(number)) => Question::Group(GroupId(number)),
         ("step", Some(number)) => Question::Step(Step(number)),
         _ => {
             return Err(PyValueError::new_err(format!(
-                "what = {what:?}: one of summary, idle, dropped, check, or rollout, group, step with a number"
+                "what = {what:?}: one of summary, idle, dropped, evaluated, check, or rollout, group, step with a number"
             )));
         }
     };

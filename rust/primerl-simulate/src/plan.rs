@@ -335,6 +335,7 @@ impl Plan {
                 max_retries: 2,
                 algorithm: Algorithm::default(),
             }],
+            without_engines: false,
             timeouts: Timeouts {
                 rollout: Duration::from_secs_f64(orchestrator.rollout_s),
                 worker: Duration::from_secs(15),

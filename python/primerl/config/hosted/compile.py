@@ -18,7 +18,7 @@ env.python                  python of the environment
 wandb                       wandb
 eval                        defaults of eval.env
 eval.env                    orchestrator.eval.env, sampled as in training
-val                         orchestrator.eval.env, one `<name>-val` for each training environment
+val                         orchestrator.val, sampled as in training: one `<name>-val` for each training environment
 buffer                      orchestrator.buffer
 checkpoints.interval        ckpt.interval; adapters are saved beside the weights
 checkpoints.keep_cloud      store.keep
@@ -37,7 +37,6 @@ from primerl.config.hosted.schema import (
     HostedSampling,
     HostedSource,
     HostedValidation,
-    validation_label,
 )
 from primerl.config.lines import Location
 
@@ -53,6 +52,7 @@ WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("orchestrator", "group_size"), ("rollouts_per_example",)),
     (("orchestrator", "train"), ()),
     (("orchestrator", "eval", "env"), ("eval", "env")),
+    (("orchestrator", "val"), ("val",)),
     (("orchestrator",), ()),
     (("trainer", "optim", "lr"), ("learning_rate",)),
     (("trainer", "model", "lora", "alpha"), ("lora_alpha",)),
@@ -112,11 +112,7 @@ def written_at(location: Location) -> Location:
 def _orchestrator(config: HostedConfig) -> dict[str, Any]:
     size = _size(config)
     train = [_source(env) | size | {"max_retries": env.max_retries} for env in config.env]
-    evaluation: list[dict[str, Any]] = []
-    if config.val is not None:
-        evaluation += [_validation(env, config.val, config.sampling) | size for env in config.env]
-    if config.eval is not None:
-        evaluation += _evaluations(config.eval, config.sampling, size)
+    evaluation = [] if config.eval is None else _evaluations(config.eval, config.sampling, size)
     kwargs = _given(enable_thinking=config.sampling.enable_thinking, reasoning_effort=config.sampling.reasoning_effort)
     return {
         "batch_size": config.batch_size,
@@ -132,6 +128,7 @@ def _orchestrator(config: HostedConfig) -> dict[str, Any]:
         "buffer": config.buffer.model_dump(exclude_none=True),
         "train": {"env": train},
         **_given(eval={"env": evaluation} if evaluation else None),
+        **_given(val=_validation(config.val, config.sampling) if config.val is not None else None),
     }
 
 
@@ -150,12 +147,10 @@ def _source(source: HostedSource) -> dict[str, Any]:
     return _given(id=source.id, name=source.name, args=args or None, taskset=taskset or None, python=python)
 
 
-def _validation(source: HostedSource, validation: HostedValidation, sampling: HostedSampling) -> dict[str, Any]:
-    return _source(source) | {
-        "name": validation_label(source.label),
-        **_measured(validation.num_examples, validation.rollouts_per_example, validation.interval, sampling),
-        "base_model": True,
-    }
+def _validation(validation: HostedValidation, sampling: HostedSampling) -> dict[str, Any]:
+    measured = _measured(validation.num_examples, validation.rollouts_per_example, validation.interval, sampling)
+    # What is left out would be 64 of them.
+    return {"num_examples": None} | measured | _given(taskset=validation.taskset or None)
 
 
 def _evaluations(

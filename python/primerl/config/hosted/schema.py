@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
-from primerl.config.environment import Interpreter
+from primerl.config.environment import Interpreter, validation_label
 from primerl.config.hosted.tailscale import Tailscale
 from primerl.config.orchestrator import Buffer
 
@@ -186,10 +186,18 @@ class HostedValidation(Section):
     """Rollouts of each example."""
     interval: PositiveInt = 5
     """Steps between validations."""
+    taskset: dict[str, Any] = {}
+    """Ours: how the tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each
+    environment; where it is left out, examples of the training environments are held out and never trained."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
         check_examples(self.num_examples)
+        if self.num_examples == -1 and not self.taskset:
+            raise ValueError(
+                "num_examples is -1, but all examples would then be held out, and none is left to train on; give how "
+                'many, or name the validation split in taskset, such as { split = "eval" }'
+            )
         return self
 
 
@@ -329,8 +337,3 @@ class HostedConfig(Section):
                 "each, in order"
             )
         return self
-
-
-def validation_label(label: str) -> str:
-    """Name of the evaluation that `[val]` makes of a training environment."""
-    return f"{label}-val"

@@ -14,10 +14,21 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_mend() {
-    let cases: [(String, &[&str]); 28] = [
+    let cases: [(String, &[&str]); 30] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
+        ),
+        (
+            message(|c| {
+                c.max_steps = 0;
+                c.environments.clear();
+            }),
+            &["nothing to evaluate"],
+        ),
+        (
+            message(|c| c.environments = vec![evaluation("evaluation", None)]),
+            &["no training environment", "max_steps to 0"],
         ),
         (message(|c| c.group_size = 0), &["group_size is 0"]),
         (

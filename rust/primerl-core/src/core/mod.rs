@@ -191,7 +191,10 @@ impl Core {
             workers: BTreeMap::new(),
             lease_requests: BTreeMap::new(),
             next_place: 0,
-            ledger: Ledger::default(),
+            ledger: match config.without_engines {
+                true => Ledger::without_engines(),
+                false => Ledger::default(),
+            },
             limits: Limits::default(),
             round: None,
             evaluated: None,
@@ -333,8 +336,10 @@ impl Core {
         let all_cut = self.next_step.0 > self.config.max_steps;
         let evaluated = self.round.is_none() && !self.is_evaluation_due(last);
         if all_cut && self.ledger.newest_proved() >= Some(last) && evaluated {
-            let steps = self.config.max_steps;
-            let reason = format!("all {steps} steps are trained, and version {steps} is proved");
+            let reason = match self.config.max_steps {
+                0 => "everything is evaluated".to_owned(),
+                steps => format!("all {steps} steps are trained, and version {steps} is proved"),
+            };
             self.end(Effect::Finished { reason });
         }
     }

@@ -48,6 +48,7 @@ impl Core {
     fn why_no_room(&self) -> String {
         let (in_flight, limit) = (self.rollouts.len(), self.in_flight_limit());
         let bound = match (self.limits.allowed(), self.config.max_in_flight()) {
+            _ if self.config.without_engines => "at the same time",
             (0, _) => return format!("no engine serves: {}", self.engines_in_words()),
             (engines, batch) if engines < batch => "by the limits of the engines that serve",
             _ => "by oversampling_factor * batch_size",
@@ -173,7 +174,7 @@ impl Core {
             return waits;
         }
         let timeouts = &self.config.timeouts;
-        if !self.ledger.has_live_engine() {
+        if !self.ledger.has_live_engine() && !self.config.without_engines {
             waits.push((Key::NoEngine, timeouts.worker));
         }
         for (id, engine) in self.ledger.engines() {
@@ -211,6 +212,9 @@ impl Core {
     }
 
     fn trainer_owes(&self) -> Option<Key> {
+        if self.config.without_engines {
+            return None;
+        }
         let Some(published) = self.ledger.newest_published() else {
             return Some(Key::Weights(PolicyVersion(0)));
         };

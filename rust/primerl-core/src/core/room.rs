@@ -7,7 +7,11 @@ use crate::ids::*;
 impl Core {
     /// Most rollouts that may be in flight.
     pub(super) fn in_flight_limit(&self) -> usize {
-        self.config.max_in_flight().min(self.limits.allowed())
+        let most = self.config.max_in_flight();
+        match self.config.without_engines {
+            true => most,
+            false => most.min(self.limits.allowed()),
+        }
     }
 
     /// Rollouts of an environment that are leased only together.

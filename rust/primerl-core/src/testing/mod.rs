@@ -37,6 +37,7 @@ pub fn config() -> Config {
         long_samples: LongSamples::Drop,
         training_mode: TrainingMode::Rl,
         environments: vec![environment("train")],
+        without_engines: false,
         timeouts: Timeouts {
             rollout: Duration::from_secs(120),
             worker: Duration::from_secs(15),

@@ -79,19 +79,22 @@ impl Pending<'_> {
         self.0.is_news(now, repeat)
     }
 
-    /// What ends the run, of a teacher that has answered nobody for longer than `limit`; `last` is what it failed with.
+    /// What ends the run, of a server that has answered nobody for longer than `limit`; `table` of the config names it, and
+    /// `last` is what it failed with.
     pub fn given_up(
         &self,
         now: Instant,
         limit: Duration,
-        teacher: String,
+        name: String,
+        table: &str,
         last: &dyn Display,
     ) -> Option<RunError> {
         let silence = self.silence(now);
         let seconds = silence.as_secs_f64();
-        (silence > limit).then(|| RunError::Teacher {
-            name: teacher,
+        (silence > limit).then(|| RunError::Unanswered {
+            name,
             problem: format!("it has not answered for {seconds:.0} s; last: {last}"),
+            table: table.to_owned(),
         })
     }
 }
@@ -123,7 +126,8 @@ mod tests {
         assert!(first.is_news(at(40), minute) && !second.is_news(at(99), minute));
         assert!(first.is_news(at(100), minute));
         let error = EndpointError::Transport("refused".into());
-        let given_up = |now| second.given_up(now, minute, "the teacher".into(), &error);
+        let given_up =
+            |now| second.given_up(now, minute, "the teacher".into(), "teacher.client", &error);
         assert!(given_up(at(60)).is_none());
         let said = given_up(at(61)).expect("is too long").to_string();
         assert!(

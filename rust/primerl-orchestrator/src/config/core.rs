@@ -64,6 +64,7 @@ impl Config {
             long_samples: self.long_samples.into(),
             training_mode: self.training_mode.into(),
             environments: training.chain(evaluation).collect(),
+            without_engines: self.needs_no_engine(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),
                 worker: seconds(self.timeouts.worker_s),
@@ -74,6 +75,12 @@ impl Config {
             },
             flops,
         }
+    }
+
+    /// Other servers answer every rollout.
+    pub fn needs_no_engine(&self) -> bool {
+        let mut evaluated = self.eval.env.iter();
+        self.train.env.is_empty() && evaluated.all(|environment| environment.client.is_some())
     }
 
     /// Relative share of each training environment, from `buffer.env_ratios` or its own `ratio`; 1 where neither says.
@@ -92,6 +99,13 @@ impl Config {
             let client = environment.client.as_ref();
             client.map(|client| client.model.clone())
         });
+        training.chain(evaluation).collect()
+    }
+
+    /// The training environment that each one validates, likewise.
+    pub fn validated(&self) -> Vec<Option<String>> {
+        let training = self.train.env.iter().map(|_| None);
+        let evaluation = self.eval.env.iter().map(|own| own.validates.clone());
         training.chain(evaluation).collect()
     }
 

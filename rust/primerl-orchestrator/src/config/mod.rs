@@ -320,6 +320,8 @@ pub struct EvalEnvironment {
     pub id: String,
     /// `None`: the id and `-eval`.
     pub name: Option<String>,
+    /// The training environment that this one validates: results are told under its name.
+    pub validates: Option<String>,
     pub num_examples: Option<u32>,
     #[serde(default = "one")]
     pub rollouts_per_example: u32,

@@ -1,6 +1,6 @@
 //! Reading and checking.
 
-use super::{ClientType, Config, ConfigError, TruncatedSampling, field};
+use super::{ClientType, Config, ConfigError, EvalEnvironment, TruncatedSampling, field};
 use primerl_core::config::FlopsModel;
 use std::path::Path;
 
@@ -236,8 +236,21 @@ impl Config {
                 let name = format!("eval.env.{}.client", environment.name());
                 client.validate(&name, ClientType::OpenaiChatCompletions)?;
             }
+            self.validate_validation(environment)?;
         }
         Ok(())
+    }
+
+    fn validate_validation(&self, environment: &EvalEnvironment) -> Result<(), ConfigError> {
+        let trained = |name: &String| self.train.env.iter().any(|own| own.name() == *name);
+        match &environment.validates {
+            Some(name) if !trained(name) => Err(field(
+                &format!("eval.env.{}.validates", environment.name()),
+                format!("is {name:?}, which is no training environment"),
+                "give the name of one in train.env, or leave it out",
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn validate_engines(&self) -> Result<(), ConfigError> {

@@ -11,6 +11,7 @@
 mod buffer;
 mod check;
 mod dropped;
+mod evaluated;
 mod fates;
 mod follow;
 mod group;
@@ -30,6 +31,7 @@ use std::path::{Path, PathBuf};
 pub use buffer::{BufferAnswer, buffer};
 pub use check::{CheckReport, check};
 pub use dropped::{DroppedReport, dropped};
+pub use evaluated::{EvaluatedAnswer, MeasuredRollout, MeasuredTurn, evaluated};
 pub use group::{GroupTrace, group};
 pub use idle::{IdleReport, idle};
 pub use play::Story;
@@ -73,6 +75,7 @@ pub enum Question {
     Step(Step),
     Idle,
     Dropped,
+    Evaluated,
     Check,
 }
 
@@ -88,6 +91,7 @@ pub fn answer(output_dir: &Path, question: Question) -> Result<serde_json::Value
         Question::Step(id) => serde_json::json!(step(output_dir, id)?),
         Question::Idle => serde_json::json!(idle(output_dir)?),
         Question::Dropped => serde_json::json!(dropped(output_dir)?),
+        Question::Evaluated => serde_json::json!(evaluated(output_dir)?),
         Question::Check => serde_json::json!(check(output_dir)?),
     })
 }

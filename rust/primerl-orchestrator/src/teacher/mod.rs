@@ -261,7 +261,13 @@ impl Inner {
         let last: Vec<String> = self.members.iter().filter_map(said).collect();
         let last = last.join("; ");
         let limit = self.parts.limit;
-        if let Some(end) = pending.given_up(Instant::now(), limit, self.describe(), &last) {
+        if let Some(end) = pending.given_up(
+            Instant::now(),
+            limit,
+            self.describe(),
+            "teacher.client",
+            &last,
+        ) {
             self.parts.failures.fail(end);
         }
     }

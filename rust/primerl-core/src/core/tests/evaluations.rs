@@ -276,3 +276,74 @@ fn lost_evaluation_rollouts_are_handed_out_again() {
     );
     assert_eq!(run.core.counters().cancelled, 2);
 }
+
+/// Environment 0 evaluates, and nothing is trained.
+fn without_training() -> Config {
+    Config {
+        environments: vec![evaluation("evaluation", None)],
+        max_steps: 0,
+        ..config()
+    }
+}
+
+/// Runs all of environment 0 as worker 0, whose turns are of no version: another server wrote them.
+fn measure(run: &mut Run) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    for leased in run.lease(0, 100) {
+        assert!(leased.evaluation);
+        effects.extend(run.report(0, leased.rollout, outcome(1.0)));
+    }
+    effects
+}
+
+#[test]
+fn a_run_of_other_servers_needs_neither_engine_nor_trainer() {
+    let mut run = Run::new(Config {
+        without_engines: true,
+        ..without_training()
+    });
+    run.join(0, 0);
+    let mut effects = Vec::new();
+    while run.core.finished().is_none() {
+        let measured = measure(&mut run);
+        assert!(!measured.is_empty(), "no rollout is handed out");
+        assert!(
+            run.core
+                .status()
+                .waits
+                .iter()
+                .all(|wait| !wait.waiting_for.contains("engine"))
+        );
+        effects.extend(measured);
+    }
+    assert_eq!(
+        (reports(&effects)[0].rollouts, reports(&effects).len()),
+        (6, 1)
+    );
+    assert_eq!(run.core.finished(), Some("everything is evaluated"));
+}
+
+#[test]
+fn a_run_without_training_measures_what_is_published_first() {
+    let mut run = Run::new(without_training());
+    run.join(0, 0);
+    assert_eq!(
+        run.lease(0, 100),
+        [],
+        "nobody has said what there is to measure"
+    );
+    run.send(Event::EngineJoined {
+        engine: EngineId(0),
+        url: "http://engine".to_owned(),
+    });
+    run.publish(0);
+    run.prove(0, 0);
+    let mut effects = Vec::new();
+    while run.core.finished().is_none() {
+        for leased in run.lease(0, 100) {
+            run.turn(leased.rollout, 0);
+            effects.extend(run.report(0, leased.rollout, outcome(0.5)));
+        }
+    }
+    assert_eq!(reports(&effects)[0].mean_reward, 0.5);
+}

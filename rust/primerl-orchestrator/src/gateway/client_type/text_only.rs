@@ -149,8 +149,9 @@ pub async fn choice(
     Ok(choice)
 }
 
-/// An evaluation's rollout fails with the server. Without its teacher no training rollout would come to an end: it is asked
-/// until the rollout's time is up, and one that answers nobody ends the run.
+/// An evaluation's rollout beside training fails with the server. Without its teacher no training rollout would come to an
+/// end, and a run that only evaluates would measure the outage: there the server is asked until the rollout's time is up,
+/// and one that answers nobody ends the run, which the same command goes on with.
 async fn ask(
     app: &App,
     rollout: &Rollout,
@@ -177,11 +178,16 @@ async fn ask(
         if !error.is_outage() {
             pending.answered(now);
         }
-        if !rollout.is_taught() || !error.is_outage() {
+        let is_waited_for = rollout.is_taught() || app.core_config.only_evaluates();
+        if !is_waited_for || !error.is_outage() {
             return Err(failed(app, rollout, endpoint, &error));
         }
-        let teacher = format!("the teacher ({} at {})", endpoint.model(), endpoint.url());
-        if let Some(end) = pending.given_up(now, limit, teacher, &error) {
+        let who = match rollout.is_taught() {
+            true => "the teacher",
+            false => "the server that is measured",
+        };
+        let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
+        if let Some(end) = pending.given_up(now, limit, who, endpoint.name(), &error) {
             app.failures.fail(end);
         }
         if matches!(error, EndpointError::Deadline { .. }) {

@@ -1,0 +1,37 @@
+"""`primerl eval`: environments against an endpoint or a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from primerl.config import asked
+from primerl.launch import checker
+
+SHORT = {"-m": "--model", "-n": "--num-examples", "-k": "--rollouts-per-example", "-o": "--output-dir"}
+
+
+def evaluate(arguments: list[str]) -> int:
+    with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
+        from primerl.config.evaluation import EvalConfig
+        from primerl.config.load import ConfigError, fail, load
+
+        try:
+            config = load(EvalConfig, written_out(arguments), program="primerl eval")
+            from primerl.launch import evaluation
+
+            return evaluation.run(config)
+        except ConfigError as error:
+            return fail(str(error))
+
+
+def written_out(arguments: list[str]) -> list[str]:
+    """`reverse-text other-env -n 8` as the flags that it stands for."""
+    names = []
+    rest = list(arguments)
+    while rest and not rest[0].startswith(("-", "@")):
+        names.append(rest.pop(0))
+    rest = [SHORT.get(argument, argument) for argument in rest]
+    if names:
+        rest += ["--env", json.dumps([{"id": name} for name in names])]
+    return rest

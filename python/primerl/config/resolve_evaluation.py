@@ -1,0 +1,164 @@
+"""From the config of `primerl eval` to one file for each of its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from primerl.config import resolve
+from primerl.config.base import NAME_LENGTH, Log
+from primerl.config.environment import EnvWorkerConfig, EvaluationSampling, EvaluationSource
+from primerl.config.evaluation import EvalConfig, MeasuredEnvironment
+from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
+from primerl.config.orchestrator import OrchestratorConfig, OrchestratorTimeouts, Retention, Sampling, ServedModel
+from primerl.config.resolve import Kind, ProcessConfig, absolute, port_of, shared
+from primerl.inference.vllm.installation import chosen_backend
+
+# The results are read from the journal, so nothing of it may go.
+WHOLE_JOURNAL_MB = 2**30
+TEXT_FOLDER = Path("run") / "text"
+"""Of an endpoint nobody here knows the tokenizer: a byte-level one stands in its place, for counts that agents may ask
+for. Requests go to the endpoint as messages."""
+
+
+def orchestrator(config: EvalConfig) -> ProcessConfig:
+    timeouts = config.timeouts
+    resolved = OrchestratorConfig(
+        output_dir=absolute(config.output_dir),
+        seed=config.seed,
+        max_steps=0,
+        seq_len=config.sequence_length,
+        batch_size=config.concurrency,
+        group_size=1,
+        model=ServedModel(path=os.fspath(model_folder(config)), name=model_name(config)),
+        sampling=Sampling(
+            max_tokens=config.longest_answer,
+            rollout_max_tokens=config.rollout_max_tokens,
+            chat_template_kwargs=config.chat_template_kwargs,
+        ),
+        parsers=config.parsers,
+        eval={"env": [_source(entry, config) for entry in config.env]},
+        timeouts=OrchestratorTimeouts(
+            rollout_s=timeouts.rollout_s,
+            evaluation_s=timeouts.evaluation_s,
+            engine_request_s=timeouts.answer_s,
+            engine_update_s=timeouts.start_s,
+            no_engine_s=timeouts.outage_s,
+        ),
+        retention=Retention(journal_mb=WHOLE_JOURNAL_MB),
+        log=Log(level=config.log.level),
+    )
+    return _process(config, "orchestrator", "orchestrator", resolved, threads=1)
+
+
+def _source(entry: MeasuredEnvironment, config: EvalConfig) -> EvaluationSource:
+    def chosen(name: str) -> Any:
+        own = getattr(entry, name)
+        return getattr(config, name) if own is None else own
+
+    return EvaluationSource(
+        id=entry.id,
+        name=entry.label,
+        num_examples=chosen("num_examples"),
+        rollouts_per_example=chosen("rollouts_per_example"),
+        sampling=EvaluationSampling(
+            temperature=chosen("temperature"),
+            max_tokens=chosen("max_tokens"),
+            rollout_max_tokens=chosen("rollout_max_tokens"),
+        ),
+        client=config.client(),
+    )
+
+
+def inference(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    if config.base_url is not None:
+        return []
+    source = config.inference
+    processes = []
+    for index in range(source.replicas):
+        name = "inference" if source.replicas == 1 else f"inference_{index}"
+        resolved = InferenceConfig.model_validate(
+            {
+                **shared(source, InferenceSettings),
+                "backend": engine_backend(config),
+                "start_s": config.timeouts.start_s,
+                "max_model_len": source.max_model_len or config.sequence_length,
+                "logprobs_mode": source.logprobs_mode or "raw_logprobs",
+                "model": EngineModel(path=os.fspath(model_folder(config)), name=model_name(config)),
+                "seed": config.seed + index,
+                "join": orchestrator_url,
+                "join_as": name,
+                "log": source.log if "level" in source.log.model_fields_set else Log(level=config.log.level),
+            }
+        )
+        processes.append(_process(config, "inference", name, resolved, threads=source.threads))
+    return processes
+
+
+def env_workers(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    processes = []
+    for entry in config.env:
+        for index in range(entry.num_workers):
+            resolved = EnvWorkerConfig(
+                orchestrator_url=orchestrator_url,
+                environment=entry.label,
+                role="eval",
+                worker_name=f"{entry.label}-{index}",
+                id=entry.id,
+                args=entry.arguments,
+                seed=config.seed,
+                max_concurrent=entry.max_concurrent,
+                log=config.log,
+                memory_mb=entry.memory_mb,
+                metrics_port=port_of(entry.metrics_port, index),
+            )
+            name = f"env_{entry.label}_{index}"
+            log = Path("envs") / "eval" / entry.label / f"env_worker_{index}.log"
+            processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
+    return processes
+
+
+def model_folder(config: EvalConfig) -> Path:
+    """Of the checkpoint; of an endpoint, the tokenizer that stands in the place of its own."""
+    if config.base_url is not None:
+        return Path(absolute(config.output_dir)) / TEXT_FOLDER
+    return Path(absolute(config.model))
+
+
+def model_name(config: EvalConfig) -> str:
+    """As environments see it. An endpoint is asked by its own name for the model, whatever that is made of."""
+    if config.base_url is not None:
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", config.model).strip("._-")[:NAME_LENGTH] or "model"
+    return config.served_name or Path(absolute(config.model)).name
+
+
+def engine_backend(config: EvalConfig) -> str:
+    return chosen_backend(config.inference.backend, config.inference.python)
+
+
+def run_file(config: EvalConfig) -> Path:
+    return Path(absolute(config.output_dir)) / "configs" / "eval.toml"
+
+
+def run_to_toml(config: EvalConfig) -> str:
+    """What was given, without what is asked for once."""
+    once = {"dry_run": True, "clean_output_dir": True}
+    return resolve.dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=once))
+
+
+def _process(
+    config: EvalConfig, kind: Kind, name: str, resolved: BaseModel, *, threads: int, log: Path | None = None
+) -> ProcessConfig:
+    folder = Path(absolute(config.output_dir))
+    return ProcessConfig(
+        kind=kind,
+        name=name,
+        config=resolved,
+        file=folder / "configs" / f"{name}.toml",
+        log=folder / "logs" / (log or f"{name}.log"),
+        threads=threads,
+    )

@@ -1,0 +1,1 @@
+"""Evaluations apart from training: what they start, and what they write."""

@@ -1,0 +1,60 @@
+"""A checkpoint as version 0: a manifest over the files of its folder, which engines prove as they prove a trainer's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from primerl.config.load import ConfigError
+from primerl.config.resolve import write_text
+from primerl.launch.preflight_model import read_json
+from primerl.train.adapter_files import tensor_bytes_by_file
+from primerl.train.config import ConfigError as FileError
+from primerl.train.digest import digest_of, hash_of
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def publish(model: Path, output_dir: Path) -> Path:
+    """Writes `broadcasts/step_0` with links to the model's files, and its manifest; returns the manifest's path.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] for a file that cannot be read.
+    """
+    folder = output_dir / "broadcasts" / "step_0"
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        content = manifest_of(model)
+    except (FileError, OSError) as error:
+        shutil.rmtree(temporary)
+        raise ConfigError(f"model: {error}") from None
+    for file in content["files"]:
+        (temporary / file["name"]).symlink_to((model / file["name"]).resolve())
+    write_text(temporary / "manifest.json", json.dumps(content))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    return folder / "manifest.json"
+
+
+def manifest_of(model: Path) -> dict[str, Any]:
+    """Contents of `manifest.json` (docs/architecture.md, "Weights") for a model folder. Reads all of its weights."""
+    tensors: list[dict[str, Any]] = [
+        {"name": name, "dtype": dtype, "shape": shape, "file": file.name, "xxh3": hash_of(data)}
+        for file, name, dtype, shape, data in tensor_bytes_by_file(model)
+    ]
+    names = {tensor["name"] for tensor in tensors}
+    if read_json(model / "config.json").get("tie_word_embeddings") and EMBEDDING in names:
+        # Tied tensors appear once.
+        tensors = [tensor for tensor in tensors if tensor["name"] != HEAD]
+    files = sorted({str(tensor["file"]) for tensor in tensors})
+    return {
+        "format": 1,
+        "policy_version": 0,
+        "digest": digest_of((entry["name"], entry["dtype"], entry["shape"], entry["xxh3"]) for entry in tensors),
+        "files": [{"name": name, "bytes": (model / name).stat().st_size} for name in files],
+        "tensors": tensors,
+    }

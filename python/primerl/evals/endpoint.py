@@ -1,0 +1,91 @@
+"""Whether an endpoint answers and takes the key, before anything is started. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from urllib.parse import urlsplit
+
+from primerl.config.client import Client
+from primerl.config.load import ConfigError
+from primerl.redaction import note, redact
+
+ANSWER_S = 15.0
+LONGEST_ANSWER = 1 << 20
+SHOWN = 300
+LISTED = 8
+
+
+def check(client: Client) -> str | None:
+    """Asks `GET <base_url>/models`, which costs nothing. Returns what is odd; not every server has that route.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError]: the key is not set or refused, or nobody answers.
+    """
+    key = key_of(client)
+    (url,) = client.base_urls
+    status, body = _get(url, key)
+    said = redact(" ".join(body[:SHOWN].split()))
+    if status in (401, 403):
+        if key is None:
+            raise ConfigError(
+                f"api_key_env: {url} wants a key (status {status}: {said}); name the variable that has it"
+            )
+        raise ConfigError(
+            f"api_key_env: {url} refuses the key of {client.api_key_env} (status {status}: {said}); set the variable "
+            "to a key of that server"
+        )
+    if status >= 500 and status != 501:
+        raise ConfigError(f"base_url: {url}/models answers with status {status}: {said}; is the server well?")
+    if 300 <= status < 400:
+        raise ConfigError(f"base_url: {url} answers from elsewhere (status {status}); give that address")
+    return _unlisted(client.model, body) if status == 200 else None
+
+
+def key_of(client: Client) -> str | None:
+    """The key, which from here on is redacted wherever primerl prints or writes it."""
+    if client.api_key_env is None:
+        return None
+    key = os.environ.get(client.api_key_env)
+    if not key:
+        raise ConfigError(f"api_key_env: {client.api_key_env} is not set; set it to the endpoint's key")
+    if not key.isascii() or not key.isprintable() or key != key.strip():
+        raise ConfigError(
+            f"api_key_env: {client.api_key_env} holds something else than visible ASCII characters; set it to the key "
+            "alone"
+        )
+    note([key])
+    return key
+
+
+def _get(base_url: str, key: str | None) -> tuple[int, str]:
+    address = urlsplit(base_url)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_S)
+        try:
+            connection.request("GET", f"{address.path.rstrip('/')}/models", headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(LONGEST_ANSWER).decode(errors="replace")
+        finally:
+            connection.close()
+    except TimeoutError:
+        raise ConfigError(
+            f"base_url: {base_url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ConfigError(
+            f"base_url: no answer from {base_url}: {error or type(error).__name__}; give the address of an "
+            "OpenAI-compatible server that runs"
+        ) from None
+
+
+def _unlisted(model: str, body: str) -> str | None:
+    try:
+        names = [str(entry["id"]) for entry in json.loads(body)["data"]]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if not names or model in names:
+        return None
+    listed = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+    return f"the endpoint does not list a model {model!r}; it lists {listed}"

@@ -1,0 +1,170 @@
+"""Everything that can be known to be wrong with an evaluation before a process is started or a file is written."""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from primerl._core import PrimerlError, inspect_run
+from primerl.config import resolve, resolve_evaluation
+from primerl.config.evaluation import EvalConfig
+from primerl.config.load import ConfigError
+from primerl.evals import endpoint
+from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.vllm import installation
+from primerl.launch import hub, interpreters, preflight, preflight_model, secrets
+from primerl.launch import preflight_environments as environments
+from primerl.models.tiny import write_text_model
+
+# What may be other in a later start of the same command: it changes nothing that is measured.
+MAY_CHANGE = (
+    *("dry_run", "clean_output_dir", "output_dir", "restarts", "timeouts", "log", "env_files", "api_key_env"),
+    *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
+    *("inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
+    *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.metrics_port"),
+)
+
+
+def with_model(config: EvalConfig) -> EvalConfig:
+    """With the folder in place of a hub's name, and a sequence length that the model can attend to."""
+    if config.base_url is not None:
+        return config
+    changes: dict[str, Any] = {}
+    if hub.is_hub_name(config.model):
+        changes["model"] = str(hub.folder_of(config.model))
+        changes["served_name"] = config.served_name or config.model.rsplit("/", 1)[-1]
+    folder = Path(resolve.absolute(changes.get("model", config.model)))
+    _check_folder(folder)
+    limit = preflight_model.longest_sequence(folder)
+    if limit is not None and config.seq_len is None and config.sequence_length > limit > config.longest_answer:
+        changes["seq_len"] = limit
+    found: EvalConfig = config.model_copy(update=changes)
+    return found
+
+
+def check(config: EvalConfig, say: Callable[[str], None]) -> None:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` is told what is odd, but no
+    reason to stop."""
+    folder = Path(resolve.absolute(config.output_dir))
+    preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
+    if not config.clean_output_dir and preflight.holds_run(folder):
+        same_evaluation(config)
+        if is_over(folder):
+            return
+    variables = secrets.variables_of(config.env, config.env_files)
+    client = config.client()
+    odd = endpoint.check(client) if client is not None else None
+    if client is None:
+        _check_model(config)
+    if odd is not None:
+        say(f"warning: {odd}")
+    interpreters.provided(config.env, config.timeouts.install_s, say)
+    rollouts = [entry.rollouts_per_example or config.rollouts_per_example for entry in config.env]
+    wanted = [
+        environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
+    ]
+    with _checkable(config) as checked:
+        problems = preflight.check_beside(checked, wanted, config.timeouts.check_s, say)
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def is_over(folder: Path) -> bool:
+    """Whether all of it is measured."""
+    try:
+        return inspect_run(folder)["finished"] is not None
+    except PrimerlError:
+        return False
+
+
+def same_evaluation(config: EvalConfig) -> None:
+    """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
+    file = resolve_evaluation.run_file(config)
+    try:
+        before = EvalConfig.model_validate(tomllib.loads(file.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"output_dir: {file.parents[1]} holds a run, and no evaluation; choose another --output-dir"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
+    was, now = _values(before), _values(config)
+    for name in [*was, *(name for name in now if name not in was)]:
+        if was.get(name) != now.get(name):
+            raise ConfigError(
+                f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "
+                f"{_shown(was.get(name))}; set it to that to go on, choose another --output-dir, or measure anew with "
+                "--clean-output-dir"
+            )
+
+
+def _shown(value: Any) -> str:
+    return "left out" if value is None else repr(value)
+
+
+def _values(config: EvalConfig) -> dict[str, Any]:
+    """By dotted name: what must stay as it is. Paths are those that processes in other folders understand."""
+    content = config.model_dump(mode="json")
+    if config.base_url is None:
+        content["model"] = resolve.absolute(config.model)
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, name: str, plain: str) -> None:
+        if plain in MAY_CHANGE:
+            return
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(inner, f"{name}.{key}" if name else key, f"{plain}.{key}" if plain else key)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for index, inner in enumerate(value):
+                walk(inner, f"{name}[{index}]", plain)
+        else:
+            found[name] = value
+
+    walk(content, "", "")
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        preflight_model.check_model(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{str(error).replace('model.path:', 'model:')} (or base_url, for an endpoint)") from None
+
+
+def _check_model(config: EvalConfig) -> None:
+    folder = resolve_evaluation.model_folder(config)
+    try:
+        if resolve_evaluation.engine_backend(config) == "vllm":
+            installation.check_model(folder, installation.find(config.inference.python).device)
+        else:
+            Shape.read(folder)
+    except installation.UnusableError as error:
+        raise ConfigError(str(error)) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            str(error) if isinstance(error, UnsupportedModelError) else f"model: {folder}: {error}"
+        ) from None
+    limit = preflight_model.longest_sequence(folder)
+    context = config.inference.max_model_len or config.sequence_length
+    if limit is not None and context > limit:
+        name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
+        raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+    if config.inference.replicas:
+        preflight.check_address("inference", config.inference.host, config.inference.port)
+
+
+@contextmanager
+def _checkable(config: EvalConfig) -> Iterator[resolve.ProcessConfig]:
+    """The orchestrator's config, with a tokenizer that is there."""
+    if config.base_url is None:
+        yield resolve_evaluation.orchestrator(config)
+        return
+    with tempfile.TemporaryDirectory(prefix="primerl-check-") as temporary:
+        elsewhere = config.model_copy(update={"output_dir": temporary})
+        write_text_model(resolve_evaluation.model_folder(elsewhere))
+        yield resolve_evaluation.orchestrator(elsewhere)

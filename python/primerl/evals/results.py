@@ -1,0 +1,149 @@
+"""What an evaluation leaves: `results.jsonl`, a line a rollout, `summary.json`, and the table on the terminal.
+
+All of it is read from the journal and from `evals.jsonl`, and written whole: writing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from primerl._core import PrimerlError, inspect_run
+from primerl.config.resolve import write_text
+from primerl.redaction import redacted
+
+RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
+Decode = Callable[[list[int]], str]
+"""Token ids to text."""
+
+
+def write(folder: Path, environments: Iterable[str], measured: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """Writes both files; returns the summary.
+
+    Args:
+        environments: Their names, in the order of the config.
+        measured: What was measured, for the summary: the model, the endpoint.
+        decode: Of the checkpoint's tokenizer; None for an endpoint, which says texts.
+    """
+    try:
+        rollouts = inspect_run(folder, "evaluated")["rollouts"]
+    except PrimerlError:
+        rollouts = []  # nothing was begun
+    names = list(environments)
+    rollouts.sort(key=lambda rollout: (names.index(rollout["environment"]), rollout["example"], rollout["slot"]))
+    lines = [redacted(line_of(rollout, decode)) for rollout in rollouts]
+    write_text(folder / RESULTS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    summary = {**measured, "environments": {name: summary_of(name, lines, scores_of(folder, name)) for name in names}}
+    write_text(folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    return summary
+
+
+def line_of(rollout: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """One line of `results.jsonl`. `messages`: a turn each, with the prompt's text where its tokens are known."""
+    turns = rollout["turns"]
+    error = rollout["error"]
+    return {
+        "environment": rollout["environment"],
+        "example": rollout["example"],
+        "number": rollout["slot"],
+        "rollout": rollout["rollout"],
+        "reward": rollout["reward"],
+        "metrics": rollout["metrics"],
+        "error": error["kind"] if error else None,
+        "message": error["message"] if error else None,
+        "failed_before": rollout["attempts_before"],
+        "truncated": rollout["truncated"],
+        "stop_condition": rollout["stop_condition"],
+        "turns": len(turns),
+        "prompt_tokens": sum(turn["prompt_tokens"] for turn in turns),
+        "completion_tokens": sum(turn["completion_tokens"] for turn in turns),
+        "seconds": round(rollout["ended_s"] - rollout["leased_s"], 3),
+        "messages": [_message(turn, decode) for turn in turns],
+    }
+
+
+def _message(turn: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"session": turn["session"], "parent": turn["parent"], "finish": turn["finish"]}
+    if turn["message"] is not None:
+        return told | {"answer": json.loads(turn["message"])}
+    if decode is not None:
+        return told | {"prompt": decode(turn["prompt_ids"]), "answer": decode(turn["completion_ids"])}
+    return told
+
+
+def scores_of(folder: Path, environment: str) -> dict[str, float] | None:
+    """avg@k and pass@k with their intervals, as the orchestrator reported them; None where it has not."""
+    try:
+        lines = (folder / EVALS).read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return None
+    found = [json.loads(line) for line in lines]
+    own = next((line for line in found if line["environment"] == environment), None)
+    if own is None:
+        return None
+
+    def order(name: str) -> tuple[str, int, str]:
+        kind, _, rest = name.partition("@")
+        k, _, end = rest.partition("/")
+        return kind, int(k), end
+
+    return {name: own[name] for name in sorted((name for name in own if "@" in name), key=order)}
+
+
+def summary_of(environment: str, lines: list[dict[str, Any]], scores: dict[str, float] | None) -> dict[str, Any]:
+    own = [line for line in lines if line["environment"] == environment]
+    scored = [line for line in own if line["error"] is None]
+    metrics: dict[str, list[float]] = {}
+    for line in scored:
+        for name, value in line["metrics"].items():
+            metrics.setdefault(name, []).append(value)
+    return {
+        "rollouts": len(own),
+        "examples": len({line["example"] for line in own}),
+        "measured": len(scored),
+        "errors": dict(sorted(Counter(line["error"] for line in own if line["error"] is not None).items())),
+        "scores": scores,
+        "metrics": {name: _mean(values) for name, values in sorted(metrics.items())},
+        "prompt_tokens": _mean([line["prompt_tokens"] for line in own]),
+        "completion_tokens": _mean([line["completion_tokens"] for line in own]),
+        "turns": _mean([line["turns"] for line in own]),
+        "truncated": sum(line["truncated"] for line in own),
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def table(summary: dict[str, Any]) -> str:
+    """A row an environment and score; for a terminal of 80 columns and more."""
+    rows = [("environment", "score", "mean", "95 % interval", "rollouts", "errors", "tokens")]
+    for name, found in summary["environments"].items():
+        errors = ", ".join(f"{count} {kind}" for kind, count in found["errors"].items()) or "0"
+        tokens = "-" if found["completion_tokens"] is None else f"{found['completion_tokens']:.1f}"
+        scores = found["scores"] or {}
+        plain = [score for score in scores if "/" not in score] or ["-"]
+        for number, score in enumerate(plain):
+            low, high = scores.get(f"{score}/low"), scores.get(f"{score}/high")
+            interval = "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+            mean = f"{scores[score]:.3f}" if score in scores else "-"
+            rest = (str(found["rollouts"]), errors, tokens) if number == 0 else ("", "", "")
+            rows.append((name if number == 0 else "", score, mean, interval, *rest))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def is_measured(summary: dict[str, Any]) -> bool:
+    """Whether any rollout was."""
+    return any(found["measured"] for found in summary["environments"].values())
+
+
+def errors_of(folder: Path) -> str | None:
+    """What most of the rollouts that failed said, in a line."""
+    lines = [json.loads(line) for line in (folder / RESULTS).read_text().split("\n")[:-1]]
+    said = Counter(f"{line['error']}: {line['message']}" for line in lines if line["error"] is not None)
+    return said.most_common(1)[0][0] if said else None

@@ -1,0 +1,314 @@
+"""`primerl eval`: an orchestrator that only evaluates, env workers, and for a checkpoint an engine.
+
+    orchestrator ── writes run/orchestrator.json ──> engine and env workers start with its URL
+         │         <── weights of version 0: the checkpoint's files (of an endpoint: none)
+         └── exits 0 when all is measured ──> results.jsonl, summary.json, the table
+
+What was killed is started again: the orchestrator goes on from its journal, and so does the same command. Exit codes: 0
+measured, 1 nothing could be measured, or it was given up, 2 bad input (nothing started), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from primerl.config import resolve, resolve_evaluation
+from primerl.config.evaluation import EvalConfig
+from primerl.config.resolve import ProcessConfig
+from primerl.evals import checkpoint, preflight, results
+from primerl.launch import interpreters
+from primerl.launch import status as orchestrator_status
+from primerl.launch.console import PLAIN_EVERY_S, Console
+from primerl.launch.preflight import claimed, holds_run
+from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.secrets import variables_of
+from primerl.launch.starting import (
+    BAD_INPUT,
+    RefusedError,
+    RunFailedError,
+    check_guard,
+    failure_of,
+    start,
+    wait_for_orchestrator,
+)
+from primerl.models.tiny import write_text_model
+from primerl.redaction import redact
+from primerl.train.client import OrchestratorClient, OrchestratorError
+
+FAILED, INTERRUPTED = 1, 130
+# As of `primerl rl`.
+ORCHESTRATOR_ANSWER_S = 20.0
+RESTARTS_WITHIN_S = 600.0
+STATUS_EVERY_S = 0.5
+TICK_S = 0.1
+GOODBYE_S = 3.0
+# Ended well before the orchestrator has: it was told that all is over, or something is wrong.
+LAST_WORDS_S = 15.0
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Ctrl-C, SIGTERM or a closed terminal."""
+
+
+def run(config: EvalConfig, console: Console | None = None) -> int:
+    """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
+    console = console or Console()
+    console.say("checking the model, the environments and the folder")
+    config = preflight.with_model(config)
+    preflight.check(config, console.say)
+    with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+        if config.dry_run:
+            if not holds_run(folder):
+                write_configs(config, "http://127.0.0.1:0")
+            console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
+            return 0
+        return Evaluation(config, folder, console).run()
+
+
+def write_configs(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
+    """All but the orchestrator's are returned."""
+    resolve.write_text(resolve_evaluation.run_file(config), resolve_evaluation.run_to_toml(config))
+    if config.base_url is not None:
+        write_text_model(resolve_evaluation.model_folder(config))
+    resolve.write(resolve_evaluation.orchestrator(config))
+    others = [
+        *resolve_evaluation.inference(config, orchestrator_url),
+        *resolve_evaluation.env_workers(config, orchestrator_url),
+    ]
+    for process in others:
+        resolve.write(process)
+    return others
+
+
+class Evaluation:
+    """One start of it, from the folder's lock to the results."""
+
+    def __init__(self, config: EvalConfig, folder: Path, console: Console) -> None:
+        self.config = config
+        self.folder = folder
+        self.variables = variables_of(config.env, config.env_files)
+        self.console = console
+        self.described: dict[str, ProcessConfig] = {}
+        self.killed: dict[str, list[float]] = {}  # when
+        self.early: dict[str, float] = {}  # when they ended well, though it is not over
+        self.interrupts = 0
+        self.url = ""
+        self.began = self.heard = time.monotonic()
+        self.printed = -PLAIN_EVERY_S
+        self.progress = orchestrator_status.Progress()
+
+    def run(self) -> int:
+        code, reason = 0, ""
+        try:
+            if not preflight.is_over(self.folder):
+                with Processes() as processes:
+                    code, reason = self._measured(processes)
+        except KeyboardInterrupt:
+            code, reason = INTERRUPTED, "killed"
+        if reason:
+            self.console.say(reason)
+        if code == BAD_INPUT:
+            return code
+        return self._tell(code)
+
+    def _measured(self, processes: Processes) -> tuple[int, str]:
+        code, reason = 0, ""
+        with self._signals():
+            try:
+                if self._start(processes):
+                    self._watch(processes)
+            except RefusedError as refusal:
+                code, reason = BAD_INPUT, str(refusal)
+            except RunFailedError as failure:
+                code, reason = FAILED, f"the evaluation has failed: {failure}"
+            except Interrupted:
+                code, reason = INTERRUPTED, "interrupted; the same command goes on"
+                self.console.say("stopping all processes (Ctrl-C again kills them)")
+            processes.stop(grace_s=self.config.timeouts.stop_s)
+        return code, reason
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            self.interrupts += 1
+            if self.interrupts > 1 and number == signal.SIGINT:
+                raise KeyboardInterrupt
+
+        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
+        before = [signal.signal(number, interrupt) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _check_interrupt(self) -> None:
+        if self.interrupts:
+            raise Interrupted
+
+    def _start(self, processes: Processes) -> bool:
+        """Returns whether there is something to do."""
+        goes_on = holds_run(self.folder)
+        self.console.say(f"{'going on with the evaluation' if goes_on else 'starting'} in {self.folder}")
+        write_configs(self.config, "http://127.0.0.1:0")
+        orchestrator = resolve_evaluation.orchestrator(self.config)
+        self.described[orchestrator.name] = orchestrator
+        started = start(processes, orchestrator)
+        url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        if url is None:
+            return False
+        self.url = url
+        for process in write_configs(self.config, url):
+            self.described[process.name] = process
+            start(processes, self._equipped(process))
+        if self.config.base_url is None:
+            self._publish()
+        self.heard = self.progress.since = time.monotonic()
+        logs = self.folder / "logs"
+        self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {logs}")
+        return True
+
+    def _equipped(self, process: ProcessConfig) -> ProcessConfig:
+        return interpreters.equipped(self.config.env, process, self.variables)
+
+    def _publish(self) -> None:
+        """The checkpoint is version 0, which engines have to prove. Hashing it takes a while; they start meanwhile."""
+        manifest = checkpoint.publish(resolve_evaluation.model_folder(self.config), self.folder)
+        client = OrchestratorClient(self.url, self.config.timeouts.start_s)
+        try:
+            client.weights(0, str(manifest))
+        except OrchestratorError as error:
+            raise RefusedError(
+                f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in another "
+                "--output-dir, or anew with --clean-output-dir"
+            ) from None
+        finally:
+            client.close()
+
+    def _watch(self, processes: Processes) -> None:
+        """Returns when all is measured."""
+        asked = 0.0
+        while True:
+            for process in processes.poll(TICK_S):
+                self._ended(processes, process)
+            check_guard(processes)
+            self._check_interrupt()
+            if processes.by_name["orchestrator"].ended:
+                return self._say_goodbye(processes)
+            now = time.monotonic()
+            if now - asked >= STATUS_EVERY_S:
+                asked = now
+                self._look(now)
+            for name, since in self.early.items():
+                if now - since > LAST_WORDS_S:
+                    log = tail(processes.by_name[name].log)
+                    raise RunFailedError(f"{name} ended before the evaluation had\n{log}")
+
+    def _ended(self, processes: Processes, process: Process) -> None:
+        kind = self.described[process.name].kind
+        if process.code == 0 and kind in ("orchestrator", "env-worker"):
+            if kind == "env-worker":
+                self.early[process.name] = time.monotonic()
+            elif not preflight.is_over(self.folder):
+                raise RunFailedError("the orchestrator was stopped; the same command goes on")
+            return
+        if (process.code or 0) >= 0 or processes.guard_end is not None or not self._has_restarts_left(process):
+            raise failure_of(process)
+        self.console.say(f"{process.name} {process.describe_end()}; it is started again")
+        again = start(processes, self._equipped(self.described[process.name]))
+        if kind != "orchestrator":
+            return
+        url = wait_for_orchestrator(processes, again, self.folder, self._check_interrupt, lambda ended: None)
+        if url is not None and url != self.url:
+            raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
+        self.heard = self.progress.since = time.monotonic()
+
+    def _has_restarts_left(self, process: Process) -> bool:
+        """Counts one."""
+        now = time.monotonic()
+        lately = [at for at in self.killed.get(process.name, []) if now - at < RESTARTS_WITHIN_S]
+        self.killed[process.name] = [*lately, now]
+        return len(lately) < self.config.restarts
+
+    def _say_goodbye(self, processes: Processes) -> None:
+        """Env workers have been told that it is over and end by themselves."""
+        deadline = time.monotonic() + GOODBYE_S
+        workers = [process for name, process in processes.by_name.items() if self.described[name].kind == "env-worker"]
+        while time.monotonic() < deadline and not all(process.ended for process in workers):
+            self._check_interrupt()
+            processes.poll(TICK_S)
+
+    def _look(self, now: float) -> None:
+        status = orchestrator_status.fetch(self.url)
+        if status is None:
+            if now - self.heard > ORCHESTRATOR_ANSWER_S:
+                raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
+            return
+        self.heard = now
+        if now - self.printed >= PLAIN_EVERY_S:
+            self.printed = now
+            self.console.say(line(status))
+        if not self.progress.started:
+            missing = self._missing(status)
+            if not missing:
+                self.progress.started, self.progress.since = True, now
+            elif now - self.began > self.config.timeouts.start_s:
+                raise RunFailedError(
+                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:g} s: "
+                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'}); raise it where the start is only slow"
+                )
+            return
+        limit = self.config.timeouts.no_progress_s
+        if not self.progress.moved(status, now) and now - self.progress.since > limit:
+            waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
+            raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+
+    def _missing(self, status: dict[str, Any]) -> list[str]:
+        parts = orchestrator_status.missing(status, [entry.label for entry in self.config.env])
+        # There is no trainer, and with an endpoint no engine.
+        parts = [part for part in parts if "trainer" not in part]
+        return parts if self.config.base_url is None else [part for part in parts if "engine" not in part]
+
+    def _tell(self, code: int) -> int:
+        """Writes the results, also of a part, and shows them."""
+        where = {"base_url": self.config.base_url} if self.config.base_url is not None else {}
+        measured = {"model": self.config.model, **where, "finished": preflight.is_over(self.folder)}
+        summary = results.write(self.folder, [entry.label for entry in self.config.env], measured, self._decode())
+        if summary["finished"]:
+            self.console.say(results.table(summary))
+        done = sum(found["rollouts"] for found in summary["environments"].values())
+        files = f"{self.folder / results.RESULTS}, {self.folder / results.SUMMARY}"
+        self.console.say(f"{done} rollouts are in {files}")
+        if code == 0 and not results.is_measured(summary):
+            why = results.errors_of(self.folder)
+            self.console.say(redact(f"nothing could be measured{f'; most rollouts failed with {why}' if why else ''}"))
+            return FAILED
+        return code
+
+    def _decode(self) -> results.Decode | None:
+        if self.config.base_url is not None:
+            return None
+        from primerl.render import Renderer
+
+        return Renderer(resolve_evaluation.model_folder(self.config)).decode
+
+
+def line(status: dict[str, Any]) -> str:
+    """`24 rollouts measured, 1 failed, 32 in flight, 1,203 tokens/s`"""
+    rollouts = status.get("rollouts", {})
+    per_second = float(status.get("tokens", {}).get("per_second") or 0.0)
+    rate = f", {per_second:,.0f} tokens/s" if per_second else ""
+    return (
+        f"{rollouts.get('evaluated', 0)} rollouts measured, {rollouts.get('failed', 0)} failed, "
+        f"{rollouts.get('in_flight', 0)} in flight{rate}"
+    )
+
+
+__all__ = ["Evaluation", "line", "run", "write_configs"]

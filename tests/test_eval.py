@@ -1,0 +1,301 @@
+"""`primerl eval`: an endpoint or a checkpoint on environments, apart from training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end import read_lines, until
+from primerl._core import PrimerlError, inspect_run
+from primerl.cli.evaluation import written_out
+from primerl.config.evaluation import EvalConfig
+from primerl.config.load import ConfigError, load
+from primerl.config.resolve import write_text
+from primerl.config.resolve_evaluation import model_name, orchestrator, run_file, run_to_toml
+from primerl.evals import endpoint, results
+from primerl.evals.preflight import same_evaluation
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.redaction import MARK
+
+KEY = "sk-a-key-that-nobody-else-has"
+TASK = {"split": "eval", "num_examples": 4, "letters": "a-j", "min_length": 3, "max_length": 6}
+ENVIRONMENT = ["--env", json.dumps([{"id": "reverse-text", "taskset": TASK}]), "--max-tokens", "16"]
+
+
+@dataclass
+class Endpoint:
+    """An OpenAI-compatible server that reverses what it is asked to, and holds what it is told to hold."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    answers: int = 1 << 30
+    """So many requests are answered; the others wait for `open`."""
+    open: threading.Event = field(default_factory=threading.Event)
+    status: int = 200
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, Any]]:
+        if handler.headers.get("Authorization") != f"Bearer {KEY}":
+            return 401, {"error": {"message": f"no such key: {handler.headers.get('Authorization')}"}}
+        if handler.command == "GET":
+            return 200, {"data": [{"id": "served"}]}
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        question = body["messages"][-1]["content"]
+        self.asked.append(question)
+        if len(self.asked) > self.answers:
+            self.open.wait(120)
+        if self.status != 200:
+            return self.status, {"error": {"message": f"down, and your key was {KEY}"}}
+        answer = {"role": "assistant", "content": f"<r>{question.removeprefix('Reverse: ')[::-1]}</r>"}
+        usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+        choice = {"index": 0, "message": answer, "finish_reason": "stop"}
+        return 200, {"id": "1", "object": "chat.completion", "model": "served", "choices": [choice], "usage": usage}
+
+
+@contextmanager
+def serving(served: Endpoint) -> Iterator[Endpoint]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            status, content = served.respond(self)
+            body = json.dumps(content).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:  # whoever asked was killed
+                self.close_connection = True
+
+        do_POST = do_GET  # noqa: N815 - the library's name
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    served.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        served.open.set()
+        server.shutdown()
+        server.server_close()
+
+
+def command(output: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "primerl", "eval", *ENVIRONMENT, "--output-dir", str(output), *more]
+
+
+def evaluate(output: Path, *more: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PRIMERL_TEST_KEY": key}
+    return subprocess.run(command(output, *more), capture_output=True, text=True, timeout=240, env=variables)
+
+
+def of_endpoint(served: Endpoint) -> list[str]:
+    return ["--model", "served", "--base-url", served.url, "--api-key-env", "PRIMERL_TEST_KEY"]
+
+
+def measured(output: Path) -> int:
+    try:
+        return len(inspect_run(output, "evaluated")["rollouts"])
+    except PrimerlError:
+        return 0
+
+
+def config(**values: Any) -> EvalConfig:
+    return EvalConfig.model_validate({"model": "m", "base_url": "http://e:1/v1", "env": [{"id": "a"}], **values})
+
+
+def test_names_and_short_flags_stand_for_the_long_ones() -> None:
+    given = written_out(["one", "owner/two", "-m", "x", "-n", "3", "-k", "2", "-o", "out"])
+    loaded = load(EvalConfig, given, program="primerl eval")
+    assert [entry.id for entry in loaded.env] == ["one", "owner/two"]
+    assert (loaded.model, loaded.num_examples, loaded.rollouts_per_example, loaded.output_dir) == ("x", 3, 2, "out")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"env": []}, "at least 1 item"),
+        ({"base_url": "https://api.example"}, "speaks no TLS"),
+        ({"base_url": "nowhere"}, "base_url is no URL"),
+        ({"base_url": "http://u:p@h/v1"}, "has a user"),
+        ({"base_url": None, "api_key_env": "KEY"}, "api_key_env is the key of an endpoint"),
+        ({"api_key_env": "sk-123"}, "pattern"),
+        ({"inference": {"threads": 2}}, "inference is of a checkpoint"),
+        ({"seq_len": 4096}, "seq_len is of a checkpoint"),
+        ({"base_url": None, "seq_len": 512}, "max_tokens (512) must be below seq_len (512)"),
+        ({"base_url": None, "inference": {"replicas": 0}}, "base_url names no endpoint"),
+        ({"temperature": -1}, "greater than or equal to 0"),
+        ({"env": [{"id": "a"}, {"id": "a"}]}, "two environments are called 'a'"),
+        ({"env": [{"id": "a", "num_workers": 0}]}, "nobody would run its rollouts"),
+        ({"num_examples": -1}, "greater than 0"),
+        ({"dry_run": True, "clean_output_dir": True}, "a dry run deletes nothing"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        config(**values)
+    assert said in str(refused.value)
+
+
+def test_settings_of_an_environment_come_before_those_of_the_whole() -> None:
+    given = config(
+        num_examples=9,
+        max_tokens=5,
+        temperature=0.5,
+        env=[{"id": "a"}, {"id": "b", "num_examples": 2, "max_tokens": 7}],
+    )
+    first, second = orchestrator(given).config.model_dump()["eval"]["env"]
+    assert (first["num_examples"], first["sampling"]["max_tokens"]) == (9, 5)
+    assert (second["num_examples"], second["sampling"]["max_tokens"]) == (2, 7)
+    assert first["sampling"]["temperature"] == second["sampling"]["temperature"] == 0.5
+    assert model_name(config(model="org/a model:free")) == "org-a-model-free"
+
+
+def test_another_evaluation_in_the_folder_is_named_by_its_field(tmp_path: Path) -> None:
+    begun = config(output_dir=str(tmp_path), env=[{"id": "a"}, {"id": "b", "taskset": {"split": "x"}}])
+    write_text(run_file(begun), run_to_toml(begun))
+    same_evaluation(begun)
+    workers = [{"id": "a", "num_workers": 3}, {"id": "b", "taskset": {"split": "x"}}]
+    same_evaluation(config(output_dir=str(tmp_path), env=workers, timeouts={"rollout_s": 5}, api_key_env="OTHER"))
+    for changed, said in [
+        ({"temperature": 0.5}, "temperature is 0.5, but the evaluation in"),
+        ({"base_url": "http://e:2/v1"}, "base_url is 'http://e:2/v1'"),
+        ({"num_examples": 3}, "num_examples is 3, but"),
+        ({"env": [{"id": "a"}, {"id": "b"}]}, "env[1].taskset"),
+    ]:
+        with pytest.raises(ConfigError) as refused:
+            same_evaluation(config(**{"output_dir": str(tmp_path), "env": begun.model_dump()["env"], **changed}))
+        assert said in str(refused.value)
+
+
+def test_an_endpoint_is_asked_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "ANSWER_S", 0.3)
+    monkeypatch.setenv("PRIMERL_TEST_KEY", KEY)
+
+    def said(url: str, **values: Any) -> str:
+        client = config(base_url=url, model="served", **values).client()
+        assert client is not None
+        with pytest.raises(ConfigError) as refused:
+            endpoint.check(client)
+        return str(refused.value)
+
+    keyed = {"api_key_env": "PRIMERL_TEST_KEY"}
+    with serving(Endpoint()) as served:
+        client = config(base_url=served.url, model="served", **keyed).client()
+        other = config(base_url=served.url, model="another", **keyed).client()
+        assert client is not None
+        assert other is not None
+        assert endpoint.check(client) is None
+        assert "does not list a model 'another'; it lists served" in (endpoint.check(other) or "")
+        assert "wants a key (status 401" in said(served.url)
+        monkeypatch.setenv("PRIMERL_TEST_KEY", "sk-another")
+        refusal = said(served.url, **keyed)
+        assert "refuses the key of PRIMERL_TEST_KEY" in refusal
+        assert "sk-another" not in refusal
+        assert MARK in refusal
+        monkeypatch.delenv("PRIMERL_TEST_KEY")
+        assert "PRIMERL_TEST_KEY is not set" in said(served.url, **keyed)
+    assert "no answer from" in said(served.url)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "has not answered for" in said(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
+
+
+def test_the_table_has_scores_in_order_and_what_failed() -> None:
+    lines = [
+        {"environment": "a", "example": i, "error": None, "metrics": {"exact": 1.0}, "prompt_tokens": 3, "turns": 1}
+        | {"completion_tokens": 4, "truncated": False}
+        for i in range(2)
+    ]
+    failed = {**lines[0], "error": "timeout", "metrics": {}}
+    scores = {"avg@2": 0.75, "avg@2/low": 0.5, "avg@2/high": 1.0, "pass@1": 0.75}
+    summary = {"environments": {"a": results.summary_of("a", [*lines, failed], scores)}}
+    shown = results.table(summary).splitlines()
+    assert shown[2].split() == ["a", "avg@2", "0.750", "0.500", "to", "1.000", "3", "1", "timeout", "4.0"]
+    assert shown[3].split() == ["pass@1", "0.750", "-"]
+    assert results.is_measured(summary)
+    assert not results.is_measured({"environments": {"a": results.summary_of("a", [failed], None)}})
+
+
+def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with serving(Endpoint(answers=2)) as served:
+        variables = {**os.environ, "PRIMERL_TEST_KEY": KEY}
+        arguments = command(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
+        first = subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            until(lambda: measured(output) == 2, 120, "two rollouts")
+        finally:
+            first.send_signal(signal.SIGKILL)
+            first.communicate()
+        done = inspect_run(output, "evaluated")["rollouts"]
+        before = len(served.asked)
+        served.open.set()
+        again = evaluate(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "going on with the evaluation" in again.stdout
+        lines = read_lines(output / results.RESULTS)
+        places = [(line["example"], line["number"]) for line in lines]
+        assert sorted(places) == [(example, number) for example in range(4) for number in range(2)]
+        assert [line["reward"] for line in lines] == [1.0] * 8
+        assert {rollout["rollout"] for rollout in done} <= {line["rollout"] for line in lines}
+        # What was in flight is asked for again, what was measured is not.
+        assert len(served.asked) - before == 8 - len(done)
+        assert lines[0]["messages"][0]["answer"]["content"]
+        assert lines[0]["completion_tokens"] == 5
+        summary = json.loads((output / results.SUMMARY).read_text())
+        assert summary["environments"]["reverse-text"]["scores"]["pass@2"] == 1.0
+        asked = len(served.asked)
+    # The server is gone, and there is nothing to ask it.
+    once_more = evaluate(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
+    assert once_more.returncode == 0
+    assert "pass@2  1.000" in once_more.stdout
+    assert len(served.asked) == asked
+    assert not [path for path in output.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with serving(Endpoint(status=500)) as served:
+        down = evaluate(output, *of_endpoint(served), "--timeouts.outage-s", "1")
+        assert down.returncode == 1, down.stdout + down.stderr
+        assert "the server that is measured (served at" in down.stdout
+        assert "status 500" in down.stdout
+        assert KEY not in down.stdout + down.stderr
+        assert read_lines(output / results.RESULTS) == []
+        served.status = 200
+        back = evaluate(output, *of_endpoint(served))
+        assert back.returncode == 0, back.stdout + back.stderr
+    assert Counter(line["reward"] for line in read_lines(output / results.RESULTS)) == {1.0: 4}
+
+
+def test_a_checkpoint_is_served_and_measured(tmp_path: Path) -> None:
+    model, output = tmp_path / "tiny", tmp_path / "out"
+    write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    done = evaluate(output, "--model", str(model))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = read_lines(output / results.RESULTS)
+    assert [line["example"] for line in lines] == [0, 1, 2, 3]
+    prompt = lines[0]["messages"][0]["prompt"]
+    assert prompt.startswith("<|im_start|>user\nReverse: ")
+    assert lines[0]["completion_tokens"] == 16
+    manifest = json.loads((output / "broadcasts" / "step_0" / "manifest.json").read_text())
+    assert manifest["policy_version"] == 0
+    assert "lm_head.weight" not in {entry["name"] for entry in manifest["tensors"]}
