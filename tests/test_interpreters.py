@@ -18,7 +18,7 @@ from end_to_end import arguments_of, column, primerl, read_lines
 from primerl.config.environment import Interpreter
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch import interpreters, preflight_environments, virtualenvs
+from primerl.launch import interpreters, preflight, preflight_environments, secrets, virtualenvs
 from primerl.runs.state import VARIABLE
 from pydantic import ValidationError
 
@@ -189,7 +189,7 @@ def config(train: dict[str, Any], *evaluated: dict[str, Any]) -> RLConfig:
 
 def problems(run: RLConfig, folder: Path) -> tuple[list[str], list[str]]:
     said: list[str] = []
-    wanted = preflight_environments.wanted(run)
+    wanted = preflight_environments.of_run(run, secrets.of_workers(run))
     with preflight_environments.checking(wanted, folder) as processes:
         return preflight_environments.problems(wanted, processes, START_S, said.append), said
 
@@ -220,7 +220,7 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
 def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) -> None:
     requirements = [str(wheel(tmp_path / "wheels"))]
     run = config({"id": "classic-trial", "python": {"requirements": requirements}})
-    interpreters.provided(run, lambda _: None)
+    interpreters.provided(preflight.entries(run), 600, lambda _: None)
     (found,), _ = problems(run, tmp_path)
     python = virtualenvs.folder_of(requirements) / "bin" / "python"
     assert f"verifiers is not installed for {python}; install verifiers>=0.4,<0.5 there, or" in found

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from primerl.config import resolve
 from primerl.config.base import NAME_LENGTH, Log
-from primerl.config.environment import EnvWorkerConfig, EvaluationSampling, EvaluationSource
+from primerl.config.environment import EnvWorkerConfig, EvaluationSampling, ServedEvaluationSource
 from primerl.config.evaluation import EvalConfig, MeasuredEnvironment
 from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
 from primerl.config.orchestrator import OrchestratorConfig, OrchestratorTimeouts, Retention, Sampling, ServedModel
@@ -55,12 +55,12 @@ def orchestrator(config: EvalConfig) -> ProcessConfig:
     return _process(config, "orchestrator", "orchestrator", resolved, threads=1)
 
 
-def _source(entry: MeasuredEnvironment, config: EvalConfig) -> EvaluationSource:
+def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationSource:
     def chosen(name: str) -> Any:
         own = getattr(entry, name)
         return getattr(config, name) if own is None else own
 
-    return EvaluationSource(
+    return ServedEvaluationSource(
         id=entry.id,
         name=entry.label,
         num_examples=chosen("num_examples"),
