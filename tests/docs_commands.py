@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from primerl.cli import COMMANDS, main
 from primerl.cli.processes import settings_from
 from primerl.cli.run.start import DETACH
+from primerl.config.evaluation import EvalConfig
 from primerl.config.load import load
 from primerl.config.run_forms import load_run
 from primerl.config.sft import SFTConfig
@@ -87,6 +88,8 @@ class Reader:
                 load(SFTConfig, arguments, program="primerl sft")
             elif name in SCHEMAS:
                 settings_from(arguments, SCHEMAS[name], name)
+            elif name == "eval":
+                load(EvalConfig, arguments, program="primerl eval")
             else:
                 load_run([word for word in arguments if word not in DETACH], program="primerl rl")
 

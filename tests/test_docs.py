@@ -34,6 +34,7 @@ import pytest
 from docs_commands import Reader
 from docs_pages import Block, Page, PageError, pages
 from end_to_end import read_lines
+from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import FULL_KEYS, SHORT_KEYS, load_run
@@ -147,13 +148,13 @@ def checked_once() -> Iterator[None]:
     """The slow checks of a dry run, once for each config: what a page changes is often of no concern to them."""
     check, known = preflight._slow_checks, {}
 
-    def remembered(config: RLConfig) -> list[str]:
+    def remembered(config: RLConfig, *others: Any) -> list[str]:
         rollouts = config.orchestrator
         settings = [(entry.id, entry.arguments) for entry in (*rollouts.train.env, *rollouts.eval.env)]
         asked = [settings, os.getcwd(), config.model.path, config.seq_len, rollouts.model_dump(mode="json")]
         key = json.dumps(asked, default=str)
         if key not in known:
-            known[key] = check(config)
+            known[key] = check(config, *others)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -293,7 +294,7 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     if form == "rl":
         load_run(files, program="primerl rl")
     else:
-        load({"sft": SFTConfig, "simulate": SimulateConfig}[form], files, program=f"primerl {form}")
+        load({"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig}[form], files, program=f"primerl {form}")
 
 
 def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
@@ -306,6 +307,8 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
         is_short = given.keys() & SHORT_KEYS or isinstance(given.get("model"), str)
         named = named or ("hosted.toml" if is_short else "rl.toml")
         return "sft" if named == "sft.toml" else "rl", whole[named]
+    if block.file == "eval.toml":
+        return "eval", None
     if given.keys() & {"data"} and "orchestrator" not in given:
         return "sft", None
     if "environment" in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -139,6 +140,10 @@ def test_fewer_steps_than_are_cut_are_refused(tmp_path: Path) -> None:
     metrics = output / "metrics.jsonl"
     try:
         until(lambda: metrics.exists() and len(read_lines(metrics)) >= 2, 120, "two steps")
+        trainer = run.pid_of("trainer")
+        assert trainer is not None
+        os.kill(trainer, signal.SIGSTOP)
+        until(lambda: len(read_lines(output / "steps.jsonl")) > len(read_lines(metrics)), 60, "a batch ahead")
         run.launcher.send_signal(signal.SIGINT)
         assert run.ended(60)[0] == 130
     finally:

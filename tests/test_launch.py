@@ -451,7 +451,7 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
     values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     # The folder's check alone: there is no model.
-    monkeypatch.setattr(preflight, "check", preflight._output_dir)
+    monkeypatch.setattr(preflight, "check", lambda config, _say: preflight._output_dir(config) or {})
     output = io.StringIO()
     assert launch_run.run(config, Console(output)) == 0
     assert f"a start goes on with the run in {tmp_path}" in output.getvalue()

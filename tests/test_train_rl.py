@@ -483,7 +483,7 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
         process.send_signal(number)
         output, _ = process.communicate(timeout=150)
         over.set()
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + number, output
     assert f"stopped by {number.name}" in output
     assert "Traceback" not in output
     assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]

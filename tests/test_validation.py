@@ -104,7 +104,7 @@ def test_the_held_out_examples_and_the_others_are_the_whole_list() -> None:
     env = adapter.load("reverse-text", {"taskset": TASK}, "http://127.0.0.1:1/v1")
 
     def texts(seed: int, held_out: int = 0) -> list[str]:
-        return [task.data.text for task in adapter.list_examples(env, "reverse-text", seed, held_out)]
+        return [task.data.text for task in adapter.list_examples(env, "reverse-text", seed, held_out=held_out)]
 
     validated, trained = texts(3)[:8], texts(3, 8)
     assert validated + trained == texts(3)
