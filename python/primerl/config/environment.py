@@ -76,6 +76,16 @@ class Interpreter(Section):
         return self
 
 
+def check_ports(first: int | None, workers: int, name: str) -> None:
+    """Raises ValueError where not each worker has one."""
+    last = (first or 0) + workers - 1
+    if first and last > MOST_PORTS:
+        raise ValueError(
+            f"metrics_port ({first}): the last of {name} ({workers}) would have port {last}; choose a lower one, or 0 "
+            "for any free ones"
+        )
+
+
 class Workers(Section):
     """What env workers of this machine run."""
 
@@ -102,12 +112,7 @@ class Workers(Section):
 
     @model_validator(mode="after")
     def _every_worker_has_a_port(self) -> Self:
-        last = (self.metrics_port or 0) + self.num_workers - 1
-        if self.metrics_port and last > MOST_PORTS:
-            raise ValueError(
-                f"metrics_port ({self.metrics_port}): the last of num_workers ({self.num_workers}) would have port "
-                f"{last}; choose a lower one, or 0 for any free ones"
-            )
+        check_ports(self.metrics_port, self.num_workers, "num_workers")
         return self
 
     @property
@@ -363,3 +368,8 @@ class JoinConfig(Section):
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port, the next worker on the next one; 0: any free ones, which the logs
     tell. Off where it is left out."""
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_port(self) -> Self:
+        check_ports(self.metrics_port, self.workers, "workers")
+        return self

@@ -27,6 +27,8 @@ for. Requests go to the endpoint as messages."""
 
 def orchestrator(config: EvalConfig) -> ProcessConfig:
     timeouts = config.timeouts
+    # An engine that was killed takes as long to come back as to start.
+    is_slow_to_start = config.base_url is None and engine_backend(config) == "vllm"
     resolved = OrchestratorConfig(
         output_dir=absolute(config.output_dir),
         seed=config.seed,
@@ -47,7 +49,7 @@ def orchestrator(config: EvalConfig) -> ProcessConfig:
             evaluation_s=timeouts.evaluation_s,
             engine_request_s=timeouts.answer_s,
             engine_update_s=timeouts.start_s,
-            no_engine_s=timeouts.outage_s,
+            no_engine_s=max(timeouts.outage_s, timeouts.start_s) if is_slow_to_start else timeouts.outage_s,
         ),
         retention=Retention(journal_mb=WHOLE_JOURNAL_MB),
         log=Log(level=config.log.level),

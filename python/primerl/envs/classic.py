@@ -130,6 +130,10 @@ def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train"
     """All but the first `held_out` rows of `get_dataset()`, for evaluations of `get_eval_dataset()`, in an order of our
     own: verifiers' shuffle would also change the order for everybody else."""
     try:
+        if held_out:
+            env.build_eval_dataset()
+            # Validated on a split of its own: nothing has to be held out.
+            held_out = 0 if env.eval_dataset is not None else held_out
         dataset = env.get_dataset() if role == "train" else env.get_eval_dataset()
         count = len(dataset)
     except Exception as error:
@@ -148,9 +152,14 @@ def _split(role: Role) -> str:
     return "`dataset`" if role == "train" else "`eval_dataset`"
 
 
+def _type_of(value: Any) -> str:
+    """Of an object, such as an image: its text may hold an address, which is another one in each process."""
+    return type(value).__qualname__
+
+
 def key(example: dict[str, Any]) -> str:
     """Of the row as the dataset has it."""
-    return hashlib.sha256(to_json(example, fallback=repr)).hexdigest()
+    return hashlib.sha256(to_json(example, bytes_mode="base64", fallback=_type_of)).hexdigest()
 
 
 def scores_groups(env: Any) -> bool:
@@ -163,8 +172,8 @@ def remark(env: Any, environment_id: str, role: Role) -> str | None:
     if role == "train" or env.eval_dataset is not None:
         return None
     return (
-        f"environment {environment_id!r} has no evaluation split of its own (`eval_dataset`): it is measured on the "
-        "examples that it trains on"
+        f"environment {environment_id!r} has no evaluation split of its own (`eval_dataset`): it is measured on "
+        "examples of its training split"
     )
 
 
@@ -352,5 +361,5 @@ def _error_of(output: dict[str, Any], reward_error: str | None) -> dict[str, str
         return {"kind": KINDS.get(name, "environment"), "message": f"{name}: {said}", "exception": name}
     if reward_error is not None:
         # verifiers went on with 0.0, which says nothing of the answer.
-        return {"kind": "environment", "message": reward_error}
+        return {"kind": "environment", "message": reward_error, "exception": "TaskError"}
     return None

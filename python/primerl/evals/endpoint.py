@@ -25,7 +25,7 @@ def check(client: Client) -> str | None:
     key = key_of(client)
     (url,) = client.base_urls
     status, body = _get(url, key)
-    said = redact(" ".join(body[:SHOWN].split()))
+    said = " ".join(redact(body).split())[:SHOWN]
     if status in (401, 403):
         if key is None:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from primerl.inference.vllm import installation
 from primerl.launch import hub, interpreters, preflight, preflight_model, secrets
 from primerl.launch import preflight_environments as environments
 from primerl.models.tiny import write_text_model
+from primerl.redaction import note
 
 # What may be other in a later start of the same command: it changes nothing that is measured.
 MAY_CHANGE = (
@@ -50,6 +52,9 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> None:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` is told what is odd, but no
     reason to stop."""
     folder = Path(resolve.absolute(config.output_dir))
+    key = os.environ.get(config.api_key_env or "")
+    if key:
+        note([key])  # environments may have quoted it, and all is written again
     preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
     if not config.clean_output_dir and preflight.holds_run(folder):
         same_evaluation(config)

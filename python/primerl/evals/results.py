@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from primerl._core import PrimerlError, inspect_run
+from primerl._core import inspect_run
 from primerl.config.resolve import write_text
+from primerl.launch.preflight import holds_run
 from primerl.redaction import redacted
 
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
@@ -28,10 +29,7 @@ def write(folder: Path, environments: Iterable[str], measured: dict[str, Any], d
         measured: What was measured, for the summary: the model, the endpoint.
         decode: Of the checkpoint's tokenizer; None for an endpoint, which says texts.
     """
-    try:
-        rollouts = inspect_run(folder, "evaluated")["rollouts"]
-    except PrimerlError:
-        rollouts = []  # nothing was begun
+    rollouts = inspect_run(folder, "evaluated")["rollouts"] if holds_run(folder) else []  # nothing was begun
     names = list(environments)
     rollouts.sort(key=lambda rollout: (names.index(rollout["environment"]), rollout["example"], rollout["slot"]))
     lines = [redacted(line_of(rollout, decode)) for rollout in rollouts]
@@ -91,6 +89,11 @@ def scores_of(folder: Path, environment: str) -> dict[str, float] | None:
         return kind, int(k), end
 
     return {name: own[name] for name in sorted((name for name in own if "@" in name), key=order)}
+
+
+def lack_scores(folder: Path, environments: Iterable[str]) -> bool:
+    """Whether the orchestrator still owes a report: it writes those after the journal."""
+    return any(scores_of(folder, name) is None for name in environments)
 
 
 def summary_of(environment: str, lines: list[dict[str, Any]], scores: dict[str, float] | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from primerl.launch.starting import (
 )
 from primerl.models.tiny import write_text_model
 from primerl.redaction import redact
-from primerl.train.client import OrchestratorClient, OrchestratorError
+from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 
 FAILED, INTERRUPTED = 1, 130
 # As of `primerl rl`.
@@ -48,6 +48,8 @@ RESTARTS_WITHIN_S = 600.0
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 GOODBYE_S = 3.0
+# An orchestrator that has just said where it listens answers at once.
+ANNOUNCE_S = 10.0
 # Ended well before the orchestrator has: it was told that all is over, or something is wrong.
 LAST_WORDS_S = 15.0
 
@@ -92,6 +94,7 @@ class Evaluation:
     def __init__(self, config: EvalConfig, folder: Path, console: Console) -> None:
         self.config = config
         self.folder = folder
+        self.names = [entry.label for entry in config.env]
         self.variables = variables_of(config.env, config.env_files)
         self.console = console
         self.described: dict[str, ProcessConfig] = {}
@@ -106,22 +109,31 @@ class Evaluation:
     def run(self) -> int:
         code, reason = 0, ""
         try:
-            if not preflight.is_over(self.folder):
+            if not preflight.is_over(self.folder) or results.lack_scores(self.folder, self.names):
+                # Reads all of the weights: before there is anything else to look after.
+                manifest = self._publish()
                 with Processes() as processes:
-                    code, reason = self._measured(processes)
+                    code, reason = self._measured(processes, manifest)
         except KeyboardInterrupt:
-            code, reason = INTERRUPTED, "killed"
+            code, reason = INTERRUPTED, "interrupted; the same command goes on"
         if reason:
             self.console.say(reason)
         if code == BAD_INPUT:
             return code
         return self._tell(code)
 
-    def _measured(self, processes: Processes) -> tuple[int, str]:
+    def _publish(self) -> Path | None:
+        """The checkpoint is version 0, which engines have to prove."""
+        if self.config.base_url is not None:
+            return None
+        self.console.say("hashing the checkpoint's weights")
+        return checkpoint.publish(resolve_evaluation.model_folder(self.config), self.folder)
+
+    def _measured(self, processes: Processes, manifest: Path | None) -> tuple[int, str]:
         code, reason = 0, ""
         with self._signals():
             try:
-                if self._start(processes):
+                if self._start(processes, manifest):
                     self._watch(processes)
             except RefusedError as refusal:
                 code, reason = BAD_INPUT, str(refusal)
@@ -153,7 +165,7 @@ class Evaluation:
         if self.interrupts:
             raise Interrupted
 
-    def _start(self, processes: Processes) -> bool:
+    def _start(self, processes: Processes, manifest: Path | None) -> bool:
         """Returns whether there is something to do."""
         goes_on = holds_run(self.folder)
         self.console.say(f"{'going on with the evaluation' if goes_on else 'starting'} in {self.folder}")
@@ -168,8 +180,8 @@ class Evaluation:
         for process in write_configs(self.config, url):
             self.described[process.name] = process
             start(processes, self._equipped(process))
-        if self.config.base_url is None:
-            self._publish()
+        if manifest is not None:
+            self._announce(processes, manifest)
         self.heard = self.progress.since = time.monotonic()
         logs = self.folder / "logs"
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {logs}")
@@ -178,19 +190,25 @@ class Evaluation:
     def _equipped(self, process: ProcessConfig) -> ProcessConfig:
         return interpreters.equipped(self.config.env, process, self.variables)
 
-    def _publish(self) -> None:
-        """The checkpoint is version 0, which engines have to prove. Hashing it takes a while; they start meanwhile."""
-        manifest = checkpoint.publish(resolve_evaluation.model_folder(self.config), self.folder)
-        client = OrchestratorClient(self.url, self.config.timeouts.start_s)
-        try:
-            client.weights(0, str(manifest))
-        except OrchestratorError as error:
-            raise RefusedError(
-                f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in another "
-                "--output-dir, or anew with --clean-output-dir"
-            ) from None
-        finally:
-            client.close()
+    def _announce(self, processes: Processes, manifest: Path) -> None:
+        while True:
+            client = OrchestratorClient(self.url, ANNOUNCE_S)
+            try:
+                return client.weights(0, str(manifest))
+            except NoMoreBatches:
+                return None  # all is measured already, which is seen next
+            except OrchestratorError as error:
+                ended = list(processes.poll(TICK_S))
+                for process in ended:
+                    self._ended(processes, process)
+                self._check_interrupt()
+                if not ended:
+                    raise RefusedError(
+                        f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
+                        "another --output-dir, or anew with --clean-output-dir"
+                    ) from None
+            finally:
+                client.close()
 
     def _watch(self, processes: Processes) -> None:
         """Returns when all is measured."""
@@ -213,6 +231,8 @@ class Evaluation:
 
     def _ended(self, processes: Processes, process: Process) -> None:
         kind = self.described[process.name].kind
+        if kind != "orchestrator" and preflight.is_over(self.folder):
+            return
         if process.code == 0 and kind in ("orchestrator", "env-worker"):
             if kind == "env-worker":
                 self.early[process.name] = time.monotonic()
@@ -225,7 +245,9 @@ class Evaluation:
         again = start(processes, self._equipped(self.described[process.name]))
         if kind != "orchestrator":
             return
-        url = wait_for_orchestrator(processes, again, self.folder, self._check_interrupt, lambda ended: None)
+        url = wait_for_orchestrator(
+            processes, again, self.folder, self._check_interrupt, lambda other: self._ended(processes, other)
+        )
         if url is not None and url != self.url:
             raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
         self.heard = self.progress.since = time.monotonic()
@@ -271,16 +293,16 @@ class Evaluation:
             raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
 
     def _missing(self, status: dict[str, Any]) -> list[str]:
-        parts = orchestrator_status.missing(status, [entry.label for entry in self.config.env])
+        parts = orchestrator_status.missing(status, self.names)
         # There is no trainer, and with an endpoint no engine.
-        parts = [part for part in parts if "trainer" not in part]
-        return parts if self.config.base_url is None else [part for part in parts if "engine" not in part]
+        absent = ("the trainer ",) if self.config.base_url is None else ("the trainer ", "no inference engine ")
+        return [part for part in parts if not part.startswith(absent)]
 
     def _tell(self, code: int) -> int:
         """Writes the results, also of a part, and shows them."""
         where = {"base_url": self.config.base_url} if self.config.base_url is not None else {}
         measured = {"model": self.config.model, **where, "finished": preflight.is_over(self.folder)}
-        summary = results.write(self.folder, [entry.label for entry in self.config.env], measured, self._decode())
+        summary = results.write(self.folder, self.names, measured, self._decode())
         if summary["finished"]:
             self.console.say(results.table(summary))
         done = sum(found["rollouts"] for found in summary["environments"].values())

@@ -41,8 +41,9 @@ def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], No
     Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem, one a line.
     """
     problems: list[str] = []
-    for name, python in ((entry.label, entry.python) for entry in entries):
-        if python is None:
+    for entry in entries:
+        name, python = entry.label, entry.python
+        if python is None or not entry.num_workers:
             continue
         try:
             provide(python, install_s, say)

@@ -44,6 +44,8 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
     for label in {entry.label: None for entry in entries}:
         ids = [entry.id.split("@", 1)[0] for entry in entries if entry.label == label]
         known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
+        # What validates an environment has its secrets.
+        known_as += [one for entry in entries if entry.label == label and (one := getattr(entry, "validates", None))]
         try:
             found[label] = stored.of_environment(*known_as, label) | of_files
         except StateError as error:

@@ -110,7 +110,8 @@ class Storing:
             took = time.monotonic() - began
             if took > LAST_S:
                 processes.stop(grace_s=0.0, names=[NAME])
-            elif not told and took > TELL_AFTER_S:
+                break  # it ends now, or hangs in its storage, where nothing ends it
+            if not told and took > TELL_AFTER_S:
                 told = True
                 console.say("waiting for the last uploads to the store (Ctrl-C leaves them to the next start)")
         self.look(console)
@@ -118,7 +119,10 @@ class Storing:
         waiting = [*report.get("waiting", []), *(name for name in report.get("failed", {}) if "/" not in name)]
         if process.code == 0 and not waiting:
             return
-        reason = next(iter(report.get("failed", {}).values()), f"its process {process.describe_end()}")
+        reason = next(
+            iter(report.get("failed", {}).values()),
+            f"its process {process.describe_end() if process.ended else 'did not end'}",
+        )
         raise RunFailedError(
             f"trained, but not all is in the store ({', '.join(waiting) or 'unknown'}): {reason}; nothing of it is "
             f"lost, and `primerl run resume {self.run}` uploads it"

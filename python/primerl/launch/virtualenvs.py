@@ -26,7 +26,11 @@ FOLDER = "virtualenvs"
 LAST_LINES = 12
 POLL_S = 0.2
 # Of a local package: what is made of it, and what does not belong to it.
-LEFT_OUT = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "outputs"}
+LEFT_OUT = {"build", "dist", "__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "outputs"}
+
+
+# What was installed by this process: an installer may leave files in the folder of a local package.
+_made: dict[tuple[str, ...], Path] = {}
 
 
 class InstallError(Exception):
@@ -35,6 +39,9 @@ class InstallError(Exception):
 
 def folder_of(requirements: list[str]) -> Path:
     """Where the virtualenv of these requirements is, or will be. Their order does not matter."""
+    made = _made.get(tuple(requirements))
+    if made is not None:
+        return made
     content = {
         "python": [sys.implementation.cache_tag, sys.base_prefix],
         "requirements": sorted(set(requirements)),
@@ -50,7 +57,7 @@ def _local(requirements: list[str]) -> Iterator[tuple[str, Path]]:
         text = requirement.rpartition(" @ ")[2].removeprefix("file://")
         for candidate in (text, text.partition("[")[0]):
             path = Path(os.path.abspath(os.path.expanduser(candidate.strip())))
-            if (os.sep in candidate or candidate.endswith(".whl")) and path.exists():
+            if (os.sep in candidate or candidate in (".", "..") or candidate.endswith(".whl")) and path.exists():
                 yield requirement, path
                 break
 
@@ -82,6 +89,7 @@ def install(requirements: list[str], timeout_s: float, say: Callable[[str], None
     try:
         folder = folder_of(requirements)
         if folder.is_dir():
+            _made[tuple(requirements)] = folder
             return folder
         private_folder(FOLDER)
     except (StateError, OSError) as error:
@@ -91,6 +99,7 @@ def install(requirements: list[str], timeout_s: float, say: Callable[[str], None
         if not folder.is_dir():
             say(f"installing {', '.join(requirements)} into {folder}")
             _make(uv, folder, requirements, deadline)
+    _made[tuple(requirements)] = folder
     return folder
 
 

@@ -50,10 +50,19 @@ impl ErrorKind {
     pub fn of(error: &RolloutError) -> ErrorKind {
         let seen = error.refusal.as_ref().and_then(of_refusal);
         let exception = error.exception.as_deref();
-        seen.or_else(|| exception.and_then(|name| of_exception(name, error.status)))
-            .unwrap_or_else(|| of_word(&error.kind))
+        let told = exception.and_then(|name| of_exception(name, error.status));
+        let (first, second) = match &error.refusal {
+            // Agents end in order at these: what failed then came after it, unless it is that refusal in other words.
+            Some(Refusal { code, .. }) if ENDS_IN_ORDER.contains(&code.as_str()) => {
+                (told.filter(|kind| *kind != ErrorKind::Engine), seen)
+            }
+            _ => (seen, told),
+        };
+        first.or(second).unwrap_or_else(|| of_word(&error.kind))
     }
 }
+
+const ENDS_IN_ORDER: [&str; 2] = ["context_length_exceeded", "rollout_limit_reached"];
 
 /// Of the gateway's last word to the rollout.
 fn of_refusal(Refusal { code, status }: &Refusal) -> Option<ErrorKind> {
@@ -187,8 +196,17 @@ mod tests {
                 exception: Some("ToolError".to_owned()),
                 ..refused(code, status)
             };
+            let wanted = match ENDS_IN_ORDER.contains(&code) {
+                true => ErrorKind::Tool,
+                false => wanted,
+            };
             assert_eq!(kind(guess), wanted, "{code} {status}");
         }
+        let overflow = RolloutError {
+            exception: Some("ProviderError".to_owned()),
+            ..refused("context_length_exceeded", 400)
+        };
+        assert_eq!(kind(overflow), ErrorKind::Model);
         let over = RolloutError {
             exception: Some("SandboxError".to_owned()),
             ..refused("rollout_over", 410)

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::config::{ClientType, Config, Sampling};
 use crate::engines::seats;
+use crate::envs::joining;
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
@@ -212,6 +213,7 @@ pub(crate) fn restore(app: &App, core: &Core) {
         core.next_worker(),
     );
     *app.listed.lock() = core.known_examples().collect();
+    *app.listings.lock() = joining::read(&app.config.output_dir);
     for seat in seats::read(&app.config.output_dir, core.known_engines()) {
         if let Err(problem) = app.engines.restore(&seat) {
             tracing::error!(engine = %seat.engine, url = seat.url, problem, "cannot use this engine");

@@ -7,6 +7,7 @@ use super::endpoints::environment_named;
 use super::wire::{Listing, RegisterRequest, WorkerRole};
 use crate::app::App;
 use crate::config::RolloutLimits;
+use crate::files::write_whole;
 use crate::http::{ApiError, Encoding};
 use axum::extract::{Query, State};
 use axum::response::Response;
@@ -14,6 +15,8 @@ use primerl_core::EnvironmentId;
 use primerl_core::core::Listed;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 #[derive(Debug, Deserialize)]
@@ -110,6 +113,9 @@ pub fn difference(
 }
 
 fn other_packages(first: &Listing, own: &Listing) -> Option<String> {
+    if first.packages.is_empty() {
+        return None; // of before a restart
+    }
     let names = first.packages.keys().chain(own.packages.keys());
     let names: std::collections::BTreeSet<&String> = names.collect();
     let version = |listing: &Listing, name: &String| listing.packages.get(name).cloned();
@@ -139,12 +145,51 @@ pub fn is_first(app: &App, environment: EnvironmentId, asked: &RegisterRequest) 
         whole_groups: asked.whole_groups,
     };
     app.listed.lock().entry(environment).or_insert(said);
-    if let Some(listing) = &asked.listing {
-        let mut listings = app.listings.lock();
-        listings
-            .entry(environment)
-            .or_insert_with(|| listing.clone());
+    let Some(listing) = &asked.listing else {
+        return;
+    };
+    let mut listings = app.listings.lock();
+    let known = listings.entry(environment).or_default();
+    // After a restart the versions may be others.
+    if known.packages.is_empty() {
+        known.clone_from(listing);
+        // Once an environment and start, so it may wait for the disk.
+        write(&app.config.output_dir.join(FILE), &listings);
     }
+}
+
+/// In the output folder: which examples the first workers listed, for workers that join after a restart.
+const FILE: &str = "run/listings.json";
+
+fn write(path: &Path, listings: &HashMap<EnvironmentId, Listing>) {
+    let bytes = serde_json::to_vec(&listings.iter().collect::<Vec<_>>()).unwrap_or_default();
+    if let Err(error) = write_whole(path, &bytes) {
+        tracing::warn!(%error, "what env workers list is not known after a restart");
+    }
+}
+
+/// Those of before a restart. Without versions of packages: a run may go on with others.
+pub(crate) fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
+    let path = output_dir.join(FILE);
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(_) => return HashMap::new(),
+    };
+    let found: Vec<(EnvironmentId, Listing)> = match serde_json::from_slice(&bytes) {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the next worker says what is listed");
+            return HashMap::new();
+        }
+    };
+    let without = |listing: Listing| Listing {
+        packages: Default::default(),
+        ..listing
+    };
+    found
+        .into_iter()
+        .map(|(environment, listing)| (environment, without(listing)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -176,12 +221,25 @@ mod tests {
             packages: Default::default(),
             ..one.clone()
         };
+        assert_eq!(other_packages(&without, &one), None);
         assert_eq!(
             other_packages(&one, &without).as_deref(),
             Some(
                 "has reverse-text none where the first one has 0.1.0, verifiers none where the first one has 0.4.0"
             )
         );
+    }
+
+    #[test]
+    fn examples_are_known_after_a_restart_and_versions_are_not() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        assert_eq!(read(folder.path()), HashMap::new());
+        std::fs::create_dir(folder.path().join("run")).expect("a folder");
+        let known = HashMap::from([(EnvironmentId(1), listing("a", "b", "0.1.0"))]);
+        write(&folder.path().join(FILE), &known);
+        let found = read(folder.path());
+        let found = &found[&EnvironmentId(1)];
+        assert_eq!((&*found.digest, found.packages.len()), ("ab", 0));
     }
 
     #[test]
