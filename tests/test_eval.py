@@ -268,6 +268,11 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
     assert once_more.returncode == 0
     assert "pass@2  1.000" in once_more.stdout
     assert len(served.asked) == asked
+    # A report that was lost between the journal and its file is written by the next start.
+    (output / results.EVALS).unlink()
+    mended = evaluate(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
+    assert mended.returncode == 0
+    assert "pass@2  1.000" in mended.stdout
     assert not [path for path in output.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 

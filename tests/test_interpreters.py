@@ -70,6 +70,7 @@ def test_requirements_are_installed_once_and_anew_when_they_change(state: Path, 
     wheel(tmp_path / "wheels", "ANSWER = 43\n")
     other = virtualenvs.install(requirements, 120, said.append)
     assert other != folder
+    assert virtualenvs.installed(requirements) == other
     assert (answer(folder), answer(other)) == ("42", "43")
     assert not list(folder.parent.glob("*.partial"))
 
@@ -178,6 +179,22 @@ def test_a_process_of_another_interpreter_finds_the_package_and_nothing_else(tmp
     assert (found["VIRTUAL_ENV"], found["PATH"]) == (str(home), f"{home / 'bin'}:/bin")
     # One without a virtualenv has none.
     assert "VIRTUAL_ENV" not in interpreters.variables("/usr/bin/python3", tmp_path / "package", given)
+
+
+def test_what_is_installed_from_a_folder_is_told_by_its_content(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for name in ("one", "two"):
+        package = tmp_path / name
+        (package / "build").mkdir(parents=True)
+        (package / "module.py").write_text(name)
+        monkeypatch.chdir(package)
+        folders.append(virtualenvs.folder_of(["."]))
+        # What an installer leaves there is none of it.
+        (package / "build" / "left.py").write_text("")
+        assert virtualenvs.folder_of(["."]) == folders[-1]
+    assert folders[0] != folders[1]
 
 
 def config(train: dict[str, Any], *evaluated: dict[str, Any]) -> RLConfig:

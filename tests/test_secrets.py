@@ -106,6 +106,17 @@ def test_a_damaged_file_is_bad_input_of_a_start(state: Path) -> None:
     assert VALUE not in str(caught.value)
 
 
+def test_what_validates_an_environment_has_its_secrets(state: Path) -> None:
+    values = tomllib.loads(CONFIG)
+    values["orchestrator"]["train"]["env"][0]["name"] = "mine"
+    values["orchestrator"]["val"] = {"num_examples": 1}
+    secrets.put("JUDGE_KEY", "k" * 20, "mine")
+    assert {name: list(found) for name, found in of_workers(RLConfig.model_validate(values)).items()} == {
+        "mine": ["JUDGE_KEY"],
+        "mine-val": ["JUDGE_KEY"],
+    }
+
+
 def test_two_that_set_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """
 import sys

@@ -71,7 +71,7 @@ def of(workers: Workers) -> str:
 def interpreter(python: Interpreter) -> str:
     """Its path; of a virtualenv that is still to be made, where it will be."""
     if python.requirements is not None:
-        return os.fspath(virtualenvs.folder_of(python.requirements) / "bin" / "python")
+        return os.fspath(virtualenvs.installed(python.requirements) / "bin" / "python")
     # Not resolved: a virtualenv's interpreter is a link, and knows by its own path where it is.
     path = Path(resolve.absolute(python.path or ""))
     return os.fspath(path / "bin" / "python" if path.is_dir() else path)

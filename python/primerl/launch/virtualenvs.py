@@ -39,9 +39,6 @@ class InstallError(Exception):
 
 def folder_of(requirements: list[str]) -> Path:
     """Where the virtualenv of these requirements is, or will be. Their order does not matter."""
-    made = _made.get(tuple(requirements))
-    if made is not None:
-        return made
     content = {
         "python": [sys.implementation.cache_tag, sys.base_prefix],
         "requirements": sorted(set(requirements)),
@@ -49,6 +46,11 @@ def folder_of(requirements: list[str]) -> Path:
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return state_folder() / FOLDER / digest[:20]
+
+
+def installed(requirements: list[str]) -> Path:
+    """The one that this process has found or made last, whatever has changed since; else as `folder_of`."""
+    return _made.get(tuple(requirements)) or folder_of(requirements)
 
 
 def _local(requirements: list[str]) -> Iterator[tuple[str, Path]]:
