@@ -454,7 +454,11 @@ def test_bad_settings_end_before_anything_is_written(tmp_path: Path, capsys: pyt
 @contextmanager
 def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """The trainer as a process of its own, which does not outlive the block."""
-    program = "import json, sys; from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+    # Under nohup it would inherit that SIGHUP is ignored.
+    program = (
+        "import json, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, json.dumps(values)],
         stdout=subprocess.PIPE,
