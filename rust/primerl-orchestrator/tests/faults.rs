@@ -450,7 +450,8 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
         (status, &answer["error"]["code"]),
         (400, &json!("context_length_exceeded"))
     );
-    assert!(worker.result(lease.rollout, failed("ToolError")).await);
+    // The same refusal, in the words of a client.
+    assert!(worker.result(lease.rollout, failed("ProviderError")).await);
     let model = lease.rollout;
 
     // An agent that went on after a refusal.
