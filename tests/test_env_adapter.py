@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
 from primerl.envs.limits import RolloutLimits
+from verifiers.v1.utils import loaders
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 ROOT = "http://127.0.0.1:1/v1"
@@ -488,3 +490,24 @@ def test_a_patch_whose_target_is_gone_or_different_is_refused() -> None:
         patches._replace("json", "no_such_function", [], lambda original: original)
     with pytest.raises(patches.PatchError, match=r"json\.loads takes"):
         patches._replace("json", "loads", ["text"], lambda original: original)
+
+
+def test_the_tasksets_of_verifiers_are_imported_where_one_is_named_alone() -> None:
+    for environment_id, expected in (
+        ("reverse-text", "False reverse_text"),
+        ("harbor", "True verifiers.v1.tasksets.harbor"),
+    ):
+        script = (
+            "import sys; from primerl.envs import generations; from verifiers.v1.utils import loaders; "
+            "generations.prepared('v1'); "
+            f"module = loaders._import_plugin({environment_id!r}, 'taskset', generations.TASKSETS); "
+            "print(generations.TASKSETS in sys.modules, module.__name__)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
+def test_an_id_that_is_nowhere_is_refused_in_the_words_of_verifiers() -> None:
+    adapter.prepare()
+    with pytest.raises(ModuleNotFoundError, match="taskset 'no-such-one' not found"):
+        loaders._import_plugin("no-such-one", "taskset", "verifiers.v1.tasksets")

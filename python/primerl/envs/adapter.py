@@ -16,7 +16,7 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import documented, harness, limits, patches
+from primerl.envs import documented, generations, harness, limits, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, SharedInterception, address_of
 from primerl.envs.interface import (
@@ -40,6 +40,7 @@ def prepare() -> None:
     """Changes other libraries as an env worker needs them; before an environment is loaded."""
     patches.cache_default_factories()
     patches.cache_plugin_classes()
+    patches.find_plugins_by_file(generations.ships)
     patches.cap_seat_time(limits.cap_seat)
     patches.offer_harness(HARNESS_ID, harness)
 

@@ -14,6 +14,7 @@ import importlib.util
 import re
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Literal, cast
 
@@ -26,6 +27,7 @@ BOUNDS: dict[Name, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "classic": ((0, 1, 14), (0, 4)),
 }
 MODULES: dict[Name, str] = {"v1": "primerl.envs.adapter", "classic": "primerl.envs.classic"}
+TASKSETS = "verifiers.v1.tasksets"
 OWN = "give it an interpreter of its own: a table `python` with `requirements` or `path` (docs/environments.md)"
 
 
@@ -103,10 +105,17 @@ def _described(name: Name) -> str:
 
 def _module(name: str, has: Name) -> ModuleType:
     # As verifiers of each generation looks for it.
-    own = f"verifiers.v1.tasksets.{name}"
-    if has == "v1" and importlib.util.find_spec(own) is not None:
-        return import_module(own)
+    if has == "v1" and ships(TASKSETS, name):
+        return import_module(f"{TASKSETS}.{name}")
     return import_module(name)
+
+
+def ships(package: str, name: str) -> bool:
+    """Whether this package of verifiers has such a module. The package is not imported: all of its modules would be."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.submodule_search_locations is None:
+        return False
+    return PathFinder.find_spec(f"{package}.{name}", found.submodule_search_locations) is not None
 
 
 def _has_taskset(module: ModuleType) -> bool:
