@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+import tomli_w
 from end_to_end import EXAMPLE, Started, column, has_learnt, launch, primerl, until
 from engine_helpers import VLLM_PYTHON, need_vllm
 from primerl.launch.guard import marked
@@ -51,6 +53,27 @@ def test_engine_says_what_it_loaded(trained: Path) -> None:
     assert len(loaded) >= 10
     # Nothing of the model is taken on trust.
     assert all("24 of 24 tensors compared with the model" in line for line in loaded)
+
+
+def test_the_trained_model_is_measured_apart_from_the_run_as_it_was_in_it(trained: Path, tmp_path: Path) -> None:
+    *_, last = [json.loads(line) for line in (trained / "evals.jsonl").read_text().splitlines()]
+    settings = tomllib.loads((EXAMPLE / "rl-vllm.toml").read_text())
+    (environment,) = settings["orchestrator"]["eval"]["env"]
+    (weights,) = (trained / "weights").glob("step_*")
+    evaluation = {
+        "model": os.fspath(weights),
+        "output_dir": os.fspath(tmp_path / "out"),
+        "max_tokens": settings["orchestrator"]["sampling"]["max_tokens"],
+        "env": [environment],
+        "inference": {**settings["inference"], "python": os.fspath(VLLM_PYTHON)},
+    }
+    (tmp_path / "eval.toml").write_text(tomli_w.dumps(evaluation))
+    primerl("eval", "@", str(tmp_path / "eval.toml"))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["environments"][environment["name"]]
+    assert summary["measured"] == environment["num_examples"]
+    assert summary["errors"] == {}
+    # Greedily both times; two words that are as likely may change places with the batch that they were sampled in.
+    assert summary["scores"]["avg@1"] == pytest.approx(last["avg@1"], abs=0.04)
 
 
 @pytest.fixture(scope="module")
