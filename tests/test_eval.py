@@ -17,9 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from end_to_end import read_lines, until
-from primerl._core import PrimerlError, inspect_run
+from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError, load
@@ -304,3 +305,9 @@ def test_a_checkpoint_is_served_and_measured(tmp_path: Path) -> None:
     manifest = json.loads((output / "broadcasts" / "step_0" / "manifest.json").read_text())
     assert manifest["policy_version"] == 0
     assert "lm_head.weight" not in {entry["name"] for entry in manifest["tensors"]}
+    server = PageServer(output, model)
+    try:
+        now = httpx.get(f"{server.url}/page/now").json()
+    finally:
+        server.stop()
+    assert now["only_evaluates"]

@@ -287,6 +287,27 @@ def test_names_of_engines_are_no_markup() -> None:
     assert "[b]serves" in text
 
 
+def test_an_evaluation_has_no_trainer_to_show() -> None:
+    states = [{"state": "busy", "what": "serves", "share": 1.0}]
+    now = {
+        "folder": "out",
+        "only_evaluates": True,
+        "idle": {"trainer": states, "engines": [{"engine": 0, "states": states}], "workers": []},
+        "status": {
+            "rollouts": {"evaluated": 1234, "in_flight": 3, "limit": 16},
+            "environments": [{"errors": {"model": 2, "tool": 1}}, {"errors": {}}],
+        },
+    }
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(top.frame(now, {}, "http://127.0.0.1:1"))
+    text = capture.get()
+    for words in ("measured 1,234", "in flight 3/16", "errors 3", "engine 0"):
+        assert words in text
+    for words in ("trainer", "no step is trained yet", "staleness"):
+        assert words not in text
+
+
 def test_sparklines_span_what_there_is() -> None:
     assert top.spark([1.0, 2.0, 3.0]).plain == "▁▄█" or top.spark([1.0, 2.0, 3.0]).plain == "▁▅█"
     assert top.spark([2.0] * 5).plain == "▁▁▁▁▁"

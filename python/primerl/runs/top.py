@@ -129,30 +129,45 @@ def watch(url: str, interval_s: float) -> None:
 def frame(now: dict[str, Any], curves: dict[str, Any], url: str) -> RenderableType:
     """One picture: `now` as of /page/now, `curves` as of /page/curves."""
     status = now.get("status") or {}
-    parts: list[RenderableType] = [headline(now, status, url), sparks(curves)]
+    evaluates = bool(now.get("only_evaluates"))
+    parts: list[RenderableType] = [headline(now, status, url)]
+    if not evaluates:
+        parts.append(sparks(curves))
     if now.get("idle"):
-        parts.append(Panel(idle(now["idle"]), title="where the time goes", title_align="left", border_style="dim"))
+        told = {**now["idle"], "trainer": None} if evaluates else now["idle"]
+        parts.append(Panel(idle(told), title="where the time goes", title_align="left", border_style="dim"))
     parts.append(Panel(engines(status), title="engines", title_align="left", border_style="dim"))
     parts.append(Panel(waits(status), title="who waits for what", title_align="left", border_style="dim"))
     return Group(*parts)
 
 
 def headline(now: dict[str, Any], status: dict[str, Any], url: str) -> Text:
-    run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
+    rollouts = status.get("rollouts", {})
     facts = [
-        ("step", f"{run.get('step', 0)}/{run.get('max_steps', '?')}"),
-        ("reward", number(step.get("reward/all/mean"))),
-        ("policy", "none" if run.get("policy_version") is None else f"v{run['policy_version']}"),
         ("in flight", f"{rollouts.get('in_flight', 0)}/{rollouts.get('limit', 0)}"),
-        ("trained", f"{rollouts.get('trained', 0):,}"),
-        ("lost", f"{sum(rollouts.get(name, 0) for name in ('failed', 'stale', 'cancelled')):,}"),
         ("tokens/s", f"{float(status.get('tokens', {}).get('per_second') or 0):,.0f}"),
     ]
+    if now.get("only_evaluates"):
+        failed = sum(sum(one.get("errors", {}).values()) for one in status.get("environments", []))
+        facts = [("measured", f"{rollouts.get('evaluated', 0):,}"), *facts, ("errors", f"{failed:,}")]
+    else:
+        facts = [*trained(status), *facts]
     text = Text(f"{now.get('folder')}  ", style="bold")
     text.append(f"{url}/\n", style="dim")
     for name, value in facts:
         text.append(f"{name} ", style="dim").append(f"{value}   ", style="bold")
     return text
+
+
+def trained(status: dict[str, Any]) -> list[tuple[str, str]]:
+    run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
+    return [
+        ("step", f"{run.get('step', 0)}/{run.get('max_steps', '?')}"),
+        ("reward", number(step.get("reward/all/mean"))),
+        ("policy", "none" if run.get("policy_version") is None else f"v{run['policy_version']}"),
+        ("trained", f"{rollouts.get('trained', 0):,}"),
+        ("lost", f"{sum(rollouts.get(name, 0) for name in ('failed', 'stale', 'cancelled')):,}"),
+    ]
 
 
 def sparks(curves: dict[str, Any]) -> Table:
@@ -181,7 +196,7 @@ def spark(values: list[float], width: int = WIDTH) -> Text:
 
 def idle(idle: dict[str, Any]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    rows = [("trainer", idle["trainer"])]
+    rows = [] if idle["trainer"] is None else [("trainer", idle["trainer"])]
     rows += [(f"engine {engine['engine']}", engine["states"]) for engine in idle["engines"]]
     rows += [(f"workers of {workers['environment']}", workers["states"]) for workers in idle["workers"]]
     for name, states in rows:

@@ -175,7 +175,7 @@ impl Prepared {
             page: Page::new(
                 &output_dir,
                 Some(Arc::clone(&self.renderer)),
-                story.core.config().data_ranks,
+                story.core.config(),
             ),
             gateway: Gateway::new(self.renderer, access, model, seq_len).with_clients(
                 self.config.client_type,

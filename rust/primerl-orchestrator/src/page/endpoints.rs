@@ -115,6 +115,7 @@ pub(super) async fn now_with(
             "folder": folder.map(|name| name.to_string_lossy()),
             "output_dir": page.output_dir,
             "rows": rows,
+            "only_evaluates": page.only_evaluates,
             "environments": known.index.environments,
             "journal": {
                 "events": known.events,
@@ -269,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn a_status_is_asked_for_by_one_at_a_time() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let page = Page::new(folder.path(), None, 1);
+        let page = Page::new(folder.path(), None, &primerl_core::testing::config());
         let (asked, may_answer) = (AtomicU32::new(0), Semaphore::new(0));
         let status = || async {
             asked.fetch_add(1, Ordering::Relaxed);

@@ -47,6 +47,8 @@ pub struct Page {
     /// Without it, tokens are shown by their ids.
     renderer: Option<Arc<Renderer>>,
     data_ranks: u32,
+    /// `primerl eval`: nothing is trained.
+    only_evaluates: bool,
     reader: Reader,
     curves: Mutex<Curves>,
     shelf: Mutex<Shelf>,
@@ -61,12 +63,13 @@ impl Page {
     pub(crate) fn new(
         output_dir: &Path,
         renderer: Option<Arc<Renderer>>,
-        data_ranks: u32,
+        config: &primerl_core::Config,
     ) -> Arc<Page> {
         Arc::new(Page {
             output_dir: output_dir.to_owned(),
             renderer,
-            data_ranks,
+            data_ranks: config.data_ranks,
+            only_evaluates: config.only_evaluates(),
             reader: Reader::new(output_dir),
             curves: Mutex::new(Curves::new(output_dir)),
             shelf: Mutex::default(),

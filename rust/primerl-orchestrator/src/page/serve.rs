@@ -31,7 +31,7 @@ impl Prepared {
             let folder = output_dir.to_owned();
             return Err(InspectError::NoJournal { folder });
         }
-        let data_ranks = journal::oldest(&folder)?.core.config().data_ranks;
+        let oldest = journal::oldest(&folder)?;
         let renderer = model.and_then(|model| match Renderer::load(model) {
             Ok(renderer) => Some(Arc::new(renderer)),
             Err(error) => {
@@ -39,7 +39,11 @@ impl Prepared {
                 None
             }
         });
-        Ok(Prepared(Page::new(output_dir, renderer, data_ranks)))
+        Ok(Prepared(Page::new(
+            output_dir,
+            renderer,
+            oldest.core.config(),
+        )))
     }
 
     /// Until `stop`. It asks nobody for a key: `listener` should be on loopback.

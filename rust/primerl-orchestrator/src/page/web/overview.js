@@ -23,6 +23,14 @@ function byEnvironment(metric) {
   };
 }
 
+const versionOf = (evaluation) => evaluation.version ?? evaluation.policy_at_the_time;
+
+/** Of the mean reward; of one example there is none. */
+function interval(evaluation) {
+  const name = Object.keys(evaluation).find((name) => /^avg@\d+\/low$/.test(name));
+  return name ? `${short(evaluation[name])} to ${short(evaluation[name.replace("low", "high")])}` : "–";
+}
+
 /** Title, and which columns it shows of those there are. */
 const CHARTS = [
   ["Reward", byEnvironment("reward")],
@@ -53,6 +61,40 @@ function label(name) {
 const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
 const kind = (state) => KINDS.find(([pattern]) => pattern.test(state))[1];
 
+const tile = (name, value, more = "") => el("div", { class: "card tile" }, el("dt", { text: name }), el("dd", {}, value, el("small", { text: more, title: more })));
+const since = (now) => `${now.is_live ? "running" : "ran"} for ${span(now.status.run.elapsed_s)}`;
+const sampling = ({ is_live, status: { tokens } }) => tile(is_live ? "Tokens/s" : "Tokens", whole(is_live ? tokens.per_second : tokens.sampled), is_live ? `${whole(tokens.sampled)} sampled` : "sampled");
+const flying = ({ is_live, status: { rollouts } }) => tile("In flight", is_live ? whole(rollouts.in_flight) : "–", is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over");
+
+/** Its numbers, as they are now. */
+function ofTraining(now) {
+  const { run, rollouts, trainer } = now.status;
+  const step = now.status.last_step ?? {};
+  return [
+    tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, since(now)),
+    tile("Reward", short(step["reward/all/mean"]), "last batch"),
+    tile("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`, run.published_version === null ? "none is published" : `v${run.published_version} published`),
+    sampling(now),
+    flying(now),
+    tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
+    tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
+    tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])}`),
+    tile("Trainer idle", percent(trainer.idle_share), trainer.doing),
+  ];
+}
+
+/** Of `primerl eval`: nothing is trained. */
+function ofEvaluation(now) {
+  const { rollouts, environments } = now.status;
+  const errors = (environments ?? []).flatMap((one) => Object.values(one.errors ?? {})).reduce((sum, count) => sum + count, 0);
+  return [
+    tile("Measured", whole(rollouts.evaluated), since(now)),
+    flying(now),
+    sampling(now),
+    tile("Errors", whole(errors), "a rollout that fails is tried once more"),
+  ];
+}
+
 export class Overview {
   constructor() {
     this.charts = new Map();
@@ -73,17 +115,19 @@ export class Overview {
     this.evaluations = el("section", { class: "card", id: "evaluations" });
     this.measured = new Chart("Evaluations: mean reward by policy version", { dots: true, unit: "version" });
     const all = el("button", { text: "All steps", on: { click: () => this.choose() } });
-    const bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
+    this.bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
       el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
-    this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, bar, this.grid,
+    this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, this.bar, this.grid,
       el("div", { class: "wide" }, this.idle, this.waits, this.engines, this.workers, this.evaluations), this.others);
   }
 
   async now(now) {
+    this.evaluates = now.only_evaluates;
+    this.bar.hidden = this.grid.hidden = this.evaluates;
     this.tell(now);
     if (now.rows === this.rows) return;
     this.rows = now.rows;
-    await Promise.all([this.curves(), this.measure()]);
+    await Promise.all([this.evaluates ? null : this.curves(), this.measure()]);
   }
 
   async choose(from = "", to = "") {
@@ -128,40 +172,31 @@ export class Overview {
 
   async measure() {
     const { evaluations } = await get("/page/evaluations", { limit: 1000 });
-    const versionOf = (one) => one.version ?? one.policy_at_the_time;
+    if (!this.evaluates) this.draw(evaluations);
+    if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
+    const passes = (one) => Object.entries(one).filter(([name]) => /^pass@\d+$/.test(name));
+    const failed = (one) => Object.entries(one.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
+    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {}), ...failed(one)].map(([name, value]) => `${name} ${short(value)}`).join("  ");
+    const rows = evaluations.slice(-12).reverse().map((one) => [
+      one.environment, one.model ?? (this.evaluates ? "the checkpoint" : `v${versionOf(one)}`), { right: short(one.mean_reward) }, { right: interval(one) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
+    replace(this.evaluations, el("h2", { text: "Evaluations" }),
+      table(["environment", "measured", { right: "reward" }, { right: "95 % interval" }, { right: "rollouts" }, { right: "failed" }, "metrics"], rows));
+  }
+
+  draw(evaluations) {
     const environments = [...new Set(evaluations.map((one) => one.environment))];
     this.measured.show(environments.map((name) => {
       const own = evaluations.filter((one) => one.environment === name && one.mean_reward !== null);
       return { name, x: own.map(versionOf), y: own.map((one) => one.mean_reward) };
     }));
-    if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
-    if (this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
-    const passes = (one) => Object.entries(one).filter(([name]) => /^pass@\d+$/.test(name));
-    const failed = (one) => Object.entries(one.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
-    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {}), ...failed(one)].map(([name, value]) => `${name} ${short(value)}`).join("  ");
-    const rows = evaluations.slice(-12).reverse().map((one) => [
-      one.environment, one.model ?? `v${versionOf(one)}`, { right: short(one.mean_reward) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
-    replace(this.evaluations, el("h2", { text: "Evaluations" }),
-      table(["environment", "measured", { right: "reward" }, { right: "rollouts" }, { right: "failed" }, "metrics"], rows));
+    if (evaluations.length > 0 && this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
   }
 
   tell(now) {
     const status = now.status;
     this.where(now.idle);
     if (!status) return replace(this.tiles);
-    const { run, rollouts, trainer, tokens } = status;
-    const step = status.last_step ?? {};
-    const tile = (name, value, more = "") => el("div", { class: "card tile" }, el("dt", { text: name }), el("dd", {}, value, el("small", { text: more, title: more })));
-    replace(this.tiles,
-      tile("Step", `${whole(run.step)} / ${whole(run.max_steps)}`, `${now.is_live ? "running" : "ran"} for ${span(run.elapsed_s)}`),
-      tile("Reward", short(step["reward/all/mean"]), "last batch"),
-      tile("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`, run.published_version === null ? "none is published" : `v${run.published_version} published`),
-      tile(now.is_live ? "Tokens/s" : "Tokens", whole(now.is_live ? tokens.per_second : tokens.sampled), now.is_live ? `${whole(tokens.sampled)} sampled` : "sampled"),
-      tile("In flight", now.is_live ? whole(rollouts.in_flight) : "–", now.is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over"),
-      tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
-      tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
-      tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])}`),
-      tile("Trainer idle", percent(trainer.idle_share), trainer.doing));
+    replace(this.tiles, ...(this.evaluates ? ofEvaluation(now) : ofTraining(now)));
     // Of a run that is over, what was last seen says nothing any more.
     const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => b.since_s - a.since_s) : [];
     const lines = waits.slice(0, 14).map((wait) => el("li", {}, el("span", {}, el("b", { text: wait.who }), ` → ${wait.for}`),
@@ -187,6 +222,6 @@ export class Overview {
       })),
       el("div", { class: "reasons" }, states.filter((one) => one.share >= 0.005).slice(0, 6).map((one) => el("span", {}, el("i", { class: kind(one.state) }), `${one.what} ${percent(one.share)}`))));
     replace(this.idle, el("div", { class: "row" }, el("h2", { text: "Where the time goes" }), el("span", { class: "end faint", text: `of ${span(idle.seconds)}` })),
-      bar("Trainer", idle.trainer), ...idle.engines.map((one) => bar(`Engine ${one.engine}`, one.states)), ...idle.workers.map((one) => bar(`Workers of ${one.environment}`, one.states)));
+      this.evaluates ? "" : bar("Trainer", idle.trainer), ...idle.engines.map((one) => bar(`Engine ${one.engine}`, one.states)), ...idle.workers.map((one) => bar(`Workers of ${one.environment}`, one.states)));
   }
 }
