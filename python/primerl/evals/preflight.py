@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
-from primerl.config import resolve, resolve_evaluation
+from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint
@@ -90,7 +90,7 @@ def is_over(folder: Path) -> bool:
 
 def same_evaluation(config: EvalConfig) -> None:
     """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
-    file = resolve_evaluation.run_file(config)
+    file = run_file.path(config)
     try:
         before = EvalConfig.model_validate(tomllib.loads(file.read_text()))
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _check_folder(folder: Path) -> None:
 def _check_model(config: EvalConfig) -> None:
     folder = resolve_evaluation.model_folder(config)
     try:
-        if resolve_evaluation.engine_backend(config) == "vllm":
+        if resolve.engine_backend(config) == "vllm":
             installation.check_model(folder, installation.find(config.inference.python).device)
         else:
             Shape.read(folder)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve, resolve_evaluation
+from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
@@ -72,7 +72,7 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
 
 def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variables) -> list[ProcessConfig]:
     """All but the orchestrator's are returned."""
-    resolve.write_text(resolve_evaluation.run_file(config), resolve_evaluation.run_to_toml(config))
+    run_file.write(config)
     if config.base_url is not None:
         write_text_model(resolve_evaluation.model_folder(config))
     resolve.write(resolve_evaluation.orchestrator(config))

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -110,7 +110,7 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
 def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Variables) -> list[ProcessConfig]:
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
-    resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
+    run_file.write(config)
     resolve.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
     others = [
         *resolve.inference(config, orchestrator_url),
