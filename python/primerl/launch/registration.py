@@ -14,11 +14,9 @@ from primerl.config import resolve, run_file
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import detached
-from primerl.launch.starting import BAD_INPUT
+from primerl.launch.starting import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
-
-INTERRUPTED = 130
 
 
 class Session:
