@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,18 @@ from primerl.launch.starting import RunFailedError
 from primerl.launch.watching import Interrupted, Interrupts, OrchestratorWatch, Restarts
 
 
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """As of a command in a terminal. In the background of a shell the tests would inherit that SIGINT is ignored, and
+    under nohup SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def test_a_signal_waits_until_it_is_asked_for_and_a_second_ctrl_c_does_not() -> None:
-    before = signal.getsignal(signal.SIGTERM)
     with Interrupts() as interrupts:
         interrupts.check()
         for _ in range(2):
@@ -23,18 +34,16 @@ def test_a_signal_waits_until_it_is_asked_for_and_a_second_ctrl_c_does_not() -> 
             interrupts.check()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) is before
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        assert signal.getsignal(number) is signal.default_int_handler
 
 
 def test_what_the_caller_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Interrupts() as interrupts:
-            signal.raise_signal(signal.SIGHUP)
-            interrupts.check()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGHUP)
+        interrupts.check()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_restarts_are_counted_by_process_within_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
