@@ -65,7 +65,7 @@ async def one(kind: str, answer: Answer) -> dict[str, Any]:
     env, model = load(kind), Model(answer)
     row = classic.list_examples(env, kind, 0)[0]
     async with classic.serving(env, ROOT, model.post) as runner:
-        outcome = await runner.run(row, label="r", base_url="http://h/rollouts/1/v1", api_key="k1", **SETTINGS)
+        outcome = await runner.run(row, Address("r", "http://h/rollouts/1/v1", "k1"), **SETTINGS)
     return {"outcome": outcome, "asked": model.asked}
 
 
@@ -107,7 +107,7 @@ async def cancelled() -> dict[str, Any]:
     env, model = load("single"), Model(lambda _: None)
     row = classic.list_examples(env, "single", 0)[0]
     async with classic.serving(env, ROOT, model.post) as runner:
-        task = asyncio.ensure_future(runner.run(row, label="r", base_url="http://h", api_key="k", **SETTINGS))
+        task = asyncio.ensure_future(runner.run(row, Address("r", "http://h", "k"), **SETTINGS))
         await model.waits.wait()
         task.cancel()
         await asyncio.wait([task])
@@ -166,7 +166,7 @@ async def env_group() -> dict[str, Any]:
     outcomes = []
     async with classic.serving(env, ROOT, model.post) as runner:
         for row in (rows[index] for index in range(len(rows))):
-            outcomes.append(await runner.run(row, label="r", base_url="http://h", api_key="k", **SETTINGS))
+            outcomes.append(await runner.run(row, Address("r", "http://h", "k"), **SETTINGS))
     return {"stops": sorted(outcome["traces"][0]["stop_condition"] for outcome in outcomes), "asked": len(model.asked)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import sequence_length
@@ -174,10 +174,10 @@ def test_the_full_form_that_is_written_is_the_same_run(tmp_path: Path) -> None:
     for changes in variants():
         short.write_text(tomli_w.dumps({**LEAST, **changes}))
         config = load_run(["@", str(short), "--dry-run"], program="primerl rl")
-        full.write_text(resolve.run_to_toml(config))
+        full.write_text(run_file.to_toml(config))
         again = load_run(["@", str(full), "--dry-run"], program="primerl rl")
         assert again == config
-        assert resolve.run_to_toml(again) == full.read_text()
+        assert run_file.to_toml(again) == full.read_text()
         # What is decided by whether it was given is decided alike.
         for of in (resolve.orchestrator, lambda config: resolve.trainer(config, "http://o:1")):
             assert of(again).config == of(config).config
@@ -230,7 +230,7 @@ def test_env_files_reach_env_workers_only_and_no_file(tmp_path: Path) -> None:
     [worker] = resolve.env_workers(config, "http://o:1")
     told = secrets.with_variables(worker, variables)
     assert environment_of(told).items() >= expected.items()
-    assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + resolve.run_to_toml(config)
+    assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + run_file.to_toml(config)
     for other in [resolve.orchestrator(config), resolve.trainer(config, "http://o:1")]:
         assert secrets.with_variables(other, variables).variables == {}
         assert "JUDGE_KEY" not in environment_of(other)

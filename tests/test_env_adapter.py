@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
+from primerl.envs.interface import Address
 from primerl.envs.limits import RolloutLimits
 from verifiers.v1.utils import loaders
 
@@ -83,9 +84,7 @@ def roll_out(
             task = list(runner.env.taskset)[example]
             outcome: dict[str, Any] = await runner.run(
                 task,
-                label="rollout 7",
-                base_url=base_url,
-                api_key=key_of(7),
+                Address("rollout 7", base_url, key_of(7)),
                 model="policy",
                 sampling={"temperature": 0.5, "max_tokens": 28},
                 time_limit=30,
@@ -258,9 +257,7 @@ def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
             task = asyncio.ensure_future(
                 runner.run(
                     next(iter(runner.env.taskset)),
-                    label="",
-                    base_url="http://gateway/v1",
-                    api_key=key_of(7),
+                    Address("", "http://gateway/v1", key_of(7)),
                     model="m",
                     sampling={},
                     time_limit=30,
@@ -368,9 +365,7 @@ def test_a_seat_that_hangs_is_ended_when_the_rollouts_time_is_up_and_scored() ->
         async with adapter.serving(env, ROOT, Gateway(never).post, limits) as runner:
             return await runner.run(
                 next(iter(env.taskset)),
-                label="rollout 7",
-                base_url="http://gateway/rollouts/7/v1",
-                api_key=key_of(7),
+                Address("rollout 7", "http://gateway/rollouts/7/v1", key_of(7)),
                 model="policy",
                 sampling={},
                 time_limit=60.0,

@@ -22,10 +22,10 @@ import pytest
 from end_to_end import read_lines, until
 from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
+from primerl.config import run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError, load
-from primerl.config.resolve import write_text
-from primerl.config.resolve_evaluation import model_name, orchestrator, run_file, run_to_toml
+from primerl.config.resolve_evaluation import model_name, orchestrator
 from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
 from primerl.models.tiny import TinyConfig, write_model
@@ -172,7 +172,7 @@ def test_settings_of_an_environment_come_before_those_of_the_whole() -> None:
 
 def test_another_evaluation_in_the_folder_is_named_by_its_field(tmp_path: Path) -> None:
     begun = config(output_dir=str(tmp_path), env=[{"id": "a"}, {"id": "b", "taskset": {"split": "x"}}])
-    write_text(run_file(begun), run_to_toml(begun))
+    run_file.write(begun)
     same_evaluation(begun)
     workers = [{"id": "a", "num_workers": 3}, {"id": "b", "taskset": {"split": "x"}}]
     same_evaluation(config(output_dir=str(tmp_path), env=workers, timeouts={"rollout_s": 5}, api_key_env="OTHER"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from primerl.cli import main
-from primerl.config import resolve
+from primerl.config import run_file
 from primerl.config.run_forms import load_run
 from primerl.models.tiny import write_model
 
@@ -36,7 +36,7 @@ def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (program, process) == ("primerl", "rl")
         config = load_run(arguments, program="primerl rl")
         if "--dry-run" in arguments:  # as the launcher does, for the last command
-            resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
+            run_file.write(config)
     assert config.trainer.model.lora is not None
     assert (config.trainer.model.lora.rank, config.output_dir, config.dry_run) == (32, "outputs/rank-32", False)
     Path("hosted.toml").write_text(whole.split("[env.taskset]")[0] + keys)

@@ -246,7 +246,7 @@ def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
     launcher.training_began = None
     assert reason_after(1, "refused") == "trained"
     assert reason_after(0, "finished at once") == "finished at once"
-    launcher.url = ""
+    launcher.orchestrator.url = ""
     assert reason_after(0, "nothing left to do") == "finished at once"
 
 
@@ -279,7 +279,7 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
     config = RLConfig.model_validate({"max_steps": 6, "model": {"path": "m"}, "orchestrator": sources, **settings})
     launcher = Launcher(config, folder, Console(io.StringIO()), {})
-    launcher.url = "http://127.0.0.1:1"
+    launcher.orchestrator.url = "http://127.0.0.1:1"
     processes = SimpleNamespace(by_name={}, guard_end=None)
     kinds = {"orchestrator": "orchestrator", "env": "env-worker", "trainer": "trainer"}
     launcher.described = {name: SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()}  # type: ignore[misc]
@@ -291,7 +291,7 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     for described in launcher.described.values():
         start(processes, described)
     monkeypatch.setattr(launch_run, "start", start)
-    monkeypatch.setattr(launch_run, "wait_for_orchestrator", lambda *_: launcher.url)
+    monkeypatch.setattr(launch_run, "wait_for_orchestrator", lambda *_: launcher.orchestrator.url)
     return launcher, processes
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from monitor_servers import PrimeServer
-from primerl.config import monitored, resolve
+from primerl.config import monitored, resolve, run_file
 from primerl.config.load import ConfigError, load
 from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
@@ -62,7 +62,7 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
     flags[:1] = ["--trainer.wandb.log-extras", "None"]
     off = rl("--wandb", *flags)
-    for text in (resolve.run_to_toml(off), stored_copy(off)):
+    for text in (run_file.to_toml(off), stored_copy(off)):
         file.write_text(text)
         (wandb,) = monitored.entries(load(RLConfig, ["@", str(file)], program="primerl rl"))
         assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)

@@ -98,10 +98,10 @@ def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
 
 def test_training_imports_little() -> None:
     """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
+    own = ("startup", "run_key", "exposition", "by_path")
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
-    allowed |= {"primerl.train", "primerl.models", "primerl.startup", "primerl.run_key", "primerl.exposition"}
+    allowed |= {"primerl.train", "primerl.models", *(f"primerl.{name}" for name in own)}
     found = set()
-    own = ("startup", "run_key", "exposition")
     folder = Path(primerl.train.__file__).parent
     files = [*sorted(folder.rglob("*.py")), *(folder.parent / f"{name}.py" for name in own)]
     assert len(files) > 10

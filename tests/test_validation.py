@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
@@ -88,7 +88,7 @@ def test_one_environment_is_validated_by_one_evaluation() -> None:
 
 
 def test_what_is_written_down_can_be_changed_and_read_again() -> None:
-    written = tomllib.loads(resolve.run_to_toml(config({"num_examples": 8})))
+    written = tomllib.loads(run_file.to_toml(config({"num_examples": 8})))
     assert "held_out" not in written["orchestrator"]["train"]["env"][0]
     assert [entry["id"] for entry in written["orchestrator"]["eval"]["env"]] == ["sort-letters"]
     written["orchestrator"]["val"]["num_examples"] = 5
@@ -96,7 +96,7 @@ def test_what_is_written_down_can_be_changed_and_read_again() -> None:
     assert again.orchestrator.train.env[0].held_out == 5
     assert again == RLConfig.model_validate(again.model_dump()), "what was read is read as it is"
     alone = RLConfig.model_validate({**written, "orchestrator": {"train": {"env": [{"id": "a"}]}, "val": {}}})
-    assert "eval" not in tomllib.loads(resolve.run_to_toml(alone))["orchestrator"]
+    assert "eval" not in tomllib.loads(run_file.to_toml(alone))["orchestrator"]
 
 
 def test_the_held_out_examples_and_the_others_are_the_whole_list() -> None:

@@ -11,18 +11,30 @@ from primerl.run_key import run_key_header
 
 
 class UnansweredError(Exception):
-    """Nobody answered in time, or not with JSON. The message says how it failed."""
+    """Nobody answered in time, or not as an orchestrator does. The message says how it failed."""
 
 
-def ask(url: str, path: str, *, within_s: float, **query: object) -> tuple[int, Any]:
-    """`GET path`: the HTTP status, and the JSON. Raises UnansweredError."""
+def ask(url: str, path: str, *, within_s: float, **query: object) -> tuple[int, dict[str, Any]]:
+    """`GET path`: the HTTP status, and the JSON object; empty where a refusal has none, as a proxy's may.
+
+    Raises UnansweredError.
+    """
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=within_s)
     try:
         connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=run_key_header())
         answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        content = answer.read()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UnansweredError(str(error)) from None
+        raise UnansweredError(str(error) or type(error).__name__) from None
     finally:
         connection.close()
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return answer.status, found
+    if answer.status == http.client.OK:
+        raise UnansweredError("what answers is no orchestrator: it sends no JSON object")
+    return answer.status, {}

@@ -9,7 +9,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.base import Name, RolloutLog, Seconds, Section, Seed, check_dry_run
 from primerl.config.client import Client
 from primerl.config.environment import Environment, Workers
-from primerl.config.orchestrator import Parsers, check_distinct
+from primerl.config.environment_checks import check_distinct
+from primerl.config.orchestrator import Parsers
 from primerl.config.rl import RunInference
 
 # Room for a prompt and several turns, where nothing says more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -11,15 +10,13 @@ from primerl.config.algorithm import Algorithm
 from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed, check_whole_groups
 from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
-    Environment,
     EvaluationEnvironments,
-    EvaluationSource,
     EvaluationSources,
     TrainEnvironments,
-    TrainSource,
     TrainSources,
     Validation,
 )
+from primerl.config.environment_checks import check_environments, check_ratios
 
 
 class Sampling(Section):
@@ -285,71 +282,6 @@ class Orchestration(Section):
         return self
 
 
-def check_distinct(environments: Sequence[Environment]) -> None:
-    seen: set[str] = set()
-    for environment in environments:
-        if environment.label == "all" or environment.label.startswith("staleness_"):
-            raise ValueError(
-                f"an environment is called {environment.label!r}, which is a name of metrics; give it another `name`"
-            )
-        if environment.label in seen:
-            raise ValueError(
-                f"two environments are called {environment.label!r}; "
-                "give one of them another `name` (it names metrics, logs and files)"
-            )
-        seen.add(environment.label)
-
-
-def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]) -> None:
-    names = [environment.label for environment in trained]
-    for environment in evaluated:
-        if environment.validates is not None and environment.validates not in names:
-            raise ValueError(
-                f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
-                "the name of one in train.env, or leave it out"
-            )
-
-
-def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]) -> None:
-    if ratios is None:
-        return
-    if len(ratios) != len(environments):
-        raise ValueError(
-            f"buffer.env_ratios has {len(ratios)} numbers for the {len(environments)} environments of train.env; "
-            "give one for each, in the order of train.env"
-        )
-    for environment in environments:
-        if environment.ratio is not None:
-            raise ValueError(
-                f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
-                "leave one of the two out"
-            )
-
-
-def check_limits(orchestration: Orchestration, environments: Sequence[TrainSource | EvaluationSource]) -> None:
-    """A rollout at its limit has yet to be scored and reported."""
-    longest = orchestration.timeouts.rollout_s
-    for environment in environments:
-        time_s = environment.limits.time_s
-        if time_s is not None and time_s >= longest:
-            raise ValueError(
-                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below timeouts.rollout_s "
-                f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other"
-            )
-
-
-def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
-    """A group of one has nothing to compare with."""
-    if orchestration.training_mode != "rl":
-        return
-    algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
-    if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
-        raise ValueError(
-            "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
-            "always 0; set group_size to at least 2"
-        )
-
-
 class OrchestratorSettings(Orchestration):
     """Rollouts, batches and their order."""
 
@@ -384,11 +316,8 @@ class OrchestratorSettings(Orchestration):
         return self
 
     @model_validator(mode="after")
-    def _distinct_names(self) -> Self:
-        check_distinct([*self.train.env, *self.eval.env])
-        check_groups(self, self.train.env)
-        check_limits(self, [*self.train.env, *self.eval.env])
-        check_validated(self.train.env, self.eval.env)
+    def _environments_fit(self) -> Self:
+        check_environments(self, self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")
@@ -425,11 +354,8 @@ class OrchestratorConfig(Orchestration):
     eval: EvaluationSources = EvaluationSources()
 
     @model_validator(mode="after")
-    def _distinct_names(self) -> Self:
-        check_distinct([*self.train.env, *self.eval.env])
-        check_groups(self, self.train.env)
-        check_limits(self, [*self.train.env, *self.eval.env])
-        check_validated(self.train.env, self.eval.env)
+    def _environments_fit(self) -> Self:
+        check_environments(self, self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 from pydantic import BaseModel
@@ -23,8 +23,8 @@ from primerl.config.environment import (
     ServedTrainSource,
     TrainEnvironment,
     TrainSource,
-    Workers,
 )
+from primerl.config.evaluation import EvalConfig, MeasuredEnvironment
 from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
 from primerl.config.lora import EngineLora, TrainerLora
 from primerl.config.monitors import MonitorConfig
@@ -94,13 +94,28 @@ def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = N
             "eval": {"env": [named(environment) for environment in evaluation]},
         }
     )
-    return _process(config, "orchestrator", "orchestrator", resolved, threads=1)
+    return process(config, "orchestrator", "orchestrator", resolved, threads=1)
 
 
 def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    source = config.inference
     needed = "raw_logprobs" if config.orchestrator.sampling.is_plain else "processed_logprobs"
+    model = EngineModel(path=absolute(config.model.path), name=model_name(config))
     lora = trained_lora(config)
+    adapters = _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None
+    return engines(config, orchestrator_url, model, context=config.seq_len, logprobs_mode=needed, lora=adapters)
+
+
+def engines(
+    config: RLConfig | EvalConfig,
+    orchestrator_url: str,
+    model: EngineModel,
+    *,
+    context: int,
+    logprobs_mode: str,
+    lora: EngineLora | None = None,
+) -> list[ProcessConfig]:
+    """All replicas. `context` (tokens) and `logprobs_mode` count where the settings leave them out."""
+    source = config.inference
     processes = []
     for index in range(source.replicas):
         name = "inference" if source.replicas == 1 else f"inference_{index}"
@@ -109,18 +124,18 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                 **shared(source, InferenceSettings),
                 "backend": engine_backend(config),
                 "start_s": config.timeouts.start_s,
-                "max_model_len": source.max_model_len or config.seq_len,
-                "logprobs_mode": source.logprobs_mode or needed,
-                "model": EngineModel(path=absolute(config.model.path), name=model_name(config)),
+                "max_model_len": source.max_model_len or context,
+                "logprobs_mode": source.logprobs_mode or logprobs_mode,
+                "model": model,
                 # Two engines with one seed would sample the same tokens for the same prompt.
                 "seed": config.seed + index,
                 "join": orchestrator_url,
                 "join_as": name,
-                "lora": _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None,
+                "lora": lora,
                 "log": Log(level=log_level(config, source.log)),
             }
         )
-        processes.append(_process(config, "inference", name, resolved, threads=source.threads))
+        processes.append(process(config, "inference", name, resolved, threads=source.threads))
     return processes
 
 
@@ -139,7 +154,7 @@ def adapters_to_keep(config: RLConfig) -> int | None:
     return config.orchestrator.max_off_policy_steps + 2 + config.orchestrator.max_async_level
 
 
-def engine_backend(config: RLConfig) -> str:
+def engine_backend(config: RLConfig | EvalConfig) -> str:
     """`torch` or `vllm`: where it is left to be found out, what this machine has."""
     return chosen_backend(config.inference.backend, config.inference.python)
 
@@ -159,50 +174,61 @@ def engine_dtype(config: RLConfig) -> str:
 def _joined(
     config: RLConfig, environment: TrainEnvironment | EvaluationEnvironment, variables: list[str]
 ) -> dict[str, Any]:
-    rollout_log = config.orchestrator.log
-    settings = JoinedSettings(
-        args=environment.arguments,
-        seed=config.seed,
-        max_concurrent=environment.max_concurrent,
-        memory_mb=environment.memory_mb,
-        log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
-        held_out=getattr(environment, "held_out", 0),
-        variables=variables,
-        local_workers=environment.num_workers,
+    settings = JoinedSettings.model_validate(
+        {
+            **shared(environment, JoinedSettings),
+            "args": environment.arguments,
+            "seed": config.seed,
+            "log": _rollout_log(config),
+            "variables": variables,
+            "local_workers": environment.num_workers,
+        }
     )
     told: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
     return told
 
 
 def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    processes = []
-    rollout_log = config.orchestrator.log
-    roles: list[tuple[Literal["train", "eval"], list[Any]]] = [
-        ("train", list(config.orchestrator.train.env)),
-        ("eval", list(config.orchestrator.eval.env)),
+    sources, log = config.orchestrator, _rollout_log(config)
+    return [
+        *workers(config, sources.train.env, "train", orchestrator_url, log),
+        *workers(config, sources.eval.env, "eval", orchestrator_url, log),
     ]
-    for role, environments in roles:
-        for environment in environments:
-            for index in range(environment.num_workers):
-                resolved = EnvWorkerConfig(
-                    orchestrator_url=orchestrator_url,
-                    environment=environment.label,
-                    role=role,
-                    worker_name=f"{environment.label}-{index}",
-                    id=environment.id,
-                    args=environment.arguments,
-                    seed=config.seed,
-                    held_out=getattr(environment, "held_out", 0),
-                    max_concurrent=cast(Workers, environment).max_concurrent,
-                    log=RolloutLog(level=log_level(config, rollout_log), vf_level=rollout_log.vf_level),
-                    memory_mb=cast(Workers, environment).memory_mb,
-                    limits=environment.limits,
-                    metrics_port=port_of(cast(Workers, environment).metrics_port, index),
-                )
-                name = f"env_{environment.label}_{index}"
-                log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
-                processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
+
+
+def workers(
+    config: RLConfig | EvalConfig,
+    environments: Sequence[TrainEnvironment | EvaluationEnvironment | MeasuredEnvironment],
+    role: Literal["train", "eval"],
+    orchestrator_url: str,
+    log: RolloutLog,
+) -> list[ProcessConfig]:
+    """All env workers of these environments."""
+    processes = []
+    for environment in environments:
+        label = environment.label
+        for index in range(environment.num_workers):
+            resolved = EnvWorkerConfig.model_validate(
+                {
+                    **shared(environment, EnvWorkerConfig),
+                    "orchestrator_url": orchestrator_url,
+                    "environment": label,
+                    "role": role,
+                    "worker_name": f"{label}-{index}",
+                    "args": environment.arguments,
+                    "seed": config.seed,
+                    "log": log,
+                    "metrics_port": port_of(environment.metrics_port, index),
+                }
+            )
+            file = Path("envs") / role / label / f"env_worker_{index}.log"
+            processes.append(process(config, "env-worker", f"env_{label}_{index}", resolved, threads=1, log=file))
     return processes
+
+
+def _rollout_log(config: RLConfig) -> RolloutLog:
+    own = config.orchestrator.log
+    return RolloutLog(level=log_level(config, own), vf_level=own.vf_level)
 
 
 def port_of(first: int | None, index: int) -> int | None:
@@ -237,10 +263,10 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }
     )
-    return _process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
+    return process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)
 
 
-def log_level(config: RLConfig, own: Log) -> LogLevel:
+def log_level(config: RLConfig | EvalConfig, own: Log) -> LogLevel:
     """Of a process: its own, else the run's."""
     return own.level if "level" in own.model_fields_set else config.log.level
 
@@ -270,7 +296,7 @@ def monitor(config: RLConfig | SFTConfig, variables: Mapping[str, str]) -> Proce
         monitors=entries,
         run=monitored.shown(config),
     )
-    return _process(config, "monitor", "monitor", resolved, threads=1, variables=variables)
+    return process(config, "monitor", "monitor", resolved, threads=1, variables=variables)
 
 
 def _probe_tolerance(config: RLConfig) -> float:
@@ -336,8 +362,8 @@ def _evaluation(environment: EvaluationEnvironment, config: RLConfig) -> ServedE
     return source
 
 
-def _process(
-    config: RLConfig | SFTConfig,
+def process(
+    config: RLConfig | EvalConfig | SFTConfig,
     kind: Kind,
     name: str,
     resolved: BaseModel,
@@ -356,37 +382,6 @@ def _process(
         threads=threads,
         variables=variables or {},
     )
-
-
-def run_file(config: RLConfig) -> Path:
-    return Path(absolute(config.output_dir)) / "configs" / "rl.toml"
-
-
-def run_to_toml(config: RLConfig) -> str:
-    return dump_toml(given_settings(config))
-
-
-def given_settings(config: RLConfig | SFTConfig) -> dict[str, Any]:
-    """What was given, so that what is left out is decided anew (some defaults depend on its being left out). Without
-    what is asked for once, to begin with."""
-    exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True}
-    if isinstance(config, RLConfig) and config.ckpt is not None:
-        exclude["trainer"] = {"ckpt"}  # the same settings
-    found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
-    if isinstance(config, RLConfig) and config.orchestrator.val is not None:
-        _without_validation(found["orchestrator"])
-    return found
-
-
-def _without_validation(orchestrator: dict[str, Any]) -> None:
-    """Takes out what follows from `val`, which would contradict it once it is changed."""
-    for environment in orchestrator["train"]["env"]:
-        environment.pop("held_out", None)
-    kept = [environment for environment in orchestrator["eval"]["env"] if "validates" not in environment]
-    if kept:
-        orchestrator["eval"]["env"] = kept
-    else:
-        del orchestrator["eval"]  # nothing else is in it
 
 
 def to_toml(config: BaseModel) -> str:

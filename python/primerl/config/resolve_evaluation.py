@@ -7,16 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from primerl.config import resolve
 from primerl.config.base import NAME_LENGTH, Log
-from primerl.config.environment import EnvWorkerConfig, EvaluationSampling, ServedEvaluationSource
+from primerl.config.environment import EvaluationSampling, ServedEvaluationSource
 from primerl.config.evaluation import EvalConfig, MeasuredEnvironment
-from primerl.config.inference import EngineModel, InferenceConfig, InferenceSettings
+from primerl.config.inference import EngineModel
 from primerl.config.orchestrator import OrchestratorConfig, OrchestratorTimeouts, Retention, Sampling, ServedModel
-from primerl.config.resolve import Kind, ProcessConfig, absolute, port_of, shared
-from primerl.inference.vllm.installation import chosen_backend
+from primerl.config.resolve import ProcessConfig, absolute, engine_backend, engines, process, workers
 
 # The results are read from the journal, so nothing of it may go.
 WHOLE_JOURNAL_MB = 2**30
@@ -54,7 +50,7 @@ def orchestrator(config: EvalConfig) -> ProcessConfig:
         retention=Retention(journal_mb=WHOLE_JOURNAL_MB),
         log=Log(level=config.log.level),
     )
-    return _process(config, "orchestrator", "orchestrator", resolved, threads=1)
+    return process(config, "orchestrator", "orchestrator", resolved, threads=1)
 
 
 def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationSource:
@@ -79,49 +75,12 @@ def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationS
 def inference(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
     if config.base_url is not None:
         return []
-    source = config.inference
-    processes = []
-    for index in range(source.replicas):
-        name = "inference" if source.replicas == 1 else f"inference_{index}"
-        resolved = InferenceConfig.model_validate(
-            {
-                **shared(source, InferenceSettings),
-                "backend": engine_backend(config),
-                "start_s": config.timeouts.start_s,
-                "max_model_len": source.max_model_len or config.sequence_length,
-                "logprobs_mode": source.logprobs_mode or "raw_logprobs",
-                "model": EngineModel(path=os.fspath(model_folder(config)), name=model_name(config)),
-                "seed": config.seed + index,
-                "join": orchestrator_url,
-                "join_as": name,
-                "log": source.log if "level" in source.log.model_fields_set else Log(level=config.log.level),
-            }
-        )
-        processes.append(_process(config, "inference", name, resolved, threads=source.threads))
-    return processes
+    model = EngineModel(path=os.fspath(model_folder(config)), name=model_name(config))
+    return engines(config, orchestrator_url, model, context=config.sequence_length, logprobs_mode="raw_logprobs")
 
 
 def env_workers(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    processes = []
-    for entry in config.env:
-        for index in range(entry.num_workers):
-            resolved = EnvWorkerConfig(
-                orchestrator_url=orchestrator_url,
-                environment=entry.label,
-                role="eval",
-                worker_name=f"{entry.label}-{index}",
-                id=entry.id,
-                args=entry.arguments,
-                seed=config.seed,
-                max_concurrent=entry.max_concurrent,
-                log=config.log,
-                memory_mb=entry.memory_mb,
-                metrics_port=port_of(entry.metrics_port, index),
-            )
-            name = f"env_{entry.label}_{index}"
-            log = Path("envs") / "eval" / entry.label / f"env_worker_{index}.log"
-            processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
-    return processes
+    return workers(config, config.env, "eval", orchestrator_url, config.log)
 
 
 def model_folder(config: EvalConfig) -> Path:
@@ -136,31 +95,3 @@ def model_name(config: EvalConfig) -> str:
     if config.base_url is not None:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", config.model).strip("._-")[:NAME_LENGTH] or "model"
     return config.served_name or Path(absolute(config.model)).name
-
-
-def engine_backend(config: EvalConfig) -> str:
-    return chosen_backend(config.inference.backend, config.inference.python)
-
-
-def run_file(config: EvalConfig) -> Path:
-    return Path(absolute(config.output_dir)) / "configs" / "eval.toml"
-
-
-def run_to_toml(config: EvalConfig) -> str:
-    """What was given, without what is asked for once."""
-    once = {"dry_run": True, "clean_output_dir": True}
-    return resolve.dump_toml(config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=once))
-
-
-def _process(
-    config: EvalConfig, kind: Kind, name: str, resolved: BaseModel, *, threads: int, log: Path | None = None
-) -> ProcessConfig:
-    folder = Path(absolute(config.output_dir))
-    return ProcessConfig(
-        kind=kind,
-        name=name,
-        config=resolved,
-        file=folder / "configs" / f"{name}.toml",
-        log=folder / "logs" / (log or f"{name}.log"),
-        threads=threads,
-    )

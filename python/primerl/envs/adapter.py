@@ -170,24 +170,14 @@ class Runner:
     async def run(
         self,
         task: vf.Task[Any, Any, Any],
+        rollout: Address,
         *,
-        label: str,
-        base_url: str,
-        api_key: str,
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
     ) -> Outcome:
-        """One rollout, to its end.
-
-        Args:
-            label: Names the rollout in the log.
-            base_url: Of the rollout, ending in `/v1`.
-            api_key: Of the rollout.
-            sampling: As in a chat request.
-            time_limit: Seconds in which the rollout's model calls must end.
-        """
-        gateway = Gateway(base_url, api_key, self.post, time.monotonic() + time_limit)
+        """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
+        gateway = Gateway(rollout.base_url, rollout.api_key, self.post, time.monotonic() + time_limit)
         context = vf.ModelContext(
             model=model,
             # For calls that belong to no rollout. Named, so that a user's key for another server is not sent there.
@@ -209,7 +199,7 @@ class Runner:
         finally:
             for trace_id in traces:
                 del GATEWAYS[trace_id]
-        return outcome_of(episode, label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
+        return outcome_of(episode, rollout.label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
 
     async def run_group(
         self, task: vf.Task[Any, Any, Any], rollouts: Sequence[Address], **settings: Any

@@ -264,9 +264,9 @@ class Runner:
     client: RolloutClient
     post: Post
 
-    async def _gateway(self, row: dict[str, Any], base_url: str, api_key: str, deadline: float) -> Gateway:
+    async def _gateway(self, row: dict[str, Any], rollout: Address, deadline: float) -> Gateway:
         """Told the limits that the row brings."""
-        gateway = Gateway(base_url, api_key, self.post, deadline)
+        gateway = Gateway(rollout.base_url, rollout.api_key, self.post, deadline)
         own = limits.of_example(row)
         if own is not None:
             await limits.tell(gateway, own)
@@ -275,21 +275,19 @@ class Runner:
     async def run(
         self,
         row: dict[str, Any],
+        rollout: Address,
         *,
-        label: str,
-        base_url: str,
-        api_key: str,
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
     ) -> Outcome:
         """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
-        gateway = await self._gateway(row, base_url, api_key, time.monotonic() + time_limit)
+        gateway = await self._gateway(row, rollout, time.monotonic() + time_limit)
         with _running([gateway]) as (number,):
             output = await self.env.run_rollout(
                 {**row, NUMBER: number}, self.client, model, dict(sampling), state_columns=["trajectory_id"]
             )
-            return outcome_of(output, label, _RUNNING[number].reward_error)
+            return outcome_of(output, rollout.label, _RUNNING[number].reward_error)
 
     async def run_group(
         self,
@@ -302,7 +300,7 @@ class Runner:
     ) -> list[Outcome]:
         """All rollouts of a group, scored together."""
         deadline = time.monotonic() + time_limit
-        gateways = [await self._gateway(row, one.base_url, one.api_key, deadline) for one in rollouts]
+        gateways = [await self._gateway(row, rollout, deadline) for rollout in rollouts]
         with _running(gateways) as numbers:
             rows = [{**row, NUMBER: number} for number in numbers]
             outputs = await self.env.run_group(

@@ -48,12 +48,12 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Address:
-    """One rollout of a group."""
+    """Of one rollout."""
 
     label: str
     """Names it in the log."""
     base_url: str
-    """Of the rollout, ending in `/v1`."""
+    """Where its model is asked, ending in `/v1`."""
     api_key: str = field(repr=False)
 
 
@@ -63,10 +63,8 @@ class Runner(Protocol):
     async def run(
         self,
         example: Any,
+        rollout: Address,
         *,
-        label: str,
-        base_url: str,
-        api_key: str,
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
@@ -75,9 +73,6 @@ class Runner(Protocol):
 
         Args:
             example: Of the environment's list.
-            label: Names the rollout in the log.
-            base_url: Of the rollout, ending in `/v1`.
-            api_key: Of the rollout.
             sampling: As in a chat request.
             time_limit: Seconds in which the rollout's model calls must end.
         """

@@ -415,13 +415,7 @@ class _Worker:
         assert self._runner is not None
         (lease,) = leases
         outcome = await self._runner.run(
-            example,
-            label=_label(lease),
-            base_url=lease.base_url,
-            api_key=lease.api_key,
-            model=self._model,
-            sampling=lease.sampling,
-            time_limit=time_limit,
+            example, _address(lease), model=self._model, sampling=lease.sampling, time_limit=time_limit
         )
         return [outcome]
 
@@ -429,7 +423,7 @@ class _Worker:
         assert self._runner is not None
         return await self._runner.run_group(
             example,
-            [Address(_label(lease), lease.base_url, lease.api_key) for lease in leases],
+            [_address(lease) for lease in leases],
             model=self._model,
             sampling=leases[0].sampling,
             time_limit=time_limit,
@@ -458,6 +452,10 @@ class _Worker:
             answer.set_result((notice.status, notice.body))
         else:
             answer.set_exception((TimeoutError if notice.timed_out else ConnectionError)(notice.error))
+
+
+def _address(lease: _core.Lease) -> Address:
+    return Address(_label(lease), lease.base_url, lease.api_key)
 
 
 def _label(lease: _core.Lease) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
-from primerl.config import resolve, resolve_evaluation
+from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint
@@ -48,19 +48,20 @@ def with_model(config: EvalConfig) -> EvalConfig:
     return found
 
 
-def check(config: EvalConfig, say: Callable[[str], None]) -> None:
+def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` is told what is odd, but no
-    reason to stop."""
+    reason to stop. Returns what env workers are to get in their environment."""
     folder = Path(resolve.absolute(config.output_dir))
     key = os.environ.get(config.api_key_env or "")
     if key:
         note([key])  # environments may have quoted it, and all is written again
     preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
-    if not config.clean_output_dir and preflight.holds_run(folder):
+    goes_on = not config.clean_output_dir and preflight.holds_run(folder)
+    if goes_on:
         same_evaluation(config)
-        if is_over(folder):
-            return
     variables = secrets.variables_of(config.env, config.env_files)
+    if goes_on and is_over(folder):
+        return variables
     client = config.client()
     odd = endpoint.check(client) if client is not None else None
     if client is None:
@@ -76,6 +77,7 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> None:
         problems = preflight.check_beside(checked, wanted, config.timeouts.check_s, say)
     if problems:
         raise ConfigError("\n".join(problems))
+    return variables
 
 
 def is_over(folder: Path) -> bool:
@@ -88,7 +90,7 @@ def is_over(folder: Path) -> bool:
 
 def same_evaluation(config: EvalConfig) -> None:
     """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
-    file = resolve_evaluation.run_file(config)
+    file = run_file.path(config)
     try:
         before = EvalConfig.model_validate(tomllib.loads(file.read_text()))
     except FileNotFoundError:
@@ -144,7 +146,7 @@ def _check_folder(folder: Path) -> None:
 def _check_model(config: EvalConfig) -> None:
     folder = resolve_evaluation.model_folder(config)
     try:
-        if resolve_evaluation.engine_backend(config) == "vllm":
+        if resolve.engine_backend(config) == "vllm":
             installation.check_model(folder, installation.find(config.inference.python).device)
         else:
             Shape.read(folder)

@@ -10,15 +10,11 @@ measured, 1 nothing could be measured, or it was given up, 2 bad input (nothing 
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from primerl.config import resolve, resolve_evaluation
+from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
@@ -27,9 +23,11 @@ from primerl.launch import status as orchestrator_status
 from primerl.launch.console import PLAIN_EVERY_S, Console
 from primerl.launch.preflight import claimed, holds_run
 from primerl.launch.processes import Process, Processes, tail
-from primerl.launch.secrets import variables_of
+from primerl.launch.secrets import Variables
 from primerl.launch.starting import (
     BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
     RefusedError,
     RunFailedError,
     check_guard,
@@ -37,25 +35,24 @@ from primerl.launch.starting import (
     start,
     wait_for_orchestrator,
 )
+from primerl.launch.watching import (
+    LAST_WORDS_S,
+    STATUS_EVERY_S,
+    TICK_S,
+    Interrupted,
+    Interrupts,
+    OrchestratorWatch,
+    Restarts,
+    say_goodbye,
+)
 from primerl.models.tiny import write_text_model
 from primerl.redaction import redact
 from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 
-FAILED, INTERRUPTED = 1, 130
-# As of `primerl rl`.
-ORCHESTRATOR_ANSWER_S = 20.0
-RESTARTS_WITHIN_S = 600.0
-STATUS_EVERY_S = 0.5
-TICK_S = 0.1
-GOODBYE_S = 3.0
+# Until the orchestrator says where it listens.
+NOWHERE = "http://127.0.0.1:0"
 # An orchestrator that has just said where it listens answers at once.
 ANNOUNCE_S = 10.0
-# Ended well before the orchestrator has: it was told that all is over, or something is wrong.
-LAST_WORDS_S = 15.0
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error
-    """Ctrl-C, SIGTERM or a closed terminal."""
 
 
 def run(config: EvalConfig, console: Console | None = None) -> int:
@@ -63,19 +60,19 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
     console = console or Console()
     console.say("checking the model, the environments and the folder")
     config = preflight.with_model(config)
-    preflight.check(config, console.say)
+    variables = preflight.check(config, console.say)
     with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             if not holds_run(folder):
-                write_configs(config, "http://127.0.0.1:0")
+                write_configs(config, NOWHERE, variables)
             console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
             return 0
-        return Evaluation(config, folder, console).run()
+        return Evaluation(config, folder, console, variables).run()
 
 
-def write_configs(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
+def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variables) -> list[ProcessConfig]:
     """All but the orchestrator's are returned."""
-    resolve.write_text(resolve_evaluation.run_file(config), resolve_evaluation.run_to_toml(config))
+    run_file.write(config)
     if config.base_url is not None:
         write_text_model(resolve_evaluation.model_folder(config))
     resolve.write(resolve_evaluation.orchestrator(config))
@@ -85,26 +82,25 @@ def write_configs(config: EvalConfig, orchestrator_url: str) -> list[ProcessConf
     ]
     for process in others:
         resolve.write(process)
-    return others
+    return [interpreters.equipped(config.env, process, variables) for process in others]
 
 
 class Evaluation:
     """One start of it, from the folder's lock to the results."""
 
-    def __init__(self, config: EvalConfig, folder: Path, console: Console) -> None:
+    def __init__(self, config: EvalConfig, folder: Path, console: Console, variables: Variables) -> None:
         self.config = config
         self.folder = folder
         self.names = [entry.label for entry in config.env]
-        self.variables = variables_of(config.env, config.env_files)
+        self.variables = variables
         self.console = console
         self.described: dict[str, ProcessConfig] = {}
-        self.killed: dict[str, list[float]] = {}  # when
+        self.restarts = Restarts(config.restarts)
+        self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.early: dict[str, float] = {}  # when they ended well, though it is not over
-        self.interrupts = 0
-        self.url = ""
-        self.began = self.heard = time.monotonic()
+        self.interrupts = Interrupts()
+        self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
-        self.progress = orchestrator_status.Progress()
 
     def run(self) -> int:
         code, reason = 0, ""
@@ -131,7 +127,7 @@ class Evaluation:
 
     def _measured(self, processes: Processes, manifest: Path | None) -> tuple[int, str]:
         code, reason = 0, ""
-        with self._signals():
+        with self.interrupts:
             try:
                 if self._start(processes, manifest):
                     self._watch(processes)
@@ -145,54 +141,31 @@ class Evaluation:
             processes.stop(grace_s=self.config.timeouts.stop_s)
         return code, reason
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupts += 1
-            if self.interrupts > 1 and number == signal.SIGINT:
-                raise KeyboardInterrupt
-
-        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
-        before = [signal.signal(number, interrupt) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-    def _check_interrupt(self) -> None:
-        if self.interrupts:
-            raise Interrupted
-
     def _start(self, processes: Processes, manifest: Path | None) -> bool:
         """Returns whether there is something to do."""
         goes_on = holds_run(self.folder)
         self.console.say(f"{'going on with the evaluation' if goes_on else 'starting'} in {self.folder}")
-        write_configs(self.config, "http://127.0.0.1:0")
+        write_configs(self.config, NOWHERE, self.variables)
         orchestrator = resolve_evaluation.orchestrator(self.config)
         self.described[orchestrator.name] = orchestrator
         started = start(processes, orchestrator)
-        url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+        url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
         if url is None:
             return False
-        self.url = url
-        for process in write_configs(self.config, url):
+        self.orchestrator.url = url
+        for process in write_configs(self.config, url, self.variables):
             self.described[process.name] = process
-            start(processes, self._equipped(process))
+            start(processes, process)
         if manifest is not None:
             self._announce(processes, manifest)
-        self.heard = self.progress.since = time.monotonic()
+        self.orchestrator.begin()
         logs = self.folder / "logs"
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {logs}")
         return True
 
-    def _equipped(self, process: ProcessConfig) -> ProcessConfig:
-        return interpreters.equipped(self.config.env, process, self.variables)
-
     def _announce(self, processes: Processes, manifest: Path) -> None:
         while True:
-            client = OrchestratorClient(self.url, ANNOUNCE_S)
+            client = OrchestratorClient(self.orchestrator.url, ANNOUNCE_S)
             try:
                 return client.weights(0, str(manifest))
             except NoMoreBatches:
@@ -201,7 +174,7 @@ class Evaluation:
                 ended = list(processes.poll(TICK_S))
                 for process in ended:
                     self._ended(processes, process)
-                self._check_interrupt()
+                self.interrupts.check()
                 if not ended:
                     raise RefusedError(
                         f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
@@ -217,9 +190,9 @@ class Evaluation:
             for process in processes.poll(TICK_S):
                 self._ended(processes, process)
             check_guard(processes)
-            self._check_interrupt()
+            self.interrupts.check()
             if processes.by_name["orchestrator"].ended:
-                return self._say_goodbye(processes)
+                return say_goodbye(processes, self.described, self.interrupts.check)
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now
@@ -239,58 +212,31 @@ class Evaluation:
             elif not preflight.is_over(self.folder):
                 raise RunFailedError("the orchestrator was stopped; the same command goes on")
             return
-        if (process.code or 0) >= 0 or processes.guard_end is not None or not self._has_restarts_left(process):
+        was_killed = processes.guard_end is None and (process.code or 0) < 0
+        if not was_killed or not self.restarts.has_one_left(process.name):
             raise failure_of(process)
         self.console.say(f"{process.name} {process.describe_end()}; it is started again")
-        again = start(processes, self._equipped(self.described[process.name]))
+        again = start(processes, self.described[process.name])
         if kind != "orchestrator":
             return
         url = wait_for_orchestrator(
-            processes, again, self.folder, self._check_interrupt, lambda other: self._ended(processes, other)
+            processes, again, self.folder, self.interrupts.check, lambda other: self._ended(processes, other)
         )
-        if url is not None and url != self.url:
-            raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
-        self.heard = self.progress.since = time.monotonic()
-
-    def _has_restarts_left(self, process: Process) -> bool:
-        """Counts one."""
-        now = time.monotonic()
-        lately = [at for at in self.killed.get(process.name, []) if now - at < RESTARTS_WITHIN_S]
-        self.killed[process.name] = [*lately, now]
-        return len(lately) < self.config.restarts
-
-    def _say_goodbye(self, processes: Processes) -> None:
-        """Env workers have been told that it is over and end by themselves."""
-        deadline = time.monotonic() + GOODBYE_S
-        workers = [process for name, process in processes.by_name.items() if self.described[name].kind == "env-worker"]
-        while time.monotonic() < deadline and not all(process.ended for process in workers):
-            self._check_interrupt()
-            processes.poll(TICK_S)
+        self.orchestrator.begin_again(url)
 
     def _look(self, now: float) -> None:
-        status = orchestrator_status.fetch(self.url)
+        status = self.orchestrator.ask(now)
         if status is None:
-            if now - self.heard > ORCHESTRATOR_ANSWER_S:
-                raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
             return
-        self.heard = now
         if now - self.printed >= PLAIN_EVERY_S:
             self.printed = now
             self.console.say(line(status))
-        if not self.progress.started:
-            missing = self._missing(status)
-            if not missing:
-                self.progress.started, self.progress.since = True, now
-            elif now - self.began > self.config.timeouts.start_s:
-                raise RunFailedError(
-                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:g} s: "
-                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'}); raise it where the start is only slow"
-                )
-            return
-        limit = self.config.timeouts.no_progress_s
-        if not self.progress.moved(status, now) and now - self.progress.since > limit:
-            waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
-            raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+        if self.orchestrator.is_ready:
+            self.orchestrator.check_progress(status, now)
+        elif missing := self._missing(status):
+            self.orchestrator.check_start(missing, now - self.began)
+        else:
+            self.orchestrator.ready(now)
 
     def _missing(self, status: dict[str, Any]) -> list[str]:
         parts = orchestrator_status.missing(status, self.names)

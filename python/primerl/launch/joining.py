@@ -11,8 +11,6 @@ failed, 2 bad input: no such environment, a wrong key, another version or other 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import signal
 import socket
@@ -22,10 +20,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
+from primerl.asking import UnansweredError, ask
 from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
 from primerl.config.load import ConfigError, describe
@@ -34,18 +33,18 @@ from primerl.launch import interpreters
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
-from primerl.launch.starting import start
-from primerl.run_key import VARIABLE, run_key_header
+from primerl.launch.starting import BAD_INPUT, FAILED, start
+from primerl.launch.watching import Restarts
+from primerl.run_key import VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
 
-FAILED, BAD_INPUT = 1, 2
 ANSWER_S = 10.0
 AGAIN_S = 1.0
 POLL_S = 0.5
 INSTALL_S = 1800.0
 STOP_S = 20.0
-RESTARTS, RESTARTS_WITHIN_S = 5, 600.0
+RESTARTS = 5
 
 
 class JoinRefusedError(Exception):
@@ -107,7 +106,7 @@ class _Joining:
         self.config = config
         self.console = console
         self.stop = threading.Event()
-        self.killed: dict[str, list[float]] = {}  # when
+        self.restarts = Restarts(RESTARTS)
         self.failed: dict[str, Process] = {}
         self._files = variables
         self._said = ""
@@ -130,16 +129,16 @@ class _Joining:
 
     def _asked(self, deadline: float) -> dict[str, Any]:
         """The orchestrator's answer, asked for until it comes."""
-        path = f"/envs/config?environment={quote(self.config.env)}"
+        wanted = {"environment": self.config.env}
         if self.config.role is not None:
-            path += f"&role={self.config.role}"
+            wanted["role"] = self.config.role
         while True:
             self._check_stopped()
             try:
-                status, answer = _get(self.config.join, path)
+                status, answer = ask(self.config.join, "/envs/config", within_s=ANSWER_S, **wanted)
                 problem = f"it answers {status}"
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                status, answer, problem = 0, {}, str(error) or type(error).__name__
+            except UnansweredError as error:
+                status, answer, problem = 0, {}, str(error)
             if status == 200:
                 return answer
             # Refused for what no waiting mends.
@@ -237,10 +236,8 @@ class _Joining:
             self.console.say(f"{process.name} has ended")
             return
         self.console.say(describe_end(process))
-        lately = [at for at in self.killed.get(process.name, []) if time.monotonic() - at < RESTARTS_WITHIN_S]
         # What gave up by itself would again.
-        if (process.code or 0) < 0 and len(lately) < RESTARTS:
-            self.killed[process.name] = [*lately, time.monotonic()]
+        if (process.code or 0) < 0 and self.restarts.has_one_left(process.name):
             self.console.say(f"{process.name} is started again")
             start(processes, described[process.name])
         else:
@@ -252,18 +249,6 @@ class _Joining:
             return 0
         refused = all(process.code == BAD_INPUT for process in self.failed.values())
         return BAD_INPUT if refused else FAILED
-
-
-def _get(url: str, path: str) -> tuple[int, dict[str, Any]]:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_S)
-    try:
-        connection.request("GET", path, headers=run_key_header())
-        answer = connection.getresponse()
-        content = json.loads(answer.read() or b"{}")
-    finally:
-        connection.close()
-    return answer.status, content if isinstance(content, dict) else {}
 
 
 def _settings(told: dict[str, Any]) -> JoinedSettings:

@@ -26,6 +26,7 @@ from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import BAD_INPUT, start
+from primerl.launch.watching import Restarts
 from primerl.monitors import load, prime
 from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
@@ -35,7 +36,6 @@ from primerl.train.step_folders import saved_steps
 
 WANDB_URL = "https://api.wandb.ai"
 RESTART_AFTER_S = 1.0
-RESTARTS_WITHIN_S = 600.0
 # The process has `monitor.finish_s`, and then says what is left.
 LAST_WORDS_S = 5.0
 LOOK_EVERY_S = 0.5
@@ -132,8 +132,7 @@ class MonitorWatch:
         self.described = described
         self.folder = folder
         self.say = say
-        self._restarts = restarts
-        self._ends: list[float] = []
+        self._restarts = Restarts(restarts)
         self._start_at: float | None = None
         self._shown: dict[str, str] = {}
 
@@ -184,14 +183,11 @@ class MonitorWatch:
 
     def ended(self, process: Process) -> None:
         """While the run goes on."""
-        now = time.monotonic()
-        lately = [at for at in self._ends if now - at < RESTARTS_WITHIN_S]
-        self._ends = [*lately, now]
-        if process.code == BAD_INPUT or len(lately) >= self._restarts:
+        if process.code == BAD_INPUT or not self._restarts.has_one_left(self.name):
             self.say(f"{self.name} {process.describe_end()}, and training goes on without it; see {process.log}")
             return
         self.say(f"{self.name} {process.describe_end()}; it is started again")
-        self._start_at = now + RESTART_AFTER_S
+        self._start_at = time.monotonic() + RESTART_AFTER_S
 
     def look(self, processes: Processes) -> None:
         """Starts it again where that is due; says where the run can be seen, and which monitor fails."""

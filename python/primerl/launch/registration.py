@@ -10,15 +10,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import detached
-from primerl.launch.starting import BAD_INPUT
+from primerl.launch.starting import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
-
-INTERRUPTED = 130
 
 
 class Session:
@@ -100,7 +98,7 @@ def _begin(
 
 def stored_copy(config: RLConfig | SFTConfig) -> str:
     """TOML to go on with: what was given, without what was asked of this start only."""
-    settings = resolve.given_settings(config)
+    settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
     return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"

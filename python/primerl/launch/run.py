@@ -15,15 +15,11 @@ orchestrator refused the run in the folder), 130 interrupted.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -45,6 +41,8 @@ from primerl.launch.processes import Process, Processes, describe_end, tail
 from primerl.launch.registration import registered
 from primerl.launch.starting import (
     BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
     RefusedError,
     RunFailedError,
     check_guard,
@@ -53,25 +51,21 @@ from primerl.launch.starting import (
     unchanged_if_refused,
     wait_for_orchestrator,
 )
+from primerl.launch.watching import (
+    LAST_WORDS_S,
+    STATUS_EVERY_S,
+    TICK_S,
+    Interrupted,
+    Interrupts,
+    OrchestratorWatch,
+    Restarts,
+    say_goodbye,
+)
 from primerl.redaction import redact, redacted
 from primerl.run_key import VARIABLE, run_key
 
-FAILED, INTERRUPTED = 1, 130
-# The orchestrator lives but does not answer: as bad as dead.
-ORCHESTRATOR_ANSWER_S = 20.0
-# The span that `restarts` counts in.
-RESTARTS_WITHIN_S = 600.0
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
 WORKER_ABSENT_S = 10.0
-# The orchestrator tells trainer and env workers that the run is over before it exits itself.
-LAST_WORDS_S = 15.0
-GOODBYE_S = 3.0
-STATUS_EVERY_S = 0.5
-TICK_S = 0.1
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error
-    """Ctrl-C, SIGTERM or a closed terminal."""
 
 
 def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
@@ -116,7 +110,7 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
 def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Variables) -> list[ProcessConfig]:
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
-    resolve.write_text(resolve.run_file(config), resolve.run_to_toml(config))
+    run_file.write(config)
     resolve.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
     others = [
         *resolve.inference(config, orchestrator_url),
@@ -143,14 +137,12 @@ class Launcher:
         self.run_id = run_id
         self.console = console
         self.began = time.monotonic()
-        self.interrupts = 0
+        self.interrupts = Interrupts()
         self.described: dict[str, ProcessConfig] = {}
-        self.killed: dict[str, list[float]] = {}  # when
-        self.url = ""
+        self.restarts = Restarts(config.restarts)
+        self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
-        self.heard = 0.0  # when the orchestrator last answered
         self.training_began: float | None = None
-        self.progress = orchestrator_status.Progress()
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
         self.workers_seen: dict[str, float] = {}  # when the orchestrator last knew each env worker
@@ -166,7 +158,7 @@ class Launcher:
         code, reason = 0, "finished"
         with Processes() as processes:
             try:
-                with self._signals():
+                with self.interrupts:
                     try:
                         if self._start(processes):
                             self._watch(processes)
@@ -178,7 +170,7 @@ class Launcher:
                                 self.console,
                                 self.config.timeouts.stop_s,
                                 stay=stay,
-                                check=self._check_interrupt,
+                                check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
                         code, reason = BAD_INPUT, str(refusal)
@@ -209,27 +201,6 @@ class Launcher:
             self.monitors.end(processes, code, redact(reason))
         processes.stop(grace_s=self.config.timeouts.stop_s)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupts += 1
-            if self.interrupts > 1 and number == signal.SIGINT:
-                raise KeyboardInterrupt
-
-        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What the caller ignores stays ignored: `nohup primerl rl ... &` has to survive the terminal.
-        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
-        before = [signal.signal(number, interrupt) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-    def _check_interrupt(self) -> None:
-        if self.interrupts:
-            raise Interrupted
-
     def _start(self, processes: Processes) -> bool:
         """Returns whether there is something to do: the run in the folder may be over."""
         doing = "going on with the run" if preflight.holds_run(self.folder) else "starting"
@@ -239,7 +210,7 @@ class Launcher:
         with unchanged_if_refused(orchestrator.file):
             resolve.write(orchestrator)
             started = start(processes, orchestrator)
-            url = wait_for_orchestrator(processes, started, self.folder, self._check_interrupt)
+            url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
         if url is not None:
             going_back.check_steps(self.config, url)
         for path in going_back.go_back(self.config, self.folder, url):
@@ -249,17 +220,17 @@ class Launcher:
         if url is None:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
-        self.url = url
+        self.orchestrator.url = url
         again = ending.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
-        for process in write_configs(self.config, self.url, self.variables):
+        for process in write_configs(self.config, url, self.variables):
             self.described[process.name] = process
             start(processes, process)
-        self.heard = self.progress.since = time.monotonic()
-        self.console.say(f"orchestrator at {self.url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
-        self.console.say(f"the run's page: {page_address(self.url)}")
-        waits = joined.announcement(self.config, self.url)
+        self.orchestrator.begin()
+        self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
+        self.console.say(f"the run's page: {page_address(url)}")
+        waits = joined.announcement(self.config, url)
         if waits is not None:
             self.console.say(waits)
         return True
@@ -286,13 +257,13 @@ class Launcher:
             for process in processes.poll(TICK_S):
                 self._ended(processes, process)
             check_guard(processes)
-            self._check_interrupt()
+            self.interrupts.check()
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
                     self._check_over()
                     self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
-                    return self._say_goodbye(processes)
+                    return say_goodbye(processes, self.described, self.interrupts.check)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 self._look(now)
@@ -320,7 +291,7 @@ class Launcher:
 
     def _call_back(self, processes: Processes, process: Process) -> None:
         """Starts a process again that was told that the run is over, when it is not."""
-        if not self._has_restarts_left(process):
+        if not self.restarts.has_one_left(process.name):
             raise RunFailedError(
                 f"{process.name} ended before the run had, and `restarts` = {self.config.restarts} does not allow to "
                 f"start it again; the same command goes on\n{tail(process.log)}"
@@ -364,14 +335,7 @@ class Launcher:
             return False  # it gave up, and would again
         if process.name == "trainer" and not self.config.trainer.can_go_on:
             return False
-        return self._has_restarts_left(process)
-
-    def _has_restarts_left(self, process: Process) -> bool:
-        """Counts one."""
-        now = time.monotonic()
-        lately = [at for at in self.killed.get(process.name, []) if now - at < RESTARTS_WITHIN_S]
-        self.killed[process.name] = [*lately, now]
-        return len(lately) < self.config.restarts
+        return self.restarts.has_one_left(process.name)
 
     def _restart(self, processes: Processes, killed: Process) -> None:
         """The same command."""
@@ -381,60 +345,40 @@ class Launcher:
         if killed.name != "orchestrator":
             return
         url = wait_for_orchestrator(
-            processes, process, self.folder, self._check_interrupt, lambda ended: self._ended(processes, ended)
+            processes, process, self.folder, self.interrupts.check, lambda ended: self._ended(processes, ended)
         )
-        if url is None:
-            self.early[process.name] = time.monotonic()
-        elif url != self.url:
-            raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
-        # Its workers and engines have to come back, too.
-        self.heard = self.progress.since = self.orchestrator_back = time.monotonic()
+        self.orchestrator.begin_again(url)
+        self.orchestrator_back = time.monotonic()
         self.workers_seen.clear()
         if url is None:
+            self.early[process.name] = self.orchestrator_back
             return
         for name in list(self.early):
             if name != "trainer" or not self.is_trained:
                 self._call_back(processes, processes.by_name[name])
 
-    def _say_goodbye(self, processes: Processes) -> None:
-        """Env workers have been told that the run is over and end by themselves; engines have to be stopped."""
-        deadline = time.monotonic() + GOODBYE_S
-        workers = [process for name, process in processes.by_name.items() if self.described[name].kind == "env-worker"]
-        while time.monotonic() < deadline and not all(process.ended for process in workers):
-            self._check_interrupt()
-            processes.poll(TICK_S)
-
     def _look(self, now: float) -> None:
-        status = orchestrator_status.fetch(self.url)
+        status = self.orchestrator.ask(now)
         if status is None:
-            if now - self.heard > ORCHESTRATOR_ANSWER_S:
-                raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
             return
-        self.heard, self.status = now, status
+        self.status = status
         if self.storing is not None:
             self.storing.look(self.console)
         self.console.update(status)
-        if not self.progress.started:
-            missing = orchestrator_status.missing(status, self.environments)
-            joining = joined.missing(self.config, status)
-            if not missing and not joining:
-                self.progress.started, self.progress.since = True, now
-                self.training_began = now
-            elif not missing and now - self.began > self.config.timeouts.join_s:
-                raise RunFailedError(joined.too_late(self.config, joining))
-            elif missing and now - self.began > self.config.timeouts.start_s:
-                raise RunFailedError(
-                    f"not everything was ready within timeouts.start_s = {self.config.timeouts.start_s:g} s: "
-                    f"{'; '.join(missing)} (logs: {self.folder / 'logs'}); raise it where the start is only slow"
-                )
+        if self.orchestrator.is_ready:
+            self.orchestrator.check_progress(status, now)
             return
-        limit = self.config.timeouts.no_progress_s
-        if not self.progress.moved(status, now) and now - self.progress.since > limit:
-            waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
-            raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+        joining = joined.missing(self.config, status)
+        if missing := orchestrator_status.missing(status, self.environments):
+            self.orchestrator.check_start(missing, now - self.began)
+        elif not joining:
+            self.orchestrator.ready(now)
+            self.training_began = now
+        elif now - self.began > self.config.timeouts.join_s:
+            raise RunFailedError(joined.too_late(self.config, joining))
 
     def _look_for_workers(self, processes: Processes, now: float) -> None:
-        if self.heard != now or orchestrator_status.finished(self.status):
+        if self.orchestrator.heard != now or orchestrator_status.finished(self.status):
             return
         known = orchestrator_status.worker_pids(self.status)
         for name, process in processes.by_name.items():
@@ -459,7 +403,7 @@ class Launcher:
             "status": redacted(self.status),
         }
         # The last steps may be over before every part was seen; without a URL nothing was left to do.
-        has_run = self.training_began is not None or (code == 0 and self.url != "")
+        has_run = self.training_began is not None or (code == 0 and self.orchestrator.url != "")
         try:
             summary.write(self.folder, content, has_run=has_run)
         except OSError as error:  # a full disk may be why the run has failed, and that was said

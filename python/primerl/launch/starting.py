@@ -16,7 +16,7 @@ from primerl.launch import interpreters
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
 from primerl.redaction import redact
 
-BAD_INPUT = 2
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 POLL_S = 0.1
 # A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as

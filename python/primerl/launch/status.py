@@ -16,7 +16,7 @@ def fetch(url: str) -> dict[str, Any] | None:
         code, content = ask(url, "/status", within_s=ANSWER_S)
     except UnansweredError:
         return None
-    return content if code == 200 and isinstance(content, dict) else None
+    return content if code == 200 else None
 
 
 def finished(status: dict[str, Any]) -> bool:
@@ -88,7 +88,6 @@ def worker_pids(status: dict[str, Any]) -> set[int]:
 class Progress:
     """When something last moved. Pure: times are given."""
 
-    started: bool = False
     since: float = 0.0
     marks: tuple[Any, ...] = field(default=())
 

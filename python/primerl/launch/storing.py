@@ -43,14 +43,7 @@ def process_of(config: RLConfig, run_id: str | None, folder: Path) -> ProcessCon
         adapters_interval=config.store.adapters.interval,
         adapters_keep=config.store.adapters.keep,
     )
-    return ProcessConfig(
-        kind="store-worker",
-        name=NAME,
-        config=resolved,
-        file=folder / "configs" / f"{NAME}.toml",
-        log=folder / "logs" / f"{NAME}.log",
-        threads=1,
-    )
+    return resolve.process(config, "store-worker", NAME, resolved, threads=1)
 
 
 class Storing:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
+from primerl.by_path import ImportFailedError, find_by_path
 from primerl.config.monitors import MonitorEntry
 from primerl.monitors.monitor import Monitor, RefusedError
 
@@ -15,16 +13,12 @@ from primerl.monitors.monitor import Monitor, RefusedError
 def find(path: str, args: dict[str, Any]) -> Any:
     """The class, or a function that makes a monitor. Raises ValueError where there is none, or it does not take these
     arguments."""
-    module, _, name = path.partition(":")
-    # A command that was installed does not look into the folder it is started in, as `python -m` does.
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        made_by = getattr(import_module(module), name, None)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        made_by = find_by_path(path)
+    except ImportFailedError as error:
+        raise ValueError(f"{path!r} cannot be imported: {error}") from error
     if not callable(made_by):
+        module, _, name = path.partition(":")
         raise ValueError(f"module {module} has no class {name!r}")
     try:
         signature(made_by).bind(**args)

@@ -92,7 +92,7 @@ def ask(url: str, path: str, **query: object) -> dict[str, Any]:
         raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
     if code != 200:
         raise UnreachableError(f"{url}{path}: {content.get('error', {}).get('message', code)}")
-    return dict(content)
+    return content
 
 
 def look(url: str) -> RenderableType:

@@ -20,15 +20,13 @@ On-policy distillation: Agarwal et al., arXiv:2306.13649; Lu, "On-Policy Distill
 
 from __future__ import annotations
 
-import importlib
 import logging
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from primerl.by_path import ImportFailedError, find_by_path
 from primerl.train import losses
 from primerl.train.config import ConfigError, LossConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
@@ -270,16 +268,12 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
     """Raises ConfigError."""
     if config.custom is None:
         return losses.load(config.type, config.args)
-    module, _, name = config.custom.partition(":")
-    # A command that was installed does not look into the folder it is started in, as `python -m` does.
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
     try:
-        function = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"loss.custom is {config.custom!r}: {type(error).__name__}: {error}") from error
+        function = find_by_path(config.custom)
+    except ImportFailedError as error:
+        raise ConfigError(f"loss.custom is {config.custom!r}: {error}") from error
     if not callable(function):
+        module, _, name = config.custom.partition(":")
         raise ConfigError(f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}")
     return lambda tokens: function(tokens, **config.args)
 

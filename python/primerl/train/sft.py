@@ -22,7 +22,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +40,19 @@ from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
-from primerl.train.masks import Masker
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
-from primerl.train.mixture import Mixture, steps
+from primerl.train.mixture import Mixture
 from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.parallel import shard
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
-from primerl.train.rows import Limits, Rows, load_rows
+from primerl.train.rows import Rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
-from primerl.train.sources import DataError, sources
+from primerl.train.sft_data import check_batch_size, last_step, load_data, mixture_of
+from primerl.train.sources import DataError
 from primerl.train.start_folder import model_folder, start_folder
 from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
 from primerl.train.stop import Stopped, stop_on_signals
@@ -72,8 +71,6 @@ SHOWN = {
 }
 CONSOLE_INTERVAL_S = 1.0
 LOG = Path("logs") / "trainer.log"
-MOST_EPOCHS_A_STEP = 100
-"""A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
 
 
 def main(values: dict[str, Any]) -> int:
@@ -135,11 +132,11 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     # Rows are rendered in Rust, beside the model's import, which takes as long.
     with start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
         loading = beside.submit(_load_model, folder, config.dtype, ranks)
-        rows, validation = _load_data(config, folder, rendered_at, ranks)
+        rows, validation = load_data(config, folder, rendered_at, ranks)
         model = loading.result()
-    _check_batch_size(config, rows)
-    mixture = _mixture(config, rows)
-    last = _last_step(config, rows)
+    check_batch_size(config, rows)
+    mixture = mixture_of(config, rows)
+    last = last_step(config, rows)
     prove(model)
     lora = config.model.lora
     adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
@@ -345,58 +342,6 @@ def _training_s(times: dict[str, float]) -> float:
 def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
     with importing():
         return load_model(folder, dtype, ranks.device) if ranks.size == 1 else load_model(folder)
-
-
-def _load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks) -> tuple[Rows, Validation | None]:
-    data, output_dir = config.data, Path(config.output_dir)
-    masker = Masker(folder, data.loss_mask, rendered_at)
-    limits = Limits(data.seq_len, data.long_rows, data.max_bad_share, "data.")
-    rows = load_rows(sources(config.data, "data."), masker, limits, output_dir / _named("bad_rows.jsonl", ranks))
-    log.info("%s rows, %s tokens", f"{len(rows):,}", f"{rows.tokens:,}")
-    if config.val is None:
-        return rows, None
-    given = config.val.data
-    if given.loss_mask is not None and given.loss_mask != data.loss_mask:
-        masker = Masker(folder, given.loss_mask, rendered_at)
-    seq_len = given.seq_len or data.seq_len
-    limits = Limits(seq_len, given.long_rows, given.max_bad_share, "val.data.")
-    held_out = load_rows(sources(given, "val.data."), masker, limits, output_dir / _named("val_bad_rows.jsonl", ranks))
-    log.info("%s rows, %s tokens for validation", f"{len(held_out):,}", f"{held_out.tokens:,}")
-    return rows, Validation(held_out, seq_len, ranks.device, ranks)
-
-
-def _named(file: str, ranks: Ranks) -> str:
-    """All ranks read all rows, and would write to one file at a time."""
-    return file if ranks.leads else f".rank_{ranks.rank}_{file}"
-
-
-def _mixture(config: SFTConfig, rows: Rows) -> Mixture:
-    """Raises DataError when there is a ratio for a dataset without rows."""
-    ratios = [subset.ratio for subset in config.data.datasets if subset.ratio is not None] or None
-    for title, (first, end) in zip(rows.titles, pairwise(rows.firsts), strict=True):
-        if ratios is not None and first == end:
-            raise DataError(f"data.subsets: no row of {title} can be used, and it has a ratio")
-    return Mixture(rows, ratios, shuffle=config.data.shuffle, seed=config.data_seed)
-
-
-def _check_batch_size(config: SFTConfig, rows: Rows) -> None:
-    """Raises ConfigError."""
-    data = config.data
-    times = data.batch_size / rows.tokens
-    if times > MOST_EPOCHS_A_STEP and (data.epochs is None or data.epochs > MOST_EPOCHS_A_STEP):
-        raise ConfigError(
-            f"data.batch_size is {data.batch_size:,}, and all rows together have {rows.tokens:,} tokens: a step would "
-            f"hold each of them {times:,.0f} times, which is limited to {MOST_EPOCHS_A_STEP}; lower data.batch_size"
-        )
-
-
-def _last_step(config: SFTConfig, rows: Rows) -> int:
-    data = config.data
-    if data.epochs is None:
-        assert config.max_steps is not None
-        return config.max_steps
-    of_epochs = steps(_mixture(config, rows), rows, data.batch_size, data.epochs)
-    return sum(1 for _ in islice(of_epochs, config.max_steps))
 
 
 def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

@@ -1,0 +1,85 @@
+"""Environments that do not go together with each other, or with the run. All raise ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from primerl.config.environment import Environment, EvaluationSource, TrainSource
+
+if TYPE_CHECKING:
+    from primerl.config.orchestrator import Orchestration
+
+
+def check_environments(
+    orchestration: Orchestration, trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]
+) -> None:
+    check_distinct([*trained, *evaluated])
+    check_groups(orchestration, trained)
+    check_limits(orchestration, [*trained, *evaluated])
+    check_validated(trained, evaluated)
+
+
+def check_distinct(environments: Sequence[Environment]) -> None:
+    seen: set[str] = set()
+    for environment in environments:
+        if environment.label == "all" or environment.label.startswith("staleness_"):
+            raise ValueError(
+                f"an environment is called {environment.label!r}, which is a name of metrics; give it another `name`"
+            )
+        if environment.label in seen:
+            raise ValueError(
+                f"two environments are called {environment.label!r}; "
+                "give one of them another `name` (it names metrics, logs and files)"
+            )
+        seen.add(environment.label)
+
+
+def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]) -> None:
+    names = [environment.label for environment in trained]
+    for environment in evaluated:
+        if environment.validates is not None and environment.validates not in names:
+            raise ValueError(
+                f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
+                "the name of one in train.env, or leave it out"
+            )
+
+
+def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]) -> None:
+    if ratios is None:
+        return
+    if len(ratios) != len(environments):
+        raise ValueError(
+            f"buffer.env_ratios has {len(ratios)} numbers for the {len(environments)} environments of train.env; "
+            "give one for each, in the order of train.env"
+        )
+    for environment in environments:
+        if environment.ratio is not None:
+            raise ValueError(
+                f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
+                "leave one of the two out"
+            )
+
+
+def check_limits(orchestration: Orchestration, environments: Sequence[TrainSource | EvaluationSource]) -> None:
+    """A rollout at its limit has yet to be scored and reported."""
+    longest = orchestration.timeouts.rollout_s
+    for environment in environments:
+        time_s = environment.limits.time_s
+        if time_s is not None and time_s >= longest:
+            raise ValueError(
+                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below timeouts.rollout_s "
+                f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other"
+            )
+
+
+def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
+    """A group of one has nothing to compare with."""
+    if orchestration.training_mode != "rl":
+        return
+    algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
+    if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
+        raise ValueError(
+            "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
+            "always 0; set group_size to at least 2"
+        )

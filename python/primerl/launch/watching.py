@@ -1,0 +1,144 @@
+"""What a launcher watches for, whichever processes it has started: signals, deaths, and an orchestrator that is silent,
+does not become ready, or moves nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from primerl.config.evaluation import EvalTimeouts
+from primerl.config.resolve import ProcessConfig
+from primerl.config.rl import RunTimeouts
+from primerl.launch import status as orchestrator_status
+from primerl.launch.processes import Processes
+from primerl.launch.starting import RunFailedError
+
+# The orchestrator lives but does not answer: as bad as dead.
+ORCHESTRATOR_ANSWER_S = 20.0
+# The span that `restarts` counts in.
+RESTARTS_WITHIN_S = 600.0
+# The orchestrator tells trainer and env workers that all is over before it exits itself: who ended well, but longer
+# before it, has missed something.
+LAST_WORDS_S = 15.0
+GOODBYE_S = 3.0
+STATUS_EVERY_S = 0.5
+TICK_S = 0.1
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """Ctrl-C, SIGTERM or a closed terminal."""
+
+
+class Interrupts:
+    """Within the block, signals that ask to stop are kept until [`check`][primerl.launch.watching.Interrupts.check];
+    a Ctrl-C after the first raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        # What the caller ignores stays ignored: `nohup primerl rl ... &` has to survive the terminal.
+        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._interrupt) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 1 and number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises Interrupted."""
+        if self._count:
+            raise Interrupted
+
+
+class Restarts:
+    """How often each process may still be started again."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: within RESTARTS_WITHIN_S, of each process."""
+        self._most = most
+        self._ends: dict[str, list[float]] = {}  # when
+
+    def has_one_left(self, name: str) -> bool:
+        """Counts one."""
+        now = time.monotonic()
+        lately = [at for at in self._ends.get(name, []) if now - at < RESTARTS_WITHIN_S]
+        self._ends[name] = [*lately, now]
+        return len(lately) < self._most
+
+
+class OrchestratorWatch:
+    """The orchestrator, as its launcher sees it. Times are those of `time.monotonic`."""
+
+    def __init__(self, timeouts: RunTimeouts | EvalTimeouts, logs: Path) -> None:
+        """`logs`: where its user is sent to look."""
+        self.url = ""
+        self.heard = 0.0  # when it last answered
+        self.is_ready = False  # and all that it needs
+        self._timeouts = timeouts
+        self._logs = logs
+        self._progress = orchestrator_status.Progress()
+
+    def begin(self) -> None:
+        """Clocks begin anew: workers and engines have to come, or come back."""
+        self.heard = self._progress.since = time.monotonic()
+
+    def begin_again(self, url: str | None) -> None:
+        """After it was started again; `url` is None where nothing is left to do. Raises RunFailedError where the other
+        processes would not find it."""
+        if url is not None and url != self.url:
+            raise RunFailedError(f"orchestrator was at {self.url}, and that port was taken while it was away")
+        self.begin()
+
+    def ask(self, now: float) -> dict[str, Any] | None:
+        """The status; None where it did not answer. Raises RunFailedError once it has been silent for too long."""
+        status = orchestrator_status.fetch(self.url)
+        if status is not None:
+            self.heard = now
+        elif now - self.heard > ORCHESTRATOR_ANSWER_S:
+            raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
+        return status
+
+    def ready(self, now: float) -> None:
+        """All parts have reported."""
+        self.is_ready, self._progress.since = True, now
+
+    def check_start(self, missing: list[str], waited_s: float) -> None:
+        """Of a start that still lacks something. Raises RunFailedError where that takes too long."""
+        limit = self._timeouts.start_s
+        if waited_s > limit:
+            raise RunFailedError(
+                f"not everything was ready within timeouts.start_s = {limit:g} s: {'; '.join(missing)} (logs: "
+                f"{self._logs}); raise it where the start is only slow"
+            )
+
+    def check_progress(self, status: dict[str, Any], now: float) -> None:
+        """Raises RunFailedError where nothing has moved for too long."""
+        limit = self._timeouts.no_progress_s
+        if not self._progress.moved(status, now) and now - self._progress.since > limit:
+            waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
+            raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+
+
+def say_goodbye(processes: Processes, described: Mapping[str, ProcessConfig], check: Callable[[], None]) -> None:
+    """Env workers have been told that it is over and end by themselves; engines have to be stopped. `check` may raise,
+    to give up sooner."""
+    deadline = time.monotonic() + GOODBYE_S
+    workers = [process for name, process in processes.by_name.items() if described[name].kind == "env-worker"]
+    while time.monotonic() < deadline and not all(process.ended for process in workers):
+        check()
+        processes.poll(TICK_S)
