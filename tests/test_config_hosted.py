@@ -18,10 +18,10 @@ from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import sequence_length
-from primerl.config.hosted.tailscale import Tailscale, node_name
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
+from primerl.config.tailscale import Tailscale, node_name
 from primerl.launch import hub, secrets
 from primerl.launch.starting import environment_of
 

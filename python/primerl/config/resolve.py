@@ -31,6 +31,7 @@ from primerl.config.monitors import MonitorConfig
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.config.tailscale import TailnetNode, node_name
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerLog, TrainerSettings
 from primerl.inference.vllm.flags import default_dtype
 from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
@@ -174,8 +175,9 @@ def _joined(
     return told
 
 
-def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    processes = []
+def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = None) -> list[ProcessConfig]:
+    """`run_id`: as the list of runs has it; None where it has none."""
+    processes: list[ProcessConfig] = []
     rollout_log = config.orchestrator.log
     roles: list[tuple[Literal["train", "eval"], list[Any]]] = [
         ("train", list(config.orchestrator.train.env)),
@@ -184,6 +186,7 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     for role, environments in roles:
         for environment in environments:
             for index in range(environment.num_workers):
+                folder = Path("envs") / role / environment.label
                 resolved = EnvWorkerConfig(
                     orchestrator_url=orchestrator_url,
                     environment=environment.label,
@@ -198,11 +201,22 @@ def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
                     memory_mb=cast(Workers, environment).memory_mb,
                     limits=environment.limits,
                     metrics_port=port_of(cast(Workers, environment).metrics_port, index),
+                    tailnet=_tailnet(config, len(processes), run_id, folder / f"tailscaled_{index}.log"),
                 )
                 name = f"env_{environment.label}_{index}"
-                log = Path("envs") / role / environment.label / f"env_worker_{index}.log"
+                log = folder / f"env_worker_{index}.log"
                 processes.append(_process(config, "env-worker", name, resolved, threads=1, log=log))
     return processes
+
+
+def _tailnet(config: RLConfig, index: int, run_id: str | None, log: Path) -> TailnetNode | None:
+    """`index`: among all env workers of the run."""
+    source = config.tailscale
+    if not source.enabled:
+        return None
+    folder = Path(absolute(config.output_dir))
+    name = node_name(source.hostname_prefix, index, run_id or folder.name)
+    return TailnetNode(name=name, log=os.fspath(folder / "logs" / log), login_s=source.login_s)
 
 
 def port_of(first: int | None, index: int) -> int | None:
