@@ -35,6 +35,7 @@ from test_env_worker import MAIN
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 START_S = 180.0
+ENV = "reverse-text"
 JOIN = """
 import sys, time
 from primerl.envs.tailnet import TailnetConfig, TailnetError, join
@@ -97,7 +98,7 @@ def test_the_key_of_the_environment_goes_before_secrets_and_those_before_the_con
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def key(variables: dict[str, str], **tailscale: Any) -> str:
-        return tailnet.with_key(config_of(**tailscale), {"e": variables})["e"]["TAILSCALE_AUTH_KEY"]
+        return tailnet.with_key(config_of(**tailscale), {ENV: variables})[ENV]["TAILSCALE_AUTH_KEY"]
 
     of_config, of_secrets, of_environment = (f"tskey-auth-{name}" for name in ("config", "secrets", "environment"))
     assert key({}, auth_key=of_config) == of_config
@@ -105,7 +106,10 @@ def test_the_key_of_the_environment_goes_before_secrets_and_those_before_the_con
     monkeypatch.setenv("TAILSCALE_AUTH_KEY", of_environment)
     assert key({"TAILSCALE_AUTH_KEY": of_secrets}, auth_key=of_config) == of_environment
     assert redaction.redact(f"{of_config} {of_secrets} {of_environment}") == "<secret> <secret> <secret>"
-    assert tailnet.with_key(config_of(enabled=False), {"e": {}}) == {"e": {}}
+    assert tailnet.with_key(config_of(enabled=False), {ENV: {}}) == {ENV: {}}
+    elsewhere = config_of()
+    elsewhere.orchestrator.train.env[0].num_workers = 0
+    assert tailnet.with_key(elsewhere, {ENV: {}}) == {ENV: {}}
     # Others that join have networks of their own, and are not asked for it.
     assert secrets.names_of_variables({"e": {"TAILSCALE_AUTH_KEY": "k", "A": "b"}}) == {"e": ["A"]}
 
@@ -113,7 +117,7 @@ def test_the_key_of_the_environment_goes_before_secrets_and_those_before_the_con
 @pytest.mark.parametrize(
     ("variable", "stored", "complaint"),
     [
-        (None, None, "tailscale.enabled is set, and there is no key for 'e'; make a reusable auth key"),
+        (None, None, "tailscale.enabled is set, and there is no key for 'reverse-text'; make a reusable auth key"),
         ("tskey-api-SECRET", None, "but TAILSCALE_AUTH_KEY of the environment does not begin with 'tskey-auth-'"),
         (None, "SECRET", "TAILSCALE_AUTH_KEY of env_files or the stored secrets does not begin with 'tskey-auth-'"),
     ],
@@ -124,7 +128,7 @@ def test_a_key_that_cannot_be_used_is_refused_and_not_shown(
     if variable is not None:
         monkeypatch.setenv("TAILSCALE_AUTH_KEY", variable)
     with pytest.raises(ConfigError) as caught:
-        tailnet.with_key(config_of(), {"e": {"TAILSCALE_AUTH_KEY": stored} if stored else {}})
+        tailnet.with_key(config_of(), {ENV: {"TAILSCALE_AUTH_KEY": stored} if stored else {}})
     assert complaint in str(caught.value)
     assert "SECRET" not in str(caught.value)
 
@@ -135,7 +139,8 @@ def test_a_dry_run_says_what_is_missing_and_exits_2(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(node, "MORE_FOLDERS", ())
     monkeypatch.setenv("PATH", "/no/such/folder")
-    assert main(["rl", "@", str(write_run(tmp_path)), "--tailscale.enabled", "--dry-run"]) == 2
+    (tmp_path / "rl.toml").write_text(CONFIG)
+    assert main(["rl", "@", "rl.toml", "--tailscale.enabled", "--dry-run"]) == 2
     said = capsys.readouterr().err
     assert "tailscaled and tailscale cannot be found" in said
     assert "there is no key for 'reverse-text'" in said
@@ -345,7 +350,6 @@ def test_a_worker_reaches_private_services_and_ends_with_its_node(programs: Prog
             worker.wait()
             service.shutdown()
             service.server_close()
-        assert orchestrator.left, "it has handed back what it was leased"
     lost = "error: node lab-env-0-abc has left the tailnet: tailscaled was killed by signal 9; its log is "
     assert log.read_text().splitlines()[-1].startswith(lost)
     assert KEY not in log.read_text() + (tmp_path / "tailscaled_0.log").read_text()
@@ -365,7 +369,7 @@ def test_a_run_starts_a_worker_again_that_lost_its_node_and_leaves_no_daemon(
     run = start(output, "@", str(write_run(tmp_path)), *given, variables=programs.variables())
 
     def joined(count: int) -> dict[str, Any]:
-        return until(lambda: len(found := programs.noted("joined")) >= count and found[-1], 90, f"node {count}")
+        return until(lambda: len(found := programs.noted("joined")) >= count and found[-1], 180, f"node {count}")
 
     try:
         first = joined(1)
@@ -384,7 +388,6 @@ def test_a_run_starts_a_worker_again_that_lost_its_node_and_leaves_no_daemon(
         until(lambda: is_gone(second["pid"]), 60, "the end of the daemon")
     finally:
         run.kill()
-    assert [entry["pid"] for entry in programs.noted("left")] == [second["pid"]]
     written = [path for path in output.rglob("*") if path.is_file()]
     assert output / "logs/envs/train/reverse-text/tailscaled_0.log" in written
     assert not [path for path in written if KEY.encode() in path.read_bytes()]

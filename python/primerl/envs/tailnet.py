@@ -111,10 +111,10 @@ class Node:
         log.error("%s", self.lost)
         if self._on_loss is not None:
             self._on_loss(self.lost)
-        # An environment may block the worker's event loop, or still be loading.
-        if not self._leaving.wait(LAST_WORDS_S):
-            print(f"error: {self.lost}", file=sys.stderr, flush=True)
-            os._exit(NODE_LOST)
+        # An environment may block the worker's event loop, or still be loading. This thread ends with the process.
+        time.sleep(LAST_WORDS_S)
+        print(f"error: {self.lost}", file=sys.stderr, flush=True)
+        os._exit(NODE_LOST)
 
 
 def proxy_variables(port: int, orchestrator_url: str) -> dict[str, str]:

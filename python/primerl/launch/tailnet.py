@@ -15,9 +15,14 @@ from primerl.redaction import note
 
 
 def is_joined(config: RLConfig) -> bool:
-    """Whether the run has a node: workers that join from elsewhere have the network of their own machine."""
+    """Whether the run has a node."""
+    return config.tailscale.enabled and bool(_labels(config))
+
+
+def _labels(config: RLConfig) -> set[str]:
+    """Environments with workers here: those that join from elsewhere have the network of their own machine."""
     entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
-    return config.tailscale.enabled and any(entry.num_workers for entry in entries)
+    return {entry.label for entry in entries if entry.num_workers}
 
 
 def check_programs(config: RLConfig) -> None:
@@ -38,7 +43,8 @@ def with_key(config: RLConfig, variables: Variables) -> Variables:
     """
     if not is_joined(config):
         return variables
-    return {label: {**found, KEY_VARIABLE: _key(config, label, found)} for label, found in variables.items()}
+    keys = {label: {KEY_VARIABLE: _key(config, label, variables[label])} for label in sorted(_labels(config))}
+    return {label: found | keys.get(label, {}) for label, found in variables.items()}
 
 
 def _key(config: RLConfig, label: str, variables: dict[str, str]) -> str:
