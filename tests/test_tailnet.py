@@ -29,6 +29,7 @@ from primerl.config.tailscale import Tailscale, node_name
 from primerl.envs import tailnet as node
 from primerl.launch import run as launch_run
 from primerl.launch import secrets, tailnet
+from primerl.launch.processes import Process
 from run_helpers import CONFIG, write_run
 from tailnet_programs import KEY, Programs
 from test_env_worker import MAIN
@@ -175,6 +176,18 @@ def test_each_worker_of_the_run_has_a_name_and_no_file_has_the_key(tmp_path: Pat
     # What is written down is the same run, but for the key.
     again = RLConfig.model_validate(tomllib.loads(resolve.run_file(config).read_text()))
     assert again.tailscale == config.tailscale.model_copy(update={"auth_key": None})
+
+
+def test_only_a_worker_that_was_a_node_has_lost_one(tmp_path: Path) -> None:
+    def why(code: int, **tailscale: Any) -> str | None:
+        [worker] = resolve.env_workers(config_of(**tailscale), "http://o:1")
+        return tailnet.lost(worker, Process("env_reverse-text_0", tmp_path / "log", code=code))
+
+    assert why(node.NODE_LOST) == "its node in the tailnet was lost"
+    (tmp_path / "log").write_text("  | said by the daemon\nerror: node n has left the tailnet\n")
+    assert why(node.NODE_LOST) == "node n has left the tailnet"
+    assert why(node.NODE_LOST, enabled=False) is None
+    assert why(1) is why(-9) is None
 
 
 # A node

@@ -363,7 +363,7 @@ class Launcher:
             self.console.say(f"nothing is stored any more: {describe_end(process)}")
 
     def _may_restart(self, process: Process) -> bool:
-        if (process.code or 0) >= 0 and tailnet.lost(process) is None:
+        if (process.code or 0) >= 0 and tailnet.lost(self.described[process.name], process) is None:
             return False  # it gave up, and would again
         if process.name == "trainer" and not self.config.trainer.can_go_on:
             return False
@@ -378,7 +378,7 @@ class Launcher:
 
     def _restart(self, processes: Processes, killed: Process) -> None:
         """The same command."""
-        why = tailnet.lost(killed)
+        why = tailnet.lost(self.described[killed.name], killed)
         self.console.say(f"{killed.name} {killed.describe_end()}{f' ({why})' if why else ''}; it is started again")
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 
+from primerl.config.environment import EnvWorkerConfig
 from primerl.config.load import ConfigError
+from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.tailscale import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program
@@ -71,8 +73,11 @@ def _key(config: RLConfig, label: str, variables: dict[str, str]) -> str:
     return key
 
 
-def lost(process: Process) -> str | None:
+def lost(described: ProcessConfig, process: Process) -> str | None:
     """Why an env worker ended that has lost its node; None of all others. A new worker has a new node."""
     if process.code != NODE_LOST:
+        return None
+    config = described.config
+    if not isinstance(config, EnvWorkerConfig) or config.tailnet is None:
         return None
     return last_error(tail(process.log)) or "its node in the tailnet was lost"
