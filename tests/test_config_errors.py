@@ -158,13 +158,9 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, "[[env]]", '[tailscale]\nhostname_prefix = "9lives"\n\n[[env]]', [],
      "tailscale (in run.toml, line 10): hostname_prefix ('9lives') must be 1 to 30 of a-z, 0-9 and -, and begin "
      "with a letter"),
-    (SHORT, "[[env]]", "[tailscale]\nenabled = true\n\n[[env]]", [],
-     "tailscale (in run.toml, line 10): enabled is set, and there is no key; set TAILSCALE_AUTH_KEY in the "
-     "environment, or auth_key"),
-    (SHORT, "[[env]]", '[tailscale]\nenabled = true\nauth_key = "tskey-auth-SECRET"\n\n[[env]]', [],
-     "tailscale (in run.toml, line 10): enabled is set, but env workers run on this machine and use its network: "
-     "to join it to a tailnet is for its owner, once, by `tailscale up --auth-key=file:KEYFILE "
-     "--hostname=primerl-env-0-RUN`; then environments reach the tailnet, and enabled is left out"),
+    (FULL, "", "", ["--tailscale.auth-key", "tskey-client-SECRET"],
+     "tailscale (on the command line): auth_key does not begin with 'tskey-auth-'; give an auth key of Tailscale, "
+     "no API key"),
     (SHORT, "[[env]]", "[trainer.optim]\nlr = 1e-4\n\n[[env]]", [],
      "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 3), "
      "rollouts_per_example (in run.toml, line 4), sampling (in run.toml, line 6), env (in run.toml, line 12) are "
@@ -229,8 +225,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, '[model]\npath = "model"', "[foo]\nmodel = 1", [],
      "model (in run.toml): missing; it has no default, so set it\nfoo (in run.toml, line 3): unknown key; known "
      "keys here: checkpoint_id, ckpt, clean_output_dir, dry_run, env_files, inference, keep_broadcasts, log, "
-     "max_steps, model, monitor, monitors, orchestrator, output_dir, restarts, seed, seq_len, store, timeouts, "
-     "trainer, wandb"),
+     "max_steps, model, monitor, monitors, orchestrator, output_dir, restarts, seed, seq_len, store, "
+     "tailscale, timeouts, trainer, wandb"),
     (FULL, "", "", ["--model.path"],
      "--model.path requires a value"),
     (FULL, "", "", ["--trainer.optim.lr", "0"],
@@ -245,7 +241,6 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TAILSCALE_AUTH_KEY", raising=False)
     return tmp_path
 
 

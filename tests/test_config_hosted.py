@@ -18,7 +18,6 @@ from primerl.config import resolve, run_file
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import sequence_length
-from primerl.config.hosted.tailscale import Tailscale, node_name
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
@@ -68,7 +67,7 @@ MORE: dict[str, Any] = {
     "checkpoints": {"interval": 20, "keep_cloud": -1},
     "adapters": {"interval": 4, "keep_last": 7},
     "infrastructure": {"compute_size": "L"},
-    "tailscale": {"hostname_prefix": "lab"},
+    "tailscale": {"enabled": True, "hostname_prefix": "lab"},
     "output_dir": "outputs/mine",
     "seq_len": 8192,
     "seed": 3,
@@ -133,6 +132,11 @@ def test_every_key_becomes_something() -> None:
     assert config.ckpt is not None
     assert (config.ckpt.interval, config.store.keep) == (20, -1)
     assert (config.store.adapters.interval, config.store.adapters.keep) == (4, 7)
+    assert (config.tailscale.enabled, config.tailscale.hostname_prefix, compiled().tailscale.enabled) == (
+        True,
+        "lab",
+        False,
+    )
     assert (config.output_dir, config.seq_len, config.seed) == ("outputs/mine", 8192, 3)
 
 
@@ -318,9 +322,13 @@ def test_a_folder_is_meant_before_a_name(tmp_path: Path, monkeypatch: pytest.Mon
 # Other
 
 
-def test_the_name_in_a_tailnet() -> None:
-    assert node_name(Tailscale(hostname_prefix="lab-1").hostname_prefix, 2, "abc") == "lab-1-env-2-abc"
-    assert "SECRET" not in repr(Tailscale.model_validate({"auth_key": "tskey-auth-SECRET"}))
+def test_the_key_of_a_tailnet_is_kept_and_never_dumped() -> None:
+    config = compiled(tailscale={"auth_key": "tskey-auth-SECRET", "hostname_prefix": "lab"})
+    assert config.tailscale.auth_key is not None
+    assert config.tailscale.auth_key.get_secret_value() == "tskey-auth-SECRET"
+    assert config.model_dump(mode="json")["tailscale"]["hostname_prefix"] == "lab"
+    assert "auth_key" not in config.model_dump()["tailscale"]
+    assert "SECRET" not in repr(config) + resolve.run_to_toml(config)
 
 
 def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:

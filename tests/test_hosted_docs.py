@@ -28,8 +28,10 @@ def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (whole, keys), commands = blocks(repository)
     Path("hosted.toml").write_text(whole)
-    *ours, tailscale = commands
-    assert tailscale.startswith("sudo tailscale up ")
+    *ours, secret, tailnet = commands
+    assert secret == "primerl secret set TAILSCALE_AUTH_KEY"
+    joined = load_run(shlex.split(tailnet)[2:], program="primerl rl").tailscale
+    assert (joined.enabled, joined.hostname_prefix) == (True, "lab")
     assert len(ours) == 4
     for command in ours:
         program, process, *arguments = shlex.split(command)

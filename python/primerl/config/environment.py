@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.algorithm import Algorithm
 from primerl.config.base import MOST_PORTS, NAME_LENGTH, NAME_PATTERN, Name, Port, RolloutLog, Seconds, Section, Seed
 from primerl.config.client import Client
+from primerl.config.tailscale import TailnetNode
 
 # An env worker that has imported verifiers and does nothing has taken half of it.
 LEAST_MEMORY_MB = 1024
@@ -339,6 +340,9 @@ class EnvWorkerConfig(Section):
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
     left out."""
+    tailnet: TailnetNode | None = None
+    """The node of a tailnet that the worker is, with TAILSCALE_AUTH_KEY of its environment; none where it is left
+    out."""
 
 
 class JoinConfig(Section):

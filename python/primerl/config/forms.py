@@ -29,6 +29,7 @@ RL_READERS = {
     "trainer.ckpt.resume_step": "the launcher, which goes back to that step before it starts the trainer",
     "log": ALL,
     "env_files": "the env workers, as variables",
+    "tailscale": "the env workers",
     "store": "the process that uploads",
     "wandb": "the monitor",
     "monitors": "the monitor",

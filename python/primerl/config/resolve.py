@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +31,7 @@ from primerl.config.monitors import MonitorConfig
 from primerl.config.orchestrator import Orchestration, OrchestratorConfig, ServedModel
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.config.tailscale import TailnetNode, Tailscale, node_name
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerLog, TrainerSettings
 from primerl.inference.vllm.flags import default_dtype
 from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
@@ -188,12 +189,23 @@ def _joined(
     return told
 
 
-def env_workers(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
+def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = None) -> list[ProcessConfig]:
+    """`run_id`: as the list of runs has it; None where it has none."""
     sources, log = config.orchestrator, _rollout_log(config)
-    return [
+    processes = [
         *workers(config, sources.train.env, "train", orchestrator_url, log),
         *workers(config, sources.eval.env, "eval", orchestrator_url, log),
     ]
+    if not config.tailscale.enabled:
+        return processes
+    run = run_id or Path(absolute(config.output_dir)).name
+    return [_in_tailnet(config.tailscale, process, index, run) for index, process in enumerate(processes)]
+
+
+def _in_tailnet(source: Tailscale, process: ProcessConfig, index: int, run: str) -> ProcessConfig:
+    log = process.log.with_name(process.log.name.replace("env_worker", "tailscaled"))
+    node = TailnetNode(name=node_name(source.hostname_prefix, index, run), log=os.fspath(log), login_s=source.login_s)
+    return replace(process, config=process.config.model_copy(update={"tailnet": node}))
 
 
 def workers(

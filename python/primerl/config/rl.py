@@ -11,6 +11,7 @@ from primerl.config.inference import InferenceSettings
 from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
 from primerl.config.store import Store
+from primerl.config.tailscale import Tailscale
 from primerl.config.trainer import Checkpoints, TrainerSettings
 
 
@@ -87,6 +88,7 @@ class RLConfig(Monitored):
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
+    tailscale: Tailscale = Tailscale()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`

@@ -7,8 +7,8 @@ The client goes on while an environment blocks the event loop, so no lease is lo
 
 What ends a wait: a rollout's lease carries a deadline, after which it is reported as timed out; the orchestrator can
 cancel a rollout by its answer to a heartbeat; an orchestrator that is silent for `unreachable_s` ends the worker.
-Exit codes: 0 the run is over or the worker was told to stop, 1 the orchestrator was lost, 2 the environment or the
-config cannot be used.
+Exit codes: 0 the run is over or the worker was told to stop, 1 the orchestrator was lost or the tailnet could not be
+joined, 2 the environment or the config cannot be used, 3 its node left the tailnet.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from primerl.envs.interface import Address, EnvironmentRefusedError, Generation,
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import listing_of
 from primerl.envs.meter import Meter
+from primerl.envs.tailnet import NODE_LOST, Node, TailnetConfig, TailnetError, join, proxy_variables, tail
 from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
@@ -88,6 +89,8 @@ class WorkerConfig:
     log: LogConfig = LogConfig()
     metrics_port: int | None = None
     """Of Prometheus's `/metrics`; 0: any free one; None: off."""
+    tailnet: TailnetConfig | None = None
+    """The node of a tailnet that it is, with `TAILSCALE_AUTH_KEY` of its environment."""
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> WorkerConfig:
@@ -100,7 +103,12 @@ class WorkerConfig:
         if required:
             raise ValueError(f"{required[0]} is missing")
         config = WorkerConfig(
-            **{**values, "log": _log_config(values.get("log", {})), "limits": _limits(values.get("limits", {}))}
+            **{
+                **values,
+                "log": _log_config(values.get("log", {})),
+                "limits": _limits(values.get("limits", {})),
+                "tailnet": _tailnet(values.get("tailnet")),
+            }
         )
         if config.role not in ("train", "eval"):
             raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
@@ -130,6 +138,24 @@ def _limits(values: Any) -> RolloutLimits:
         return RolloutLimits.from_mapping(values)
     except ValueError as error:
         raise ValueError(f"limits: {error}") from None
+
+
+def _tailnet(values: Any) -> TailnetConfig | None:
+    if values is None:
+        return None
+    names = [field.name for field in dataclasses.fields(TailnetConfig)]
+    if not isinstance(values, Mapping):
+        raise ValueError(f"tailnet must be a table of {', '.join(names)}")
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        raise ValueError(f"unknown key 'tailnet.{unknown[0]}'; known keys are {', '.join(names)}")
+    missing = [name for name in ("name", "log") if not values.get(name)]
+    if missing:
+        raise ValueError(f"tailnet.{missing[0]} is missing")
+    login_s = values.get("login_s", 1)
+    if not isinstance(login_s, int | float) or login_s <= 0:
+        raise ValueError(f"tailnet.login_s must be a number above 0, not {login_s!r}")
+    return TailnetConfig(**values)
 
 
 def _log_config(values: Any) -> LogConfig:
@@ -165,6 +191,25 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 def run_worker(config: WorkerConfig) -> int:
     """Runs until the run is over; returns the exit code. On the main thread: environments may set signal handlers."""
     log_to_stderr(config.log)
+    if config.tailnet is None:
+        return _run_worker(config, None)
+    try:
+        node = join(config.tailnet)
+    except TailnetError as error:
+        print(f"{tail(config.tailnet.log)}\nerror: {error}", file=sys.stderr)
+        return 1
+    os.environ.update(proxy_variables(node.port, config.orchestrator_url))
+    try:
+        code = _run_worker(config, node)
+    finally:
+        node.leave()
+    if code == NODE_LOST:
+        # The last line of its log is why.
+        print(f"{tail(config.tailnet.log)}\nerror: {node.lost}", file=sys.stderr)
+    return code
+
+
+def _run_worker(config: WorkerConfig, node: Node | None) -> int:
     if config.memory_mb is not None:
         limit_memory(config.memory_mb)
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
@@ -209,6 +254,8 @@ def run_worker(config: WorkerConfig) -> int:
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
+    if node is not None:
+        node.on_loss(lambda reason: worker.stop(reason, NODE_LOST))
     try:
         return asyncio.run(worker.work(generation, env, root))
     finally:
@@ -259,19 +306,20 @@ class _Worker:
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[int] | None = None
-        self._stopped = ""
+        self._stopped: tuple[int, str] | None = None
 
-    def stop(self, reason: str) -> None:
-        """From a signal handler, at any time: before, in and after [`work`][primerl.envs.worker._Worker.work]."""
-        self._stopped = reason
+    def stop(self, reason: str, code: int = 0) -> None:
+        """From a signal handler or another thread, at any time: before, in and after
+        [`work`][primerl.envs.worker._Worker.work]."""
+        self._stopped = (code, reason)
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end, 0, reason)
+            self._loop.call_soon_threadsafe(self._end, code, reason)
 
     async def work(self, generation: Generation, env: Any, root: str) -> int:
         loop = self._loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        if self._stopped:
-            self._end(0, self._stopped)
+        if self._stopped is not None:
+            self._end(*self._stopped)
         async with generation.serving(env, root, self._post, self._limits) as runner:
             self._runner = runner
             loop.add_reader(self._client.fileno(), self._on_notices)

@@ -234,14 +234,14 @@ def become(command: list[str], environment: dict[str, str], log: str, report: in
         os._exit(127)
 
 
-def die_with_parent(parent: int) -> None:
-    """The kernel sends SIGKILL to this process when its parent dies (Linux only)."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """The kernel sends the signal to this process when its parent dies (Linux only)."""
     if not sys.platform.startswith("linux"):
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
-        raise RuntimeError("the guard died before its child had started")
+        raise RuntimeError("the parent died before its child had started")
 
 
 if __name__ == "__main__":

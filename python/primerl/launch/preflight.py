@@ -18,7 +18,7 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.train.adapter_files import check_lora_files, has_experts
@@ -36,13 +36,15 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
     """
     problems: list[str] = []
     variables: secrets.Variables = {}
-    for find in (_output_dir, _resume_step, _model, _store, _ports, monitors.check):
+    with_key: secrets.Variables = {}
+    for find in (_output_dir, _resume_step, _model, _store, _ports, monitors.check, tailnet.check_programs):
         try:
             find(config)
         except ConfigError as error:
             problems.append(str(error))
     try:
         variables = secrets.of_workers(config)
+        with_key = tailnet.with_key(config, variables)
     except ConfigError as error:
         problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
@@ -51,7 +53,7 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
         problems = _slow_checks(config, variables, say)
     if problems:
         raise ConfigError("\n".join(problems))
-    return variables
+    return with_key
 
 
 def _output_dir(config: RLConfig) -> None:

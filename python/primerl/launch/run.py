@@ -32,6 +32,7 @@ from primerl.launch import (
     secrets,
     storing,
     summary,
+    tailnet,
     warm_start,
 )
 from primerl.launch import status as orchestrator_status
@@ -107,14 +108,16 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
     return 0
 
 
-def write_configs(config: RLConfig, orchestrator_url: str, variables: secrets.Variables) -> list[ProcessConfig]:
+def write_configs(
+    config: RLConfig, orchestrator_url: str, variables: secrets.Variables, run_id: str | None = None
+) -> list[ProcessConfig]:
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
     run_file.write(config)
     resolve.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
     others = [
         *resolve.inference(config, orchestrator_url),
-        *resolve.env_workers(config, orchestrator_url),
+        *resolve.env_workers(config, orchestrator_url, run_id),
         resolve.trainer(config, orchestrator_url),
     ]
     for process in others:
@@ -224,7 +227,7 @@ class Launcher:
         again = ending.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
-        for process in write_configs(self.config, url, self.variables):
+        for process in write_configs(self.config, url, self.variables, self.run_id):
             self.described[process.name] = process
             start(processes, process)
         self.orchestrator.begin()
@@ -331,7 +334,7 @@ class Launcher:
             self.console.say(f"nothing is stored any more: {describe_end(process)}")
 
     def _may_restart(self, process: Process) -> bool:
-        if (process.code or 0) >= 0:
+        if (process.code or 0) >= 0 and tailnet.lost(self.described[process.name], process) is None:
             return False  # it gave up, and would again
         if process.name == "trainer" and not self.config.trainer.can_go_on:
             return False
@@ -339,7 +342,8 @@ class Launcher:
 
     def _restart(self, processes: Processes, killed: Process) -> None:
         """The same command."""
-        self.console.say(f"{killed.name} {killed.describe_end()}; it is started again")
+        why = tailnet.lost(self.described[killed.name], killed)
+        self.console.say(f"{killed.name} {killed.describe_end()}{f' ({why})' if why else ''}; it is started again")
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":

@@ -16,6 +16,7 @@ from primerl.config.environment import Environment, EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
+from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.redaction import note
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
@@ -54,8 +55,9 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
 
 
 def names_of_variables(variables: Variables) -> dict[str, list[str]]:
-    """Names alone: env workers that join are told what they have to bring themselves."""
-    return {label: sorted(values) for label, values in variables.items()}
+    """Names alone: env workers that join are told what they have to bring themselves. The key of a tailnet is for nodes
+    of this machine."""
+    return {label: sorted(values.keys() - {KEY_VARIABLE}) for label, values in variables.items()}
 
 
 def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:

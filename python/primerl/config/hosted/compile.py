@@ -24,7 +24,7 @@ checkpoints.interval        ckpt.interval; adapters are saved beside the weights
 checkpoints.keep_cloud      store.keep
 adapters                    store.adapters
 infrastructure.compute_size num_workers and memory_mb of every environment
-tailscale                   nothing: `enabled` is refused
+tailscale                   tailscale
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def compile_hosted(config: HostedConfig) -> dict[str, Any]:
     }
     if config.checkpoint_id is not None:
         full["checkpoint_id"] = config.checkpoint_id
+    if "tailscale" in config.model_fields_set:
+        full["tailscale"] = config.tailscale
     if config.wandb is not None:
         full["wandb"] = config.wandb.model_dump(exclude_none=True)
     return full

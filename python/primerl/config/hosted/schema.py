@@ -9,8 +9,8 @@ from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, Positive
 
 from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
 from primerl.config.environment import Interpreter, validation_label
-from primerl.config.hosted.tailscale import Tailscale
 from primerl.config.orchestrator import Buffer
+from primerl.config.tailscale import Tailscale
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
