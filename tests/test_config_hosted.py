@@ -328,7 +328,7 @@ def test_the_key_of_a_tailnet_is_kept_and_never_dumped() -> None:
     assert config.tailscale.auth_key.get_secret_value() == "tskey-auth-SECRET"
     assert config.model_dump(mode="json")["tailscale"]["hostname_prefix"] == "lab"
     assert "auth_key" not in config.model_dump()["tailscale"]
-    assert "SECRET" not in repr(config) + resolve.run_to_toml(config)
+    assert "SECRET" not in repr(config) + run_file.to_toml(config)
 
 
 def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:

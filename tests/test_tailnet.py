@@ -21,7 +21,7 @@ from end_to_end import start, until
 from env_orchestrator import Chat, Orchestrator, completion
 from primerl import redaction
 from primerl.cli import main
-from primerl.config import resolve
+from primerl.config import resolve, run_file
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
@@ -174,7 +174,7 @@ def test_each_worker_of_the_run_has_a_name_and_no_file_has_the_key(tmp_path: Pat
     assert len(written) > 5
     assert not [path for path in written if KEY in path.read_text()]
     # What is written down is the same run, but for the key.
-    again = RLConfig.model_validate(tomllib.loads(resolve.run_file(config).read_text()))
+    again = RLConfig.model_validate(tomllib.loads(run_file.path(config).read_text()))
     assert again.tailscale == config.tailscale.model_copy(update={"auth_key": None})
 
 
