@@ -281,6 +281,8 @@ def test_whoever_is_told_to_stop_or_killed_takes_its_daemon_along(
 
     ends.append(Joining(programs, tmp_path))
     [killed] = daemons("joined", 1)
+    assert ends[-1].process.stdout is not None
+    assert ends[-1].process.stdout.readline() == "joined\n"
     ends[-1].process.kill()
     assert daemons("left", 1) == [killed]
     # In the middle of the login.

@@ -277,8 +277,9 @@ def _orderly_stop() -> Iterator[None]:
 def _short_folder() -> Iterator[Path]:
     """Private, and only until the node has joined: nobody talks to its daemon after that."""
     usual = tempfile.gettempdir()
-    base = usual if len(os.fsencode(usual)) + len("/primerl-xxxxxxxx/tailscaled.sock") <= LONGEST_SOCKET else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="primerl-", dir=base, ignore_cleanup_errors=True) as folder:
+    length = len(os.fsencode(usual)) + len("/primerl-node-xxxxxxxx/tailscaled.sock")
+    base = usual if length <= LONGEST_SOCKET else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="primerl-node-", dir=base, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
