@@ -18,12 +18,12 @@ import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
 from primerl.envs import check
-from primerl.envs.worker import WorkerConfig
+from primerl.envs.settings import WorkerConfig
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 KINDS = ["plain", "reward_raises", "reward_blocks", "setup_cancels", "never_ends"]
 MAIN = (
-    "import json, sys; from primerl.envs.worker import WorkerConfig, run_worker;"
+    "import json, sys; from primerl.envs.settings import WorkerConfig; from primerl.envs.worker import run_worker;"
     "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
 )
 # Long enough for a loaded machine to import verifiers.
@@ -103,7 +103,8 @@ async def answer_right(chat: Chat) -> web.Response:
 def test_the_worker_and_verifiers_log_from_levels_of_their_own(log: dict[str, str], seen: list[str]) -> None:
     code = """
 import json, logging, sys
-from primerl.envs.worker import WorkerConfig, log_to_stderr
+from primerl.envs.settings import WorkerConfig
+from primerl.envs.worker import log_to_stderr
 given = {"orchestrator_url": "u", "environment": "e", "id": "e", "log": json.loads(sys.argv[1])}
 log_to_stderr(WorkerConfig.from_dict(given).log)
 ours, theirs = logging.getLogger("primerl.envs"), logging.getLogger("verifiers.v1.rollout")

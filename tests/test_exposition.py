@@ -11,7 +11,7 @@ import pytest
 from primerl.config.environment import TrainEnvironment
 from primerl.config.load import ConfigError as LoadError
 from primerl.envs.meter import Meter
-from primerl.envs.worker import WorkerConfig
+from primerl.envs.settings import WorkerConfig
 from primerl.exposition import PortTakenError
 from primerl.train.config import ConfigError, TrainerConfig
 from primerl.train.exposed import FILE, ExposedMetrics

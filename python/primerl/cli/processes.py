@@ -68,7 +68,8 @@ def env_worker(arguments: list[str]) -> int:
         return join_as_env_worker(arguments)
     try:
         settings = settings_from(arguments, "primerl.config.environment:EnvWorkerConfig", "env-worker")
-        from primerl.envs.worker import WorkerConfig, run_worker
+        from primerl.envs.settings import WorkerConfig
+        from primerl.envs.worker import run_worker
 
         config = WorkerConfig.from_dict(settings)
     except (BadInputError, ValueError) as error:

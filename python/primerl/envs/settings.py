@@ -1,0 +1,141 @@
+"""What one env worker is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from primerl.envs.limits import NO_LIMITS, RolloutLimits
+from primerl.envs.tailnet import TailnetConfig
+from primerl.exposition import check_port
+from primerl.log_levels import LEVELS
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written to the worker's log."""
+
+    level: str = "info"
+    """Least severe level that is logged."""
+    vf_level: str = "warn"
+    """The same of verifiers' own lines. `info` has two a rollout, which cost more than many an environment."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One env worker process."""
+
+    orchestrator_url: str
+    """URL of the run's orchestrator."""
+    environment: str
+    """Name of the environment in the run."""
+    id: str
+    """Name of the installed verifiers environment."""
+    role: Literal["train", "eval"] = "train"
+    """Whether its rollouts are trained on."""
+    worker_name: str = ""
+    """Unique name of this process; made from host and process id where it is left out."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
+    seed: int = 0
+    """Seed of the order of examples; the same in all workers of an environment."""
+    held_out: int = 0
+    """Examples at the front of the list that are left out; the same in all workers of an environment."""
+    max_concurrent: int = 128
+    """Rollouts run at the same time."""
+    memory_mb: int | None = None
+    """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
+    unreachable_s: float = 60.0
+    """Give up after the orchestrator did not answer for this long, seconds."""
+    limits: RolloutLimits = NO_LIMITS
+    """Of each rollout of the environment."""
+    log: LogConfig = LogConfig()
+    metrics_port: int | None = None
+    """Of Prometheus's `/metrics`; 0: any free one; None: off."""
+    tailnet: TailnetConfig | None = None
+    """The node of a tailnet that it is, with `TAILSCALE_AUTH_KEY` of its environment."""
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> WorkerConfig:
+        """Raises ValueError that names the key."""
+        fields = {field.name: field for field in dataclasses.fields(WorkerConfig)}
+        unknown = [name for name in values if name not in fields]
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known keys are {', '.join(fields)}")
+        required = [name for name, field in fields.items() if _is_required(field) and not values.get(name)]
+        if required:
+            raise ValueError(f"{required[0]} is missing")
+        config = WorkerConfig(
+            **{
+                **values,
+                "log": _log_config(values.get("log", {})),
+                "limits": _limits(values.get("limits", {})),
+                "tailnet": _tailnet(values.get("tailnet")),
+            }
+        )
+        if config.role not in ("train", "eval"):
+            raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
+        if not isinstance(config.args, dict):
+            raise ValueError("args must be a table")
+        if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
+            raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
+        if not isinstance(config.held_out, int) or config.held_out < 0:
+            raise ValueError(f"held_out must be a whole number from 0, not {config.held_out!r}")
+        if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
+            raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
+        if not config.unreachable_s > 0:
+            raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
+        check_port(config.metrics_port)
+        return config
+
+    @property
+    def name(self) -> str:
+        """With the process id, so that a restarted worker is not taken for the one that died."""
+        return f"{self.worker_name or socket.gethostname()}:{os.getpid()}"
+
+
+def _limits(values: Any) -> RolloutLimits:
+    if not isinstance(values, Mapping):
+        raise ValueError("limits must be a table")
+    try:
+        return RolloutLimits.from_mapping(values)
+    except ValueError as error:
+        raise ValueError(f"limits: {error}") from None
+
+
+def _tailnet(values: Any) -> TailnetConfig | None:
+    if values is None:
+        return None
+    names = [field.name for field in dataclasses.fields(TailnetConfig)]
+    if not isinstance(values, Mapping):
+        raise ValueError(f"tailnet must be a table of {', '.join(names)}")
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        raise ValueError(f"unknown key 'tailnet.{unknown[0]}'; known keys are {', '.join(names)}")
+    missing = [name for name in ("name", "log") if not values.get(name)]
+    if missing:
+        raise ValueError(f"tailnet.{missing[0]} is missing")
+    login_s = values.get("login_s", 1)
+    if not isinstance(login_s, int | float) or login_s <= 0:
+        raise ValueError(f"tailnet.login_s must be a number above 0, not {login_s!r}")
+    return TailnetConfig(**values)
+
+
+def _log_config(values: Any) -> LogConfig:
+    names = [field.name for field in dataclasses.fields(LogConfig)]
+    if not isinstance(values, Mapping):
+        raise ValueError(f"log must be a table of {', '.join(names)}")
+    for name, level in values.items():
+        if name not in names:
+            raise ValueError(f"unknown key 'log.{name}'; known keys are {', '.join(names)}")
+        if level not in LEVELS:
+            raise ValueError(f"log.{name} must be one of {', '.join(LEVELS)}, not {level!r}")
+    return LogConfig(**values)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
