@@ -26,6 +26,7 @@ __all__ = [
     "RenderError",
     "Renderer",
     "__version__",
+    "ask_models",
     "inspect_buffer",
     "inspect_run",
     "inspect_samples",

@@ -65,9 +65,7 @@ def _ask(client: Client, url: str) -> tuple[int, str]:
             f"base_url: {url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
         ) from None
     except ConnectionError as error:
-        raise ConfigError(
-            f"base_url: no answer from {url}: {error}; give the address of an OpenAI-compatible server that runs"
-        ) from None
+        raise ConfigError(f"base_url: no answer from {url}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return status, body.decode(errors="replace")

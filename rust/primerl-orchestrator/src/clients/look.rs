@@ -2,7 +2,7 @@
 
 use super::server::Server;
 use crate::config::{ClientConfig, ConfigError};
-use crate::tls::is_https;
+use crate::tls;
 use std::time::Duration;
 
 /// Of an answer; lists of models are shorter.
@@ -46,13 +46,15 @@ async fn ask(server: &Server, within: Duration) -> Result<Said, LookError> {
         Ok((status, body)) => Ok(Said { status, body }),
         Err(error) if error.is_timeout() => Err(LookError::Timeout(within)),
         Err(error) => {
-            // Some that speak TLS say nothing at all to one that does not.
-            let may_speak_tls = closes_at_once(&error) && !is_https(&url);
-            let mut problem = server.told(error);
-            if may_speak_tls {
-                problem += "; does it speak TLS, and want https:// for http://?";
-            }
-            Err(LookError::Unanswered(problem))
+            let mend = match tls::mend(&error) {
+                Some(_) => "",
+                // Some that speak TLS say nothing at all to one that does not.
+                None if closes_at_once(&error) && !tls::is_https(&url) => {
+                    "; does it speak TLS, and want https:// for http://?"
+                }
+                None => "; give the address of a server that runs",
+            };
+            Err(LookError::Unanswered(server.told(error) + mend))
         }
     }
 }
