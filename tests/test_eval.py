@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from certificates import Authority
 from end_to_end import read_lines, until
 from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
@@ -66,7 +68,7 @@ class Endpoint:
 
 
 @contextmanager
-def serving(served: Endpoint) -> Iterator[Endpoint]:
+def serving(served: Endpoint, context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -89,6 +91,9 @@ def serving(served: Endpoint) -> Iterator[Endpoint]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     served.url = f"http://127.0.0.1:{server.server_port}/v1"
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        served.url = served.url.replace("http://", "https://")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -103,8 +108,12 @@ def command(output: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "primerl", "eval", *ENVIRONMENT, "--output-dir", str(output), *more]
 
 
-def evaluate(output: Path, *more: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
+def evaluate(output: Path, *more: str, key: str = KEY, trusted: Path | None = None) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PRIMERL_TEST_KEY": key}
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        variables.pop(name, None)
+    if trusted is not None:
+        variables["SSL_CERT_FILE"] = str(trusted)
     return subprocess.run(command(output, *more), capture_output=True, text=True, timeout=240, env=variables)
 
 
@@ -134,8 +143,8 @@ def test_names_and_short_flags_stand_for_the_long_ones() -> None:
     ("values", "said"),
     [
         ({"env": []}, "at least 1 item"),
-        ({"base_url": "https://api.example"}, "speaks no TLS"),
         ({"base_url": "nowhere"}, "base_url is no URL"),
+        ({"base_url": "ftp://host/v1"}, "base_url is no URL"),
         ({"base_url": "http://u:p@h/v1"}, "has a user"),
         ({"base_url": None, "api_key_env": "KEY"}, "api_key_env is the key of an endpoint"),
         ({"api_key_env": "sk-123"}, "pattern"),
@@ -219,6 +228,43 @@ def test_an_endpoint_is_asked_before_anything_is_started(monkeypatch: pytest.Mon
         assert "has not answered for" in said(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
 
 
+def test_an_endpoint_that_cannot_be_trusted_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMERL_TEST_KEY", KEY)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    authority = Authority(tmp_path)
+
+    def said(url: str) -> str:
+        client = config(base_url=url, model="served", api_key_env="PRIMERL_TEST_KEY").client()
+        assert client is not None
+        with pytest.raises(ConfigError) as refused:
+            endpoint.check(client)
+        assert KEY not in str(refused.value)
+        return str(refused.value)
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    with serving(Endpoint(), authority.server(name="elsewhere.org")) as served:
+        refusal = said(served.url)
+        assert f"no answer from {served.url}" in refusal
+        assert "only valid for" in refusal
+        assert "subjectAltName" in refusal
+    with serving(Endpoint(), authority.server(expired=True)) as served:
+        assert "expired" in said(served.url)
+    with serving(Endpoint(), authority.server()) as served:
+        assert "want https:// for http://" in said(served.url.replace("https", "http"))
+        other = tmp_path / "other"
+        other.mkdir()
+        monkeypatch.setenv("SSL_CERT_FILE", str(Authority(other).file))
+        assert f"none of the authorities in SSL_CERT_FILE ({other / 'authority.pem'}) has signed it" in said(served.url)
+        for unusable in (tmp_path / "absent.pem", Path(__file__)):
+            monkeypatch.setenv("SSL_CERT_FILE", str(unusable))
+            refusal = said(served.url)
+            assert refusal.startswith(f"base_url: `{served.url}` is https, and no certificates")
+            assert f"SSL_CERT_FILE ({unusable})" in refusal
+    with serving(Endpoint()) as served:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        assert "want http:// for https://" in said(served.url.replace("http", "https"))
+
+
 def test_the_table_has_scores_in_order_and_what_failed() -> None:
     lines = [
         {"environment": "a", "example": i, "error": None, "metrics": {"exact": 1.0}, "prompt_tokens": 3, "turns": 1}
@@ -275,6 +321,20 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
     assert mended.returncode == 0
     assert "pass@2  1.000" in mended.stdout
     assert not [path for path in output.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_an_endpoint_is_measured_over_https_if_its_authority_is_trusted(tmp_path: Path) -> None:
+    output, authority = tmp_path / "out", Authority(tmp_path)
+    with serving(Endpoint(), authority.server()) as served:
+        refused = evaluate(output, *of_endpoint(served))
+        assert refused.returncode == 2, refused.stdout + refused.stderr
+        assert f"no answer from {served.url}" in refused.stderr or "no certificates of authorities" in refused.stderr
+        assert "SSL_CERT_FILE" in refused.stderr
+        assert KEY not in refused.stdout + refused.stderr
+        assert served.asked == []
+        done = evaluate(output, *of_endpoint(served), trusted=authority.file)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["reward"] for line in read_lines(output / results.RESULTS)] == [1.0] * 4
 
 
 def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "RenderError",
     "Renderer",
     "__version__",
+    "ask_models",
     "inspect_buffer",
     "inspect_run",
     "inspect_samples",
@@ -453,6 +454,17 @@ class Renderer:
     @property
     def backend_reason(self) -> str | None:
         """Why the fast one is not used, if it is not."""
+
+# Other servers (rust/primerl-py/src/clients.rs)
+
+def ask_models(base_url: str, *, api_key_env: str | None = None, within_s: float) -> tuple[int, bytes]:
+    """`GET <base_url>/models`, asked as a run asks that server: status, and up to 1 MiB of the body as it came.
+
+    Over https the server has to have a certificate of an authority that this machine trusts, or one that
+    `SSL_CERT_FILE` or `SSL_CERT_DIR` names. `api_key_env` names the variable that holds the key. Raises `ValueError`
+    that begins with the field where one cannot be used, `TimeoutError` after `within_s` seconds, `ConnectionError`
+    with the reason, and what to do, where nobody answers.
+    """
 
 # Reading a journal (rust/primerl-py/src/inspect.rs)
 

@@ -13,12 +13,13 @@ ClientType = Literal["renderer", "openai_chat_completions_token", "openai_chat_c
 
 
 class Client(Section):
-    """A server that is asked over http."""
+    """A server that is asked over http or https."""
 
     base_url: str | list[str]
-    """Its URL as OpenAI's SDK takes it, such as `http://127.0.0.1:8000/v1`. A teacher that scores
-    (`training_mode = "opd"`) may be several servers of the same checkpoint, as a list: they share the requests, and
-    those of one that fails go to the others."""
+    """Its URL as OpenAI's SDK takes it, such as `http://127.0.0.1:8000/v1` or `https://api.example.com/v1`. Over https
+    its certificate must be signed by an authority that this machine trusts, or by one in the file that SSL_CERT_FILE
+    names. A teacher that scores (`training_mode = "opd"`) may be several servers of the same checkpoint, as a list:
+    they share the requests, and those of one that fails go to the others."""
     model: str = Field(min_length=1)
     """The model's name at that server."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Z_][A-Z0-9_]*$")
@@ -72,13 +73,8 @@ class Client(Section):
 
 def _check_url(base_url: str) -> None:
     url = urlsplit(base_url)
-    if url.scheme == "https":
-        raise ValueError(
-            f"base_url ({base_url}) is https, and the orchestrator speaks no TLS; reach that server through a "
-            "proxy on this machine that does"
-        )
-    if url.scheme != "http" or not url.hostname:
-        raise ValueError("base_url is no URL like http://host:port/v1; give one")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError("base_url is no URL like http://host:port/v1 or https://host/v1; give one")
     if url.username is not None or url.password is not None or url.query or url.fragment:
         raise ValueError(
             "base_url has a user, a query or a fragment; leave them out, and name the variable that holds the key "

@@ -225,7 +225,8 @@ class Orchestration(Section):
     `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and
     sampled. `openai_chat_completions` gives text only, which cannot be trained on."""
     engines: list[str] = []
-    """URLs of inference engines that already run, beside those that are started (`inference.replicas`; 0 for none)."""
+    """URLs of inference engines that already run (http or https), beside those that are started (`inference.replicas`;
+    0 for none)."""
     probe_tolerance: float = Field(default=0.5, gt=0)
     """How far an engine's log-probabilities may be from the trainer's, right after it has loaded weights, on the tokens
     that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where both

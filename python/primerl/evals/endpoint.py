@@ -1,18 +1,16 @@
-"""Whether an endpoint answers and takes the key, before anything is started. Standard library only."""
+"""Whether an endpoint answers and takes the key, before anything is started."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-from urllib.parse import urlsplit
 
+from primerl._core import ask_models
 from primerl.config.client import Client
 from primerl.config.load import ConfigError
 from primerl.redaction import note, redact
 
 ANSWER_S = 15.0
-LONGEST_ANSWER = 1 << 20
 SHOWN = 300
 LISTED = 8
 
@@ -24,7 +22,7 @@ def check(client: Client) -> str | None:
     """
     key = key_of(client)
     (url,) = client.base_urls
-    status, body = _get(url, key)
+    status, body = _ask(client, url)
     said = " ".join(redact(body).split())[:SHOWN]
     if status in (401, 403):
         if key is None:
@@ -58,26 +56,19 @@ def key_of(client: Client) -> str | None:
     return key
 
 
-def _get(base_url: str, key: str | None) -> tuple[int, str]:
-    address = urlsplit(base_url)
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+def _ask(client: Client, url: str) -> tuple[int, str]:
+    """As the orchestrator will: what it trusts over https, and what it refuses, is the same."""
     try:
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_S)
-        try:
-            connection.request("GET", f"{address.path.rstrip('/')}/models", headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(LONGEST_ANSWER).decode(errors="replace")
-        finally:
-            connection.close()
+        status, body = ask_models(url, api_key_env=client.api_key_env, within_s=ANSWER_S)
     except TimeoutError:
         raise ConfigError(
-            f"base_url: {base_url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
+            f"base_url: {url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
         ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ConfigError(
-            f"base_url: no answer from {base_url}: {error or type(error).__name__}; give the address of an "
-            "OpenAI-compatible server that runs"
-        ) from None
+    except ConnectionError as error:
+        raise ConfigError(f"base_url: no answer from {url}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return status, body.decode(errors="replace")
 
 
 def _unlisted(model: str, body: str) -> str | None:

@@ -43,6 +43,7 @@ mod spool;
 mod story;
 mod teacher;
 pub mod telemetry;
+pub mod tls;
 pub mod trainer;
 
 pub use app::App;

@@ -1,5 +1,6 @@
 //! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that lives in a Rust crate.
 mod advantages;
+mod clients;
 mod engine;
 mod envs;
 mod errors;
@@ -20,6 +21,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _core {
     use super::*;
+
+    #[pymodule_export]
+    use clients::ask_models;
 
     #[pymodule_export]
     use engine::{EngineError, InferenceEngine};

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ONE = "one engine is one API server on one machine; for more, raise inference.replicas or start more engines"
 _LORA = "it follows from trainer.model.lora; leave it out"
-_TLS = "the orchestrator reaches engines without TLS; leave it out"
+_TLS = "engines that a run starts are reached without TLS; leave it out"
 _WEIGHTS = "new weights are loaded and proved through it"
 _SURFACE = "the run needs it as primerl sets it"
 OWNED = {

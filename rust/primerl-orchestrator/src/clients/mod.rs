@@ -9,6 +9,7 @@
 
 mod answer;
 mod endpoint;
+mod look;
 mod outage;
 mod scorer;
 mod server;
@@ -16,6 +17,7 @@ mod server;
 pub use answer::ChatAnswer;
 pub(crate) use endpoint::with_messages;
 pub use endpoint::{ChatRequest, Endpoint};
+pub use look::{LookError, Said, look};
 pub use outage::{News, Outage, Pending};
 pub use scorer::Scorer;
 pub(crate) use scorer::{distance, scored_logprobs};

@@ -2,6 +2,7 @@
 
 use crate::config::{ClientConfig, ConfigError, field};
 use crate::secret::Secret;
+use crate::tls::{self, NoAuthorities};
 use bytes::Bytes;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response};
@@ -54,19 +55,12 @@ impl EndpointError {
     }
 }
 
-/// `scheme://host[:port][/path]` without a trailing slash, or what is wrong with it.
+/// `http[s]://host[:port][/path]` without a trailing slash, or what is wrong with it.
 pub fn parse_base_url(url: &str) -> Result<String, String> {
     let parsed =
         reqwest::Url::parse(url).map_err(|error| format!("`{url}` is no URL ({error})"))?;
-    match parsed.scheme() {
-        "http" => {}
-        "https" => {
-            return Err(format!(
-                "`{url}` is https, and the orchestrator speaks no TLS: reach that server through a proxy on this machine \
-                 that does"
-            ));
-        }
-        other => return Err(format!("`{url}` is {other}, not http")),
+    if !matches!(parsed.scheme(), "http" | "https") {
+        return Err(format!("`{url}` is neither http nor https"));
     }
     if !parsed.username().is_empty() || parsed.password().is_some() {
         // Not shown: it holds a password.
@@ -105,15 +99,26 @@ impl Server {
         )
     }
 
-    /// `name` is that of the table. The key is read now: a run must not find out at its end that there is none.
+    /// `name` is that of the table, empty for that of the whole file. The key is read now: a run must not find out at its end that there is none.
     pub fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Server>, ConfigError> {
         let urls = config.base_urls.iter();
         urls.map(|url| Server::open_at(name, config, url)).collect()
     }
 
     fn open_at(name: &str, config: &ClientConfig, url: &str) -> Result<Server, ConfigError> {
+        Server::open_over(name, config, url, tls::client)
+    }
+
+    /// `client` is one for that URL.
+    pub(super) fn open_over(
+        name: &str,
+        config: &ClientConfig,
+        url: &str,
+        client: impl FnOnce(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
+    ) -> Result<Server, ConfigError> {
         let refuse = |key: &str, problem: String, mend: &str| {
-            Err(field(&format!("{name}.{key}"), problem, mend))
+            let table = if name.is_empty() { "" } else { "." };
+            Err(field(&format!("{name}{table}{key}"), problem, mend))
         };
         let base_url = match parse_base_url(url) {
             Ok(url) => url,
@@ -137,14 +142,20 @@ impl Server {
                 return refuse("api_key_env", problem, "set the variable to the key alone");
             }
         };
-        let client = reqwest::Client::builder()
+        let client = match client(&base_url) {
+            Ok(client) => client,
+            Err(error) => {
+                let problem = format!("`{base_url}` {}", error.problem);
+                return refuse("base_url", problem, &error.mend);
+            }
+        };
+        let client = client
             .connect_timeout(CONNECT_TIMEOUT)
             .pool_idle_timeout(IDLE_CONNECTION)
             .tcp_nodelay(true)
             .default_headers(headers)
             // Another host must not get the key.
             .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
             .build();
         let client = match client {
             Ok(client) => client,
@@ -201,14 +212,33 @@ impl Server {
         self.send(self.client.get(url).timeout(timeout)).await
     }
 
+    /// Up to that many bytes of an answer of any status.
+    pub(super) async fn look(
+        &self,
+        url: &str,
+        timeout: Duration,
+        most: usize,
+    ) -> reqwest::Result<(u16, Vec<u8>)> {
+        let answer = self.client.get(url).timeout(timeout).send().await?;
+        let status = answer.status().as_u16();
+        Ok((status, beginning(answer, most).await?.0))
+    }
+
+    /// Why there is no answer, and what can be done.
+    pub(super) fn told(&self, error: reqwest::Error) -> String {
+        let error = error.without_url();
+        let text = self.cleaned(&crate::engines::chain(&error));
+        match tls::mend(&error) {
+            Some(mend) => format!("{text}; {mend}"),
+            None => text,
+        }
+    }
+
     async fn send(
         &self,
         request: RequestBuilder,
     ) -> Result<Bytes, (EndpointError, Option<Duration>)> {
-        let lost = |error: reqwest::Error| {
-            let text = crate::engines::chain(&error.without_url());
-            (EndpointError::Transport(self.cleaned(&text)), None)
-        };
+        let lost = |error| (EndpointError::Transport(self.told(error)), None);
         let answer = request.send().await.map_err(lost)?;
         let status = answer.status().as_u16();
         let wait = answer.headers().get(RETRY_AFTER).and_then(seconds);
@@ -302,3 +332,6 @@ fn seconds(value: &HeaderValue) -> Option<Duration> {
     let seconds: f64 = value.to_str().ok()?.parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Reading and checking.
 
 use super::{ClientType, Config, ConfigError, EvalEnvironment, TruncatedSampling, field};
+use crate::tls;
 use primerl_core::config::FlopsModel;
 use std::path::Path;
 
@@ -255,13 +256,13 @@ impl Config {
 
     fn validate_engines(&self) -> Result<(), ConfigError> {
         for (index, url) in self.engines.iter().enumerate() {
-            crate::engines::client::parse_url(url).map_err(|problem| {
-                field(
-                    &format!("engines[{index}]"),
-                    problem,
-                    "give a URL like http://host:port",
-                )
-            })?;
+            let name = format!("engines[{index}]");
+            let url = crate::engines::client::parse_url(url)
+                .map_err(|problem| field(&name, problem, "give a URL like http://host:port"))?;
+            if let Err(error) = tls::client(&url) {
+                let problem = format!("`{url}` {}", error.problem);
+                return Err(field(&name, problem, error.mend));
+            }
         }
         if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {
             return Err(field(

@@ -6,6 +6,7 @@ use super::generate::{Bounds, GenerateAnswer, Generated, Progress};
 use super::named::Named;
 use super::stream::Assembly;
 use crate::clients;
+use crate::tls::{self, NoAuthorities};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
@@ -14,14 +15,12 @@ use std::time::Duration;
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// `http://host:port` without a trailing slash, or what is wrong with it.
+/// `http://host:port`, or `https`, without a trailing slash, or what is wrong with it.
 pub fn parse_url(url: &str) -> Result<String, String> {
     let parsed =
         reqwest::Url::parse(url).map_err(|error| format!("`{url}` is no URL ({error})"))?;
-    if parsed.scheme() != "http" {
-        return Err(format!(
-            "`{url}` is not http; engines are reached without TLS"
-        ));
+    if !matches!(parsed.scheme(), "http" | "https") {
+        return Err(format!("`{url}` is neither http nor https"));
     }
     let extra = !parsed.username().is_empty()
         || parsed.password().is_some()
@@ -62,16 +61,25 @@ pub struct EngineClient {
 impl EngineClient {
     /// `url` as [`parse_url`] returns it.
     pub fn new(url: String) -> Result<EngineClient, EngineError> {
+        EngineClient::over(url, tls::client)
+    }
+
+    /// `client` is one for that URL.
+    fn over(
+        url: String,
+        client: impl Fn(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
+    ) -> Result<EngineClient, EngineError> {
         let failed = |source| EngineError::Transport {
             call: "client",
             source,
         };
         let builder = || {
-            reqwest::Client::builder()
-                .connect_timeout(CONNECT_TIMEOUT)
-                .tcp_nodelay(true)
-                .no_proxy()
+            let client =
+                client(&url).map_err(|error| EngineError::Unfit(format!("`{url}` {error}")))?;
+            Ok(client.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true))
         };
+        let requests = builder()?.pool_idle_timeout(clients::IDLE_CONNECTION);
+        let administration = builder()?.pool_max_idle_per_host(0);
         let generate = format!("{url}/inference/v1/generate");
         let generate = reqwest::Url::parse(&generate).map_err(|error| EngineError::Malformed {
             call: "client",
@@ -80,14 +88,8 @@ impl EngineClient {
         Ok(EngineClient {
             url,
             generate,
-            requests: builder()
-                .pool_idle_timeout(clients::IDLE_CONNECTION)
-                .build()
-                .map_err(failed)?,
-            administration: builder()
-                .pool_max_idle_per_host(0)
-                .build()
-                .map_err(failed)?,
+            requests: requests.build().map_err(failed)?,
+            administration: administration.build().map_err(failed)?,
         })
     }
 
@@ -283,20 +285,4 @@ pub(super) fn parse<T: DeserializeOwned>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_are_checked() {
-        assert_eq!(
-            parse_url("http://127.0.0.1:8000/").expect("is fine"),
-            "http://127.0.0.1:8000"
-        );
-        assert!(
-            parse_url("https://host:1")
-                .expect_err("TLS")
-                .contains("without TLS")
-        );
-        assert!(parse_url("host").is_err());
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! What can go wrong with a call to an engine.
 
+use crate::tls;
 use std::time::Duration;
 
 /// Of calls that take no time: an engine whose server lives, but that does not answer these, hangs.
@@ -8,7 +9,7 @@ pub(super) const STANDS_STILL: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    #[error("{call}: no answer: {}", chain(source))]
+    #[error("{call}: no answer: {}", with_mend(source))]
     Transport {
         call: &'static str,
         source: reqwest::Error,
@@ -69,6 +70,13 @@ pub(crate) fn chain(error: &reqwest::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+fn with_mend(error: &reqwest::Error) -> String {
+    match tls::mend(error) {
+        Some(mend) => format!("{}; {mend}", chain(error)),
+        None => chain(error),
+    }
 }
 
 impl EngineError {

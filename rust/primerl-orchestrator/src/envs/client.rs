@@ -163,8 +163,7 @@ impl EnvClient {
                     },
                     ..options
                 },
-                // A proxy of the environment is for the internet, not for the machines of a run.
-                http: reqwest::Client::builder().no_proxy().build()?,
+                http: crate::tls::plain().build()?,
                 mailbox: Mailbox::new()?,
                 calls: Calls::default(),
                 registration: watch::Sender::new(None),

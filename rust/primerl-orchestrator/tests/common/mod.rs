@@ -168,8 +168,7 @@ pub async fn metrics(url: &str) -> String {
 }
 
 pub fn client() -> reqwest::Client {
-    reqwest::Client::builder()
-        .no_proxy()
+    primerl_orchestrator::tls::plain()
         .timeout(PATIENCE)
         .build()
         .unwrap()

@@ -163,9 +163,10 @@ fn a_key_that_is_not_set_is_refused_by_the_variables_name() {
 fn urls_are_checked() {
     let fine = parse_base_url("http://host:8000/v1/").expect("is fine");
     assert_eq!(fine, "http://host:8000/v1");
+    let fine = parse_base_url("https://api.example.com/v1").expect("is fine");
+    assert_eq!(fine, "https://api.example.com/v1");
     for (url, why) in [
-        ("https://host/v1", "no TLS"),
-        ("ftp://host", "not http"),
+        ("ftp://host", "neither http nor https"),
         ("host", "no URL"),
         ("http://host/v1?a=b", "a query"),
     ] {

@@ -1,0 +1,42 @@
+//! Servers that are no engines of the run: conversions of `primerl_orchestrator::clients`.
+
+use crate::errors::PrimerlError;
+use crate::interrupt::interruptible;
+use primerl_orchestrator::clients::{LookError, look};
+use primerl_orchestrator::config::ClientConfig;
+use pyo3::exceptions::{PyConnectionError, PyTimeoutError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::time::Duration;
+
+/// What a server says of its models, whatever that is: `(status, body)`.
+#[pyfunction]
+#[pyo3(signature = (base_url, *, api_key_env = None, within_s))]
+pub fn ask_models(
+    py: Python<'_>,
+    base_url: String,
+    api_key_env: Option<String>,
+    within_s: f64,
+) -> PyResult<(u16, Py<PyBytes>)> {
+    let within = Duration::try_from_secs_f64(within_s)
+        .map_err(|error| PyValueError::new_err(format!("within_s = {within_s}: {error}")))?;
+    let config = ClientConfig {
+        base_urls: vec![base_url],
+        model: String::new(),
+        api_key_env,
+        client_type: None,
+        timeout_s: within_s,
+    };
+    let said = interruptible(py, move || look(&config, within))?.map_err(raised)?;
+    Ok((said.status, PyBytes::new(py, &said.body).unbind()))
+}
+
+fn raised(error: LookError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        LookError::Config(_) => PyValueError::new_err(message),
+        LookError::Timeout(_) => PyTimeoutError::new_err(message),
+        LookError::Unanswered(_) => PyConnectionError::new_err(message),
+        _ => PrimerlError::new_err(message),
+    }
+}
