@@ -40,7 +40,7 @@ def prepare() -> None:
     """Changes other libraries as an env worker needs them; before an environment is loaded."""
     patches.cache_default_factories()
     patches.cache_plugin_classes()
-    patches.cap_seat_time(limits.cap_seat)
+    patches.cap_seat_time(limits.cap_seat, limits.cap_segment)
     patches.offer_harness(HARNESS_ID, harness)
 
 
