@@ -20,6 +20,7 @@ from primerl.config.environment import (
     TrainSources,
     Validation,
 )
+from primerl.config.held_out import check_held_out
 
 
 class Sampling(Section):
@@ -389,6 +390,7 @@ class OrchestratorSettings(Orchestration):
         check_groups(self, self.train.env)
         check_limits(self, [*self.train.env, *self.eval.env])
         check_validated(self.train.env, self.eval.env)
+        check_held_out(self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")
