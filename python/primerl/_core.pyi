@@ -1,6 +1,6 @@
 """Bindings of the Rust crates: conversions only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, final
@@ -462,6 +462,13 @@ def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: 
     `what` is `summary`, `idle`, `dropped`, `evaluated` or `check`; or `rollout`, `group` or `step`, with its number.
     Fields are those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises
     `PrimerlError` if the journal cannot be read or holds no such thing.
+    """
+
+def evaluated_rollouts(output_dir: str | PathLike[str]) -> Iterator[dict[str, Any]]:
+    """What evaluations of a run measured, one rollout after the other: `rollouts` of `inspect_run(.., "evaluated")`, in
+    the order of versions, environments (as in the config), examples and slots, each made when it is asked for.
+
+    Raises `PrimerlError` if the journal cannot be read.
     """
 
 def inspect_buffer(
