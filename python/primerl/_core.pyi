@@ -1,6 +1,6 @@
 """Bindings of the Rust crates: conversions only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self, final
@@ -12,6 +12,7 @@ __all__ = [
     "Ended",
     "EngineError",
     "EnvClient",
+    "EvaluatedRollouts",
     "InferenceEngine",
     "Lease",
     "Leased",
@@ -26,6 +27,7 @@ __all__ = [
     "RenderError",
     "Renderer",
     "__version__",
+    "evaluated_rollouts",
     "inspect_buffer",
     "inspect_run",
     "inspect_samples",
@@ -464,9 +466,16 @@ def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: 
     `PrimerlError` if the journal cannot be read or holds no such thing.
     """
 
-def evaluated_rollouts(output_dir: str | PathLike[str]) -> Iterator[dict[str, Any]]:
-    """What evaluations of a run measured, one rollout after the other: `rollouts` of `inspect_run(.., "evaluated")`, in
-    the order of versions, environments (as in the config), examples and slots, each made when it is asked for.
+@final
+class EvaluatedRollouts:
+    """Rollouts that evaluations counted, each made when it is asked for."""
+
+    def __iter__(self) -> EvaluatedRollouts: ...
+    def __next__(self) -> dict[str, Any]: ...
+
+def evaluated_rollouts(output_dir: str | PathLike[str]) -> EvaluatedRollouts:
+    """What evaluations of a run measured: `rollouts` of `inspect_run(.., "evaluated")`, one after the other, in the
+    order of versions, environments (as in the config), examples and slots.
 
     Raises `PrimerlError` if the journal cannot be read.
     """

@@ -33,7 +33,7 @@ def write(folder: Path, environments: Iterable[str], measured: dict[str, Any], d
         measured: What was measured, for the summary: the model, the endpoint.
         decode: Of the checkpoint's tokenizer; None for an endpoint, which says texts.
     """
-    rollouts = evaluated_rollouts(folder) if holds_run(folder) else iter(())  # nothing was begun
+    rollouts: Iterable[dict[str, Any]] = evaluated_rollouts(folder) if holds_run(folder) else ()  # nothing was begun
     tallies = {name: Tally() for name in environments}
 
     def lines() -> Iterator[str]:
