@@ -8,6 +8,8 @@ import json
 import logging
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
+from primerl.envs import limits as rollout_limits
 from primerl.envs.interface import Address
 from primerl.envs.limits import RolloutLimits
 from verifiers.v1.utils import loaders
@@ -377,8 +380,43 @@ def test_a_seat_that_hangs_is_ended_when_the_rollouts_time_is_up_and_scored() ->
     assert (trace["stop_condition"], trace["truncated"], trace["reward"]) == ("limit_time", True, 0.0)
 
 
+def test_the_rollouts_time_goes_on_while_a_seat_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verifiers counts the time of a seat in its own turns only."""
+    passed = 0.0
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr(rollout_limits, "time", clock)
+    monkeypatch.setattr(adapter, "time", clock)
+
+    async def answer(request: dict[str, Any]) -> tuple[int, bytes]:
+        nonlocal passed
+        await asyncio.sleep(0)  # where a seat whose time is up is ended
+        passed = 2000.0
+        return 200, chat_completion("first")
+
+    gateway = Gateway(answer)
+
+    async def run() -> dict[str, Any]:
+        adapter.prepare()
+        env = adapter.load("sort-letters", {"taskset": {"min_turns": 3, "max_turns": 3}}, ROOT)
+        async with adapter.serving(env, ROOT, gateway.post, RolloutLimits(time_s=1000.0)) as runner:
+            return await runner.run(
+                next(iter(env.taskset)),
+                label="rollout 7",
+                base_url="http://gateway/rollouts/7/v1",
+                api_key=key_of(7),
+                model="policy",
+                sampling={},
+                time_limit=5000.0,
+            )
+
+    outcome = asyncio.run(run())
+    assert outcome["ok"], outcome
+    [trace] = outcome["traces"]
+    assert (trace["stop_condition"], trace["truncated"]) == ("limit_time", True)
+    assert len(gateway.calls) <= 2
+
+
 def _elsewhere() -> Any:
-    import types
 
     class ElsewhereHarness(harness.ChatHarness):  # type: ignore[misc]
         """Knows nothing but the endpoint it was given."""

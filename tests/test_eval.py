@@ -10,13 +10,14 @@ import ssl
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -265,6 +266,69 @@ def test_an_endpoint_that_cannot_be_trusted_is_told_why(tmp_path: Path, monkeypa
         assert "want http:// for https://" in said(served.url.replace("http", "https"))
 
 
+def summary_of(lines: list[dict[str, Any]], scores: dict[str, float] | None) -> dict[str, Any]:
+    tally = results.Tally()
+    for line in lines:
+        tally.count(line)
+    return tally.summary(scores)
+
+
+class Rollout(dict[str, Any]):
+    """One that says when nobody holds it any more."""
+
+    held: ClassVar[int] = 0
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        Rollout.held += 1
+        weakref.finalize(self, self.let_go)
+
+    @staticmethod
+    def let_go() -> None:
+        Rollout.held -= 1
+
+
+def test_what_was_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+
+    def rollouts(_: Path) -> Iterator[Rollout]:
+        nonlocal most
+        turn = {"session": "s", "parent": None, "finish": "stop", "message": '{"content": "yes"}'}
+        turns = [{**turn, "prompt_tokens": 3, "completion_tokens": 5}] * 2
+        for number in range(20):
+            error = {"kind": "timeout", "message": "late"} if number == 7 else None
+            yield Rollout(
+                environment="ab"[number // 10],
+                example=number,
+                slot=0,
+                rollout=number,
+                turns=turns,
+                reward=None if error else 1.0,
+                metrics={} if error else {"exact": number},
+                error=error,
+                attempts_before=0,
+                truncated=number == 3,
+                stop_condition=None,
+                leased_s=1.0,
+                ended_s=2.5,
+            )
+            most = max(most, Rollout.held)
+
+    monkeypatch.setattr(results, "evaluated_rollouts", rollouts)
+    monkeypatch.setattr(results, "holds_run", lambda _: True)
+    told = results.write(tmp_path, ["a", "b", "c"], {"model": "m"}, None)["environments"]
+    assert most <= 2, "the one that is written, and the next"
+    lines = read_lines(tmp_path / results.RESULTS)
+    assert [line["example"] for line in lines] == list(range(20))
+    assert lines[7]["error"] == "timeout"
+    assert (told["a"]["rollouts"], told["a"]["measured"], told["a"]["errors"]) == (10, 9, {"timeout": 1})
+    assert told["a"]["metrics"] == {"exact": (45 - 7) / 9}
+    assert (told["a"]["examples"], told["a"]["truncated"]) == (10, 1)
+    assert (told["b"]["prompt_tokens"], told["b"]["completion_tokens"], told["b"]["turns"]) == (6.0, 10.0, 2.0)
+    assert (told["c"]["rollouts"], told["c"]["metrics"], told["c"]["turns"]) == (0, {}, None)
+    assert results.errors_of(tmp_path) == "timeout: late"
+
+
 def test_the_table_has_scores_in_order_and_what_failed() -> None:
     lines = [
         {"environment": "a", "example": i, "error": None, "metrics": {"exact": 1.0}, "prompt_tokens": 3, "turns": 1}
@@ -273,12 +337,12 @@ def test_the_table_has_scores_in_order_and_what_failed() -> None:
     ]
     failed = {**lines[0], "error": "timeout", "metrics": {}}
     scores = {"avg@2": 0.75, "avg@2/low": 0.5, "avg@2/high": 1.0, "pass@1": 0.75}
-    summary = {"environments": {"a": results.summary_of("a", [*lines, failed], scores)}}
+    summary = {"environments": {"a": summary_of([*lines, failed], scores)}}
     shown = results.table(summary).splitlines()
     assert shown[2].split() == ["a", "avg@2", "0.750", "0.500", "to", "1.000", "3", "1", "timeout", "4.0"]
     assert shown[3].split() == ["pass@1", "0.750", "-"]
     assert results.is_measured(summary)
-    assert not results.is_measured({"environments": {"a": results.summary_of("a", [failed], None)}})
+    assert not results.is_measured({"environments": {"a": summary_of([failed], None)}})
 
 
 def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import verifiers.v1 as vf
 from end_to_end import read_lines, start, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
@@ -21,8 +23,9 @@ from primerl._core import Orchestrator, inspect_run
 from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.envs import listing
+from primerl.envs import adapter, listing
 from primerl.launch import joined, joining
+from pydantic import Field
 from run_helpers import write_run
 from test_orchestrator_in_process import settings
 
@@ -47,6 +50,45 @@ def test_a_listing_changes_with_any_example_that_is_looked_at() -> None:
     many = listing.looked_at(1_000_000)
     assert (len(many), many[0], many[-1]) == (listing.MOST_KEYS, 0, 999_999)
     assert many == sorted(set(many))
+
+
+def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
+    class Board:
+        pass
+
+    class Data(vf.TaskData):
+        board: Any = None
+        tags: set[str] = Field(default_factory=set)
+
+    class Task(vf.Task[Data, vf.State, vf.TaskConfig]):
+        pass
+
+    class Named(Task):
+        @property
+        def key(self) -> str:
+            return f"{self.data.id} of {self.data.board}"
+
+    def data(**more: Any) -> Data:
+        return Data(prompt="Play.", tags={"b", "c", "a"}, **more)
+
+    one, other = Board(), Board()
+    assert repr(one) != repr(other)
+    for task in (Task, Named):
+        for shown in (lambda board: board, str, lambda board: {"boards": [board], board: (1, board)}):
+            keys = {adapter.key(task(data(id="1", board=shown(board)))) for board in (one, other)}
+            assert len(keys) == 1, keys
+        assert len({adapter.key(task(data(id=name, board=one))) for name in "12"}) == 2
+    # As verifiers has it, where there is nothing to leave out.
+    plain = Task(Data(prompt="Play.", id="1", board={"cells": [1, None, "x"], "at": datetime(2026, 1, 2)}))
+    assert adapter.key(plain) == plain.key
+    assert listing.comparable({"lock": one, "rows": iter([1]), "seen": {"b", "a", "c"}, "raw": b"ab", "half": 0.5}) == {
+        "lock": Board.__qualname__,
+        "rows": "list_iterator",
+        "seen": ["a", "b", "c"],
+        "raw": "YWI=",
+        "half": 0.5,
+    }
+    assert listing.comparable(f"a wall at 0x{id(one):x}, {one!r}") == f"a wall at 0x, {str(one).rpartition('x')[0]}x>"
 
 
 def register(url: str, name: str, examples: int = 10, **fields: Any) -> httpx.Response:

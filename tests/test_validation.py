@@ -87,6 +87,53 @@ def test_one_environment_is_validated_by_one_evaluation() -> None:
         RLConfig.model_validate(tree)
 
 
+def by_hand(evaluated: dict[str, Any], **trained: Any) -> RLConfig:
+    environments = {
+        "train": {"env": [{"id": "reverse-text", "name": "a", "taskset": TASK, **trained}]},
+        "eval": {"env": [{"id": "reverse-text", "name": "mine", "validates": "a", "taskset": TASK, **evaluated}]},
+    }
+    return RLConfig.model_validate({"max_steps": 1, "model": {"path": "m"}, "orchestrator": environments})
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "trained", "said"),
+    [
+        (
+            {"num_examples": 8},
+            {},
+            "measures the first 8 examples, and none of them is held out of training; set num_ex",
+        ),
+        ({"num_examples": 8}, {}, "held_out = 8 in train.env 'a', or name the validation split in taskset"),
+        ({"num_examples": 8}, {"held_out": 5}, "the first 8 examples, and only 5 of them are held out"),
+        (
+            {},
+            {"held_out": 5},
+            "measures all examples, and only 5 of them are held out of training; set num_examples = 5",
+        ),
+        ({}, {}, "measures all examples, and none of them is held out of training; set num_examples = N here"),
+        ({"num_examples": 5, "harness": {"id": "null"}}, {}, "none of them is held out"),
+        (
+            {"id": "sort-letters", "num_examples": 5},
+            {"held_out": 5},
+            "validates (a) is environment 'reverse-text', and this one is 'sort-letters', whose examples are others",
+        ),
+    ],
+)
+def test_what_is_trained_cannot_validate(evaluated: dict[str, Any], trained: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r"eval\.env 'mine': validates \(a\) ") as refused:
+        by_hand(evaluated, **trained)
+    assert said in str(refused.value)
+
+
+def test_held_out_examples_and_splits_validate() -> None:
+    by_hand({"num_examples": 5}, held_out=5)
+    by_hand({"num_examples": 4, "harness": {"id": "null"}}, held_out=5)
+    by_hand({"taskset": {**TASK, "split": "eval"}})
+    by_hand({"args": {"split": "eval"}})
+    with pytest.raises(ValueError, match="none of them is held out of training"):
+        config({"num_examples": 8, "taskset": {"split": TASK["split"]}})
+
+
 def test_what_is_written_down_can_be_changed_and_read_again() -> None:
     written = tomllib.loads(run_file.to_toml(config({"num_examples": 8})))
     assert "held_out" not in written["orchestrator"]["train"]["env"][0]

@@ -12,6 +12,7 @@ __all__ = [
     "Ended",
     "EngineError",
     "EnvClient",
+    "EvaluatedRollouts",
     "InferenceEngine",
     "Lease",
     "Leased",
@@ -27,6 +28,7 @@ __all__ = [
     "Renderer",
     "__version__",
     "ask_models",
+    "evaluated_rollouts",
     "inspect_buffer",
     "inspect_run",
     "inspect_samples",
@@ -474,6 +476,20 @@ def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: 
     `what` is `summary`, `idle`, `dropped`, `evaluated` or `check`; or `rollout`, `group` or `step`, with its number.
     Fields are those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises
     `PrimerlError` if the journal cannot be read or holds no such thing.
+    """
+
+@final
+class EvaluatedRollouts:
+    """Rollouts that evaluations counted, each made when it is asked for."""
+
+    def __iter__(self) -> EvaluatedRollouts: ...
+    def __next__(self) -> dict[str, Any]: ...
+
+def evaluated_rollouts(output_dir: str | PathLike[str]) -> EvaluatedRollouts:
+    """What evaluations of a run measured: `rollouts` of `inspect_run(.., "evaluated")`, one after the other, in the
+    order of versions, environments (as in the config), examples and slots.
+
+    Raises `PrimerlError` if the journal cannot be read.
     """
 
 def inspect_buffer(

@@ -17,6 +17,7 @@ from primerl.config.environment import (
     Validation,
 )
 from primerl.config.environment_checks import check_environments, check_ratios
+from primerl.config.held_out import check_held_out
 
 
 class Sampling(Section):
@@ -319,6 +320,7 @@ class OrchestratorSettings(Orchestration):
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
         check_environments(self, self.train.env, self.eval.env)
+        check_held_out(self.train.env, self.eval.env)
         return self
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -411,10 +411,15 @@ def write(process: ProcessConfig) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Under a temporary name, synced, then renamed: a reader sees the whole file or none."""
+    write_parts(path, [text])
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """The same of a text that is not in memory at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        file.write(text)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

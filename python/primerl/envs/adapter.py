@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import time
@@ -32,6 +34,7 @@ from primerl.envs.interface import (
     shortened,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
+from primerl.envs.listing import comparable, without_addresses
 
 log = logging.getLogger("primerl.envs")
 
@@ -41,7 +44,7 @@ def prepare() -> None:
     patches.cache_default_factories()
     patches.cache_plugin_classes()
     patches.find_plugins_by_file(generations.ships)
-    patches.cap_seat_time(limits.cap_seat)
+    patches.cap_seat_time(limits.cap_seat, limits.cap_segment)
     patches.offer_harness(HARNESS_ID, harness)
 
 
@@ -145,7 +148,12 @@ def list_examples(
 
 
 def key(example: vf.Task[Any, Any, Any]) -> str:
-    return str(example.key)
+    """Its own word for it, where it has one; else verifiers' hash of its data, of what is the same in every process."""
+    own = type(example)
+    if own.key is not vf.Task.key or own.hash is not vf.Task.hash:
+        return without_addresses(str(example.key))
+    data = example.data.model_dump(exclude_none=True, warnings="none")
+    return hashlib.sha256(json.dumps(comparable(data), sort_keys=True).encode()).hexdigest()
 
 
 def scores_groups(env: vf.Env[Any]) -> bool:

@@ -45,6 +45,7 @@ from primerl.envs.interface import (
     shortened,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
+from primerl.envs.listing import comparable
 
 log = logging.getLogger("primerl.envs")
 
@@ -152,14 +153,9 @@ def _split(role: Role) -> str:
     return "`dataset`" if role == "train" else "`eval_dataset`"
 
 
-def _type_of(value: Any) -> str:
-    """Of an object, such as an image: its text may hold an address, which is another one in each process."""
-    return type(value).__qualname__
-
-
 def key(example: dict[str, Any]) -> str:
     """Of the row as the dataset has it."""
-    return hashlib.sha256(to_json(example, bytes_mode="base64", fallback=_type_of)).hexdigest()
+    return hashlib.sha256(to_json(comparable(example))).hexdigest()
 
 
 def scores_groups(env: Any) -> bool:

@@ -98,3 +98,18 @@ def cap_seat(resolve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return found if found.agent is not None and found.agent <= left else replace(found, agent=left)
 
     return resolve_rollout_timeouts
+
+
+def cap_segment(step: Callable[..., Any]) -> Callable[..., Any]:
+    """verifiers' own stretch of a seat that takes turns with others, or with a user, and the rollout's time on top: by
+    verifiers' rule the time of a seat stands still while it waits for them, and the rollout's goes on."""
+
+    async def step_in_time(self: Any, messages: Any = None, *, on_input: Callable[[], None] | None = None) -> Any:
+        deadline = _deadline.get()
+        if deadline is not None:
+            left = max(0.0, deadline - time.monotonic())
+            seat = self._agent_time_remaining
+            self._agent_time_remaining = left if seat is None else min(seat, left)
+        return await step(self, messages, on_input=on_input)
+
+    return step_in_time

@@ -7,14 +7,19 @@ orchestrator compares each worker with the first one, and refuses one that diffe
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
 _SEPARATOR = re.compile(r"[-_.]+")
+# As Python tells an object that says nothing else of itself: another one in each process.
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any], str]) -> dict[str, Any]:
@@ -34,6 +39,37 @@ def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any]
         "last": keys[-1],
         "packages": packages_of(environment_id),
     }
+
+
+def comparable(value: Any) -> Any:
+    """What of an example's data is the same in every process, as JSON has it: of an object that is no such data, such
+    as an image or a lock, only the name of its type, and of its text all but the address; a set in order."""
+    if isinstance(value, str):
+        return without_addresses(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_name(name): comparable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [comparable(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted((comparable(one) for one in value), key=lambda one: json.dumps(one, sort_keys=True))
+    if isinstance(value, Iterator):  # whoever looks at it uses it up
+        return type(value).__qualname__
+    try:
+        return comparable(to_jsonable_python(value, bytes_mode="base64"))
+    except (PydanticSerializationError, ValueError):
+        return type(value).__qualname__
+
+
+def without_addresses(text: str) -> str:
+    return _ADDRESS.sub("at 0x", text)
+
+
+def _name(key: Any) -> Any:
+    """Of a mapping."""
+    plain = comparable(key)
+    return json.dumps(plain, sort_keys=True) if isinstance(plain, list | dict) else plain
 
 
 def looked_at(count: int, most: int = MOST_KEYS) -> list[int]:

@@ -82,9 +82,17 @@ def find_plugins_by_file(ships: Callable[[str, str], bool]) -> None:
     _replace("verifiers.v1.utils.loaders", "_import_plugin", ["plugin_id", "kind", "group"], make)
 
 
-def cap_seat_time(cap: Callable[[Any], Any]) -> None:
-    """A rollout's own time limit ends its seats as verifiers' timeouts do: a stop, and what there is gets scored."""
+def cap_seat_time(cap: Callable[[Any], Any], cap_segment: Callable[[Any], Any]) -> None:
+    """A rollout's own time limit ends its seats as verifiers' timeouts do: a stop, and what there is gets scored. Both
+    as a seat begins, and whenever it has its turn."""
     _replace("verifiers.v1.agent", "resolve_rollout_timeouts", ["timeout", "task"], cap)
+
+    def checked(step: Any) -> Any:
+        if "_agent_time_remaining" not in step.__code__.co_names:
+            raise PatchError("verifiers.v1.rollout.Rollout.step has no time left: this version is not supported")
+        return cap_segment(step)
+
+    _replace("verifiers.v1.rollout", "Rollout.step", ["self", "messages", "on_input"], checked)
 
 
 def offer_harness(harness_id: str, module: ModuleType) -> None:

@@ -1,22 +1,26 @@
 """What an evaluation leaves: `results.jsonl`, a line a rollout, `summary.json`, and the table on the terminal.
 
-All of it is read from the journal and from `evals.jsonl`, and written whole: writing it again changes nothing.
+All of it is read from the journal and from `evals.jsonl`, and written whole: writing it again changes nothing. What the
+models wrote goes from the journal to the file rollout by rollout; only numbers are kept for the summary.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primerl._core import inspect_run
-from primerl.config.resolve import write_text
+from primerl._core import evaluated_rollouts
+from primerl.config.resolve import write_parts, write_text
 from primerl.launch.preflight import holds_run
 from primerl.redaction import redacted
 
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
+# Numbers of a line whose means are in the summary.
+SUMMED = ("prompt_tokens", "completion_tokens", "turns")
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
 
@@ -29,12 +33,18 @@ def write(folder: Path, environments: Iterable[str], measured: dict[str, Any], d
         measured: What was measured, for the summary: the model, the endpoint.
         decode: Of the checkpoint's tokenizer; None for an endpoint, which says texts.
     """
-    rollouts = inspect_run(folder, "evaluated")["rollouts"] if holds_run(folder) else []  # nothing was begun
-    names = list(environments)
-    rollouts.sort(key=lambda rollout: (names.index(rollout["environment"]), rollout["example"], rollout["slot"]))
-    lines = [redacted(line_of(rollout, decode)) for rollout in rollouts]
-    write_text(folder / RESULTS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    summary = {**measured, "environments": {name: summary_of(name, lines, scores_of(folder, name)) for name in names}}
+    rollouts: Iterable[dict[str, Any]] = evaluated_rollouts(folder) if holds_run(folder) else ()  # nothing was begun
+    tallies = {name: Tally() for name in environments}
+
+    def lines() -> Iterator[str]:
+        for rollout in rollouts:
+            line = redacted(line_of(rollout, decode))
+            tallies[line["environment"]].count(line)
+            yield json.dumps(line, ensure_ascii=False) + "\n"
+
+    write_parts(folder / RESULTS, lines())
+    own = {name: tally.summary(scores_of(folder, name)) for name, tally in tallies.items()}
+    summary = {**measured, "environments": own}
     write_text(folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     return summary
 
@@ -96,29 +106,46 @@ def lack_scores(folder: Path, environments: Iterable[str]) -> bool:
     return any(scores_of(folder, name) is None for name in environments)
 
 
-def summary_of(environment: str, lines: list[dict[str, Any]], scores: dict[str, float] | None) -> dict[str, Any]:
-    own = [line for line in lines if line["environment"] == environment]
-    scored = [line for line in own if line["error"] is None]
-    metrics: dict[str, list[float]] = {}
-    for line in scored:
+@dataclass
+class Tally:
+    """What the summary needs of the lines of one environment."""
+
+    rollouts: int = 0
+    measured: int = 0
+    truncated: int = 0
+    examples: set[int] = field(default_factory=set)
+    errors: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)
+    """Over all lines, of `prompt_tokens`, `completion_tokens` and `turns`."""
+    metrics: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Sum and number of values, over the lines without an error."""
+
+    def count(self, line: dict[str, Any]) -> None:
+        """Of a line of `results.jsonl`."""
+        self.rollouts += 1
+        self.truncated += line["truncated"]
+        self.examples.add(line["example"])
+        for name in SUMMED:
+            self.sums[name] += line[name]
+        if line["error"] is not None:
+            self.errors[line["error"]] += 1
+            return
+        self.measured += 1
         for name, value in line["metrics"].items():
-            metrics.setdefault(name, []).append(value)
-    return {
-        "rollouts": len(own),
-        "examples": len({line["example"] for line in own}),
-        "measured": len(scored),
-        "errors": dict(sorted(Counter(line["error"] for line in own if line["error"] is not None).items())),
-        "scores": scores,
-        "metrics": {name: _mean(values) for name, values in sorted(metrics.items())},
-        "prompt_tokens": _mean([line["prompt_tokens"] for line in own]),
-        "completion_tokens": _mean([line["completion_tokens"] for line in own]),
-        "turns": _mean([line["turns"] for line in own]),
-        "truncated": sum(line["truncated"] for line in own),
-    }
+            total, number = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = (total + value, number + 1)
 
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    def summary(self, scores: dict[str, float] | None) -> dict[str, Any]:
+        return {
+            "rollouts": self.rollouts,
+            "examples": len(self.examples),
+            "measured": self.measured,
+            "errors": dict(sorted(self.errors.items())),
+            "scores": scores,
+            "metrics": {name: total / number for name, (total, number) in sorted(self.metrics.items())},
+            **{name: self.sums[name] / self.rollouts if self.rollouts else None for name in SUMMED},
+            "truncated": self.truncated,
+        }
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -147,6 +174,10 @@ def is_measured(summary: dict[str, Any]) -> bool:
 
 def errors_of(folder: Path) -> str | None:
     """What most of the rollouts that failed said, in a line."""
-    lines = [json.loads(line) for line in (folder / RESULTS).read_text().split("\n")[:-1]]
-    said = Counter(f"{line['error']}: {line['message']}" for line in lines if line["error"] is not None)
+    said: Counter[str] = Counter()
+    with (folder / RESULTS).open() as file:
+        for text in file:
+            line = json.loads(text)
+            if line["error"] is not None:
+                said[f"{line['error']}: {line['message']}"] += 1
     return said.most_common(1)[0][0] if said else None

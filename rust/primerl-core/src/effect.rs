@@ -172,17 +172,20 @@ pub enum CancelReason {
     GroupDropped,
     /// Another rollout of its group came to nothing, and its environment rewards whole groups.
     GroupRestarted,
+    /// It evaluated weights in whose place the trainer has published others.
+    WeightsReplaced,
     RunFinished,
 }
 
 impl CancelReason {
-    pub const ALL: [CancelReason; 7] = [
+    pub const ALL: [CancelReason; 8] = [
         CancelReason::TooManyPolicies,
         CancelReason::TooOld,
         CancelReason::Timeout,
         CancelReason::WorkerLost,
         CancelReason::GroupDropped,
         CancelReason::GroupRestarted,
+        CancelReason::WeightsReplaced,
         CancelReason::RunFinished,
     ];
 
@@ -195,6 +198,7 @@ impl CancelReason {
             CancelReason::WorkerLost => "worker_lost",
             CancelReason::GroupDropped => "group_dropped",
             CancelReason::GroupRestarted => "group_restarted",
+            CancelReason::WeightsReplaced => "weights_replaced",
             CancelReason::RunFinished => "run_finished",
         }
     }

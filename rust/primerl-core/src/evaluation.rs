@@ -1,6 +1,7 @@
 //! One round of evaluation: every environment that is due, at one pinned policy version.
 //!
-//! While a round goes on, engines stay at its version. A rollout that fails is tried once more, then counts as failed
+//! While a round goes on, engines stay at its version. Where the trainer went back to a checkpoint before that version, the
+//! round is reported when the trainer has come by it again, and begins anew if it came to other weights. A rollout that fails is tried once more, then counts as failed
 //! with reward 0. The round has a deadline: what has not ended by then is left out of the report.
 //!
 //! Rollouts of a group that is run whole ([`crate::group`]) are held until all of it has ended: one that fails the first

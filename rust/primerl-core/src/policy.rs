@@ -40,6 +40,9 @@ pub struct Engine {
     /// What it was told to load was published again since, with other weights: its proof does not count.
     #[serde(default)]
     pub loads_replaced: bool,
+    /// What it serves, or has begun to load, was published again since, with other weights, and it has not proved these.
+    #[serde(default)]
+    pub has_replaced: bool,
     pub lost: Option<String>,
 }
 
@@ -48,6 +51,7 @@ impl Engine {
         self.proved = None;
         self.updating = None;
         self.loads_replaced = false;
+        self.has_replaced = false;
         self.lost = Some(reason);
     }
 }
@@ -100,6 +104,19 @@ impl Ledger {
 
     pub fn wanted(&self) -> Option<PolicyVersion> {
         self.wanted
+    }
+
+    /// The wanted version, once an engine has proved it, and while no engine has other weights of that name.
+    pub fn measurable(&self) -> Option<PolicyVersion> {
+        let replaced = self.engines.values().any(|engine| engine.has_replaced);
+        let proved = self.newest_proved.filter(|_| !replaced);
+        proved.filter(|proved| self.wanted == Some(*proved))
+    }
+
+    /// Whether the trainer that runs now went on from there, or came by it. Later versions are of trainers before it,
+    /// and it may come to other weights.
+    pub fn is_of_this_trainer(&self, version: PolicyVersion) -> bool {
+        version.0 <= self.newest_trained().0
     }
 
     pub fn engines(&self) -> &BTreeMap<EngineId, Engine> {
@@ -189,9 +206,14 @@ impl Ledger {
         *known = published;
         if differs {
             for engine in self.engines.values_mut() {
-                engine.proved = engine.proved.filter(|proved| *proved != version);
+                let (serves, loads) = (
+                    engine.proved == Some(version),
+                    engine.updating == Some(version),
+                );
+                engine.proved = engine.proved.filter(|_| !serves);
                 // It is told again once it has ended this: one update at a time.
-                engine.loads_replaced |= engine.updating == Some(version);
+                engine.loads_replaced |= loads;
+                engine.has_replaced |= serves || loads;
             }
         }
         differs
@@ -236,6 +258,7 @@ impl Ledger {
             return true;
         }
         engine.proved = Some(version);
+        engine.has_replaced = false;
         self.newest_proved = self.newest_proved.max(Some(version));
         true
     }

@@ -4,19 +4,16 @@ use crate::config::{Config, Sampling};
 use crate::connections::Bodies;
 use crate::driver::{DriverHandle, RunOver};
 use crate::engines::Engines;
+use crate::envs::joining::FirstWorkers;
 use crate::envs::refusals::Refusals;
-use crate::envs::wire::Listing;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
 use crate::gateway::Gateway;
 use crate::http::ApiError;
 use crate::page::Page;
 use crate::telemetry::Telemetry;
-use parking_lot::Mutex;
-use primerl_core::core::Listed;
 use primerl_core::event::{Outcome, RolloutError};
-use primerl_core::{EnvironmentId, Event, RolloutId, WorkerId};
-use std::collections::HashMap;
+use primerl_core::{Event, RolloutId, WorkerId};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::watch;
@@ -36,10 +33,8 @@ pub struct App {
     pub refusals: Refusals,
     pub telemetry: Arc<Telemetry>,
     pub failures: Failures,
-    /// What the first worker of each environment said of it. Written at registration.
-    pub listed: Mutex<HashMap<EnvironmentId, Listed>>,
-    /// Which examples it listed, and by which code.
-    pub listings: Mutex<HashMap<EnvironmentId, Listing>>,
+    /// With whom the other workers of each environment are compared.
+    pub first_workers: FirstWorkers,
     /// Set once the run is over and recorded; the reason.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
@@ -85,8 +80,7 @@ impl App {
             refusals: Refusals::default(),
             telemetry: Arc::default(),
             failures: Failures::default(),
-            listed: Mutex::default(),
-            listings: Mutex::default(),
+            first_workers: FirstWorkers::default(),
             finished,
             page,
             origin: Instant::now(),

@@ -3,7 +3,6 @@
 use crate::app::App;
 use crate::config::{ClientType, Config, Sampling};
 use crate::engines::seats;
-use crate::envs::joining;
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
 use primerl_core::{Core, Effect, Event};
@@ -212,8 +211,8 @@ pub(crate) fn restore(app: &App, core: &Core) {
         leases.map(|open| (open.worker, open.lease.rollout)),
         core.next_worker(),
     );
-    *app.listed.lock() = core.known_examples().collect();
-    *app.listings.lock() = joining::read(&app.config.output_dir);
+    app.first_workers
+        .restore(core.known_examples(), &app.config.output_dir);
     for seat in seats::read(&app.config.output_dir, core.known_engines()) {
         if let Err(problem) = app.engines.restore(&seat) {
             tracing::error!(engine = %seat.engine, url = seat.url, problem, "cannot use this engine");

@@ -3,7 +3,7 @@
 use crate::errors::{PrimerlError, with_causes};
 use crate::interrupt::interruptible;
 use primerl_core::{ExampleIndex, GroupId, RolloutId, Step};
-use primerl_orchestrator::inspect::{self, InspectError, Question};
+use primerl_orchestrator::inspect::{self, InspectError, MeasuredRollout, Question};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -47,6 +47,35 @@ pub fn inspect_run<'py>(
     let question = question(what, number)?;
     let answer = interruptible(py, move || inspect::answer(&output_dir, question))?;
     convert(py, answer)
+}
+
+/// Rollouts that evaluations counted, each converted when it is asked for: its tokens take ten times the room in Python.
+#[pyclass]
+pub struct EvaluatedRollouts {
+    rollouts: std::vec::IntoIter<MeasuredRollout>,
+}
+
+#[pymethods]
+impl EvaluatedRollouts {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let convert = |rollout| pythonize::pythonize(py, &rollout);
+        let converted = self.rollouts.next().map(convert).transpose();
+        converted.map_err(|error| PrimerlError::new_err(error.to_string()))
+    }
+}
+
+/// What evaluations of the run in an output folder measured, rollout by rollout.
+#[pyfunction]
+pub fn evaluated_rollouts(py: Python<'_>, output_dir: PathBuf) -> PyResult<EvaluatedRollouts> {
+    let found = interruptible(py, move || inspect::evaluated(&output_dir))?;
+    let found = found.map_err(|error| PrimerlError::new_err(with_causes(&error)))?;
+    Ok(EvaluatedRollouts {
+        rollouts: found.rollouts.into_iter(),
+    })
 }
 
 /// The difficulty buffer of a run, and the history of one example of it.

@@ -34,7 +34,9 @@ mod _core {
     };
 
     #[pymodule_export]
-    use inspect::{inspect_buffer, inspect_run, inspect_samples};
+    use inspect::{
+        EvaluatedRollouts, evaluated_rollouts, inspect_buffer, inspect_run, inspect_samples,
+    };
 
     #[pymodule_export]
     use orchestrator::{Orchestrator, orchestrate};

@@ -191,6 +191,7 @@ impl Core {
                     self.warn(format!(
                         "the trainer computed version {version} again and came to other weights; engines load these"
                     ));
+                    self.evaluate_anew(version);
                 }
             }
         }

@@ -35,13 +35,13 @@ impl Core {
     }
 
     /// Begins a round once the version engines are to have is proved and due; fills it; ends it.
+    ///
+    /// A trainer that went back to a checkpoint may leave the weights of later versions for others: rounds of these
+    /// begin, and are reported, when it has come by them again.
     pub(super) fn evaluate(&mut self) {
-        let proved = self
-            .ledger
-            .newest_proved()
-            .filter(|proved| self.ledger.wanted() == Some(*proved));
-        if let (None, Some(version)) = (&self.round, proved)
+        if let (None, Some(version)) = (&self.round, self.ledger.measurable())
             && self.is_evaluation_due(version)
+            && self.ledger.is_of_this_trainer(version)
         {
             let environments: BTreeSet<EnvironmentId> =
                 due_environments(&self.config, version).collect();
@@ -50,7 +50,9 @@ impl Core {
             self.round = Some(Round::new(version, environments, self.now, deadline));
         }
         self.fill_round();
-        if self.round.as_ref().is_some_and(Round::is_over) {
+        let is_done =
+            |round: &Round| round.is_over() && self.ledger.is_of_this_trainer(round.version);
+        if self.round.as_ref().is_some_and(is_done) {
             self.report_round();
             self.close_round(CancelReason::Timeout);
         }
@@ -105,11 +107,29 @@ impl Core {
 
     /// Ends the round, if there is one: what is still in flight is cancelled, and engines may move on.
     pub(super) fn close_round(&mut self, reason: CancelReason) {
-        let Some(round) = self.round.take() else {
-            return;
-        };
+        if let Some(version) = self.drop_round(reason) {
+            self.evaluated = Some(version);
+        }
+    }
+
+    /// Other weights take the place of those that are measured: all of it is measured anew.
+    pub(super) fn evaluate_anew(&mut self, version: PolicyVersion) {
+        if self
+            .round
+            .as_ref()
+            .is_some_and(|round| round.version == version)
+        {
+            self.warn(format!(
+                "the evaluation of version {version} begins anew, with the weights that the run has now"
+            ));
+            self.drop_round(CancelReason::WeightsReplaced);
+        }
+    }
+
+    /// As [`Core::close_round`], but its version is still to be evaluated, if it is due. Returns the version.
+    fn drop_round(&mut self, reason: CancelReason) -> Option<PolicyVersion> {
+        let round = self.round.take()?;
         self.deadlines.clear(round.deadline, Due::Evaluation);
-        self.evaluated = Some(round.version);
         for rollout in round
             .environments
             .values()
@@ -123,6 +143,7 @@ impl Core {
             .into_values()
             .flat_map(|progress| progress.held);
         held.for_each(|(_, held)| self.void_held(held));
+        Some(round.version)
     }
 
     /// Ends rollouts that were reported, of a group that did not end.
@@ -135,6 +156,16 @@ impl Core {
     pub(super) fn evaluation_timed_out(&mut self) {
         let Some(round) = &self.round else { return };
         let version = round.version;
+        let seconds = self.config.timeouts.evaluation.as_secs_f64();
+        if !self.ledger.is_of_this_trainer(version) {
+            let at = self.ledger.newest_trained();
+            self.warn(format!(
+                "the evaluation of version {version} was given up after {seconds} s: the trainer went back, and is at \
+                 version {at}; it begins anew when the trainer has published version {version} again"
+            ));
+            self.drop_round(CancelReason::Timeout);
+            return;
+        }
         let late: Vec<String> = round
             .environments
             .iter()
@@ -151,7 +182,6 @@ impl Core {
                 ),
             })
             .collect();
-        let seconds = self.config.timeouts.evaluation.as_secs_f64();
         self.warn(format!(
             "the evaluation of version {version} was closed after {seconds} s with what it has: {} did not end",
             late.join(", ")

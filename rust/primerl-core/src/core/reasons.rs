@@ -21,7 +21,7 @@ impl Core {
                     "every rollout of the evaluation of version {} is handed out",
                     round.version
                 ),
-                None => "no evaluation is due".to_owned(),
+                None => self.why_no_evaluation(),
             };
         }
         if self.next_step.0 > self.config.max_steps {
@@ -43,6 +43,19 @@ impl Core {
             );
         }
         "what there is to do is for other environments".to_owned()
+    }
+
+    fn why_no_evaluation(&self) -> String {
+        let wanted = self.ledger.wanted();
+        let left = wanted.filter(|version| !self.ledger.is_of_this_trainer(*version));
+        match left.filter(|version| self.is_evaluation_due(*version)) {
+            Some(version) => format!(
+                "the evaluation of version {version} waits for the trainer, which went back and is at version {}, to \
+                 publish it again",
+                self.ledger.newest_trained()
+            ),
+            None => "no evaluation is due".to_owned(),
+        }
     }
 
     fn why_no_room(&self) -> String {
@@ -312,21 +325,29 @@ impl Core {
         }
         waits.extend(self.waits_for_advantages());
         waits.extend(self.waits_for_teacher());
-        waits.extend(self.round.as_ref().map(wait_for_evaluation));
+        let round = self.round.as_ref();
+        waits.extend(round.map(|round| self.wait_for_evaluation(round)));
         waits
     }
-}
 
-fn wait_for_evaluation(round: &Round) -> Wait {
-    let (version, progress) = (round.version, round.environments.values());
-    let ended: u32 = progress.clone().map(|progress| progress.ended()).sum();
-    let total: u32 = progress.filter_map(|progress| progress.total).sum();
-    Wait {
-        who: "the next weight update".to_owned(),
-        waiting_for: format!(
-            "the evaluation of version {version} to end ({ended} of {total} rollouts)"
-        ),
-        since: round.since,
-        deadline: round.deadline,
+    fn wait_for_evaluation(&self, round: &Round) -> Wait {
+        let (version, progress) = (round.version, round.environments.values());
+        let ended: u32 = progress.clone().map(|progress| progress.ended()).sum();
+        let total: u32 = progress.filter_map(|progress| progress.total).sum();
+        let waiting_for = match round.is_over() {
+            false => {
+                format!("the evaluation of version {version} to end ({ended} of {total} rollouts)")
+            }
+            // Else it would be reported and closed.
+            true => format!(
+                "the trainer, which went back, to publish version {version} again: its evaluation is reported then"
+            ),
+        };
+        Wait {
+            who: "the next weight update".to_owned(),
+            waiting_for,
+            since: round.since,
+            deadline: round.deadline,
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Looks at every effect from outside and knows what it must not be. It shares no code with the core.
 
 mod limits;
+mod measured;
 mod together;
 mod whole;
 
@@ -63,6 +64,7 @@ pub struct Observer {
     pub evaluated_at: Vec<Time>,
     now: Time,
     pub evaluations: Vec<EvaluationReport>,
+    measured: measured::Measured,
     pub warnings: Vec<String>,
     pub finished: Option<String>,
 }
@@ -94,6 +96,7 @@ impl Observer {
             evaluated_at: Vec::new(),
             now: Time::default(),
             evaluations: Vec::new(),
+            measured: measured::Measured::default(),
             warnings: Vec::new(),
             finished: None,
         }
@@ -134,6 +137,10 @@ impl Observer {
             Event::EngineJoined { engine, .. } | Event::EngineLost { engine, .. } => {
                 self.serving.remove(engine);
             }
+            Event::TrainerResumed { step } => self.measured.saw_resume(*step),
+            Event::WeightsPublished {
+                version, digest, ..
+            } => self.measured.saw_weights(*version, digest),
             Event::Restarted => {
                 self.serving.clear();
                 // Whoever asked does not listen any more.
@@ -217,6 +224,7 @@ impl Observer {
             }
             Effect::Evaluated(report) => {
                 self.evaluated_at.push(self.now);
+                self.measured.check(report);
                 self.evaluations.push(report.clone());
             }
             Effect::Warn { message } => self.warnings.push(message.clone()),
@@ -266,6 +274,7 @@ impl Observer {
             "a rollout is leased {ahead} steps ahead of version {proved}"
         );
         self.check_room(rollout);
+        self.measured.saw_lease(rollout);
         let previous = self.leased.insert(rollout.rollout, leased);
         assert!(
             previous.is_none(),

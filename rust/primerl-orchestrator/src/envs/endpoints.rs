@@ -1,6 +1,6 @@
 //! The environment workers' endpoints (`docs/architecture.md`).
 
-use super::joining;
+use super::joining::Difference;
 use super::wire::{
     ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, GROUP_TOO_LARGE, HeartbeatAnswer, HeartbeatRequest,
     Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest,
@@ -152,7 +152,7 @@ fn check_room(
 }
 
 /// Workers are leased indices, so all must list the same examples, by the same code. A group goes to any of them, so all
-/// must take it whole, or none.
+/// must take it whole, or none. One that passes, and came before all others, is what these are compared with.
 fn check_listed(
     app: &App,
     environment: EnvironmentId,
@@ -165,30 +165,29 @@ fn check_listed(
         ))
         .param("examples"));
     }
-    let whole_groups = app
-        .listed
-        .lock()
-        .get(&environment)
-        .map(|first| first.whole_groups);
-    if let Some(first) = whole_groups.filter(|first| *first != request.whole_groups) {
-        let message = format!(
-            "environment `{}`: worker {:?} registers with whole_groups = {}, the first one with {first}, and all must \
-             agree; give it the first one's version of the environment, or begin a new run in another output_dir if the \
-             first one was wrong",
-            request.environment, request.name, request.whole_groups
-        );
-        return Err(ApiError::conflict(WHOLE_GROUPS_DIFFER, message));
-    }
-    let Some(difference) = joining::difference(app, environment, request) else {
-        joining::is_first(app, environment, request);
-        return Ok(());
-    };
-    let message = format!(
-        "environment `{}`: worker {:?} {difference}, and all must list the same; give it the first one's version, \
-         arguments, data and seed, or begin a new run in another output_dir if the first one was wrong",
-        request.environment, request.name
-    );
-    Err(ApiError::conflict(EXAMPLES_DIFFER, message))
+    let (name, worker) = (&request.environment, &request.name);
+    let admitted = app
+        .first_workers
+        .admit(environment, request, &app.config.output_dir);
+    admitted.map_err(|difference| match difference {
+        Difference::WholeGroups(first) => {
+            let message = format!(
+                "environment `{name}`: worker {worker:?} registers with whole_groups = {}, the first one with {first}, \
+                 and all must agree; give it the first one's version of the environment, or begin a new run in another \
+                 output_dir if the first one was wrong",
+                request.whole_groups
+            );
+            ApiError::conflict(WHOLE_GROUPS_DIFFER, message)
+        }
+        Difference::Examples(difference) => {
+            let message = format!(
+                "environment `{name}`: worker {worker:?} {difference}, and all must list the same; give it the first \
+                 one's version, arguments, data and seed, or begin a new run in another output_dir if the first one was \
+                 wrong"
+            );
+            ApiError::conflict(EXAMPLES_DIFFER, message)
+        }
+    })
 }
 
 pub async fn lease(

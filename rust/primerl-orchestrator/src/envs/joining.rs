@@ -11,6 +11,7 @@ use crate::files::write_whole;
 use crate::http::{ApiError, Encoding};
 use axum::extract::{Query, State};
 use axum::response::Response;
+use parking_lot::Mutex;
 use primerl_core::EnvironmentId;
 use primerl_core::core::Listed;
 use serde::{Deserialize, Serialize};
@@ -63,12 +64,6 @@ pub async fn config(
     let measured = measured.and_then(|index| config.eval.env.get(index));
     let found = trained.or(measured.map(|own| (&own.id, &own.worker)));
     let (id, worker) = found.ok_or_else(|| ApiError::internal("the environment has no config"))?;
-    let examples = app
-        .listed
-        .lock()
-        .get(&environment)
-        .map(|first| first.examples);
-    let listing = app.listings.lock().get(&environment).cloned();
     Ok(Encoding::Json.ok(&Told {
         environment: &asked.environment,
         role,
@@ -76,40 +71,121 @@ pub async fn config(
         model: config.model.name(),
         limits: config.limits().get(index).copied().unwrap_or_default(),
         worker,
-        first: examples.map(|examples| First { examples, listing }),
+        first: app.first_workers.first(environment),
     }))
 }
 
-/// What a worker has otherwise than the first one of its environment, for people; `None`: nothing.
-pub fn difference(
-    app: &App,
-    environment: EnvironmentId,
-    asked: &RegisterRequest,
-) -> Option<String> {
-    let examples = app
-        .listed
-        .lock()
-        .get(&environment)
-        .map(|first| first.examples);
-    let listing = app.listings.lock().get(&environment).cloned();
-    let mut found = Vec::new();
-    if let Some(first) = examples.filter(|first| *first != asked.examples) {
-        found.push(format!(
-            "lists {} examples, the first one listed {first}",
-            asked.examples
-        ));
+/// The first worker of each environment, with which the others are compared.
+#[derive(Debug, Default)]
+pub struct FirstWorkers {
+    /// Held while a worker is compared: of two that come at once one is the first.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    listed: HashMap<EnvironmentId, Listed>,
+    listings: HashMap<EnvironmentId, Listing>,
+}
+
+/// What a worker has otherwise than the first one, for people.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Difference {
+    /// What the first one said.
+    WholeGroups(bool),
+    Examples(String),
+}
+
+impl FirstWorkers {
+    /// Those of before a restart: as the core knows them, and as they are in the output folder.
+    pub(crate) fn restore(
+        &self,
+        listed: impl Iterator<Item = (EnvironmentId, Listed)>,
+        output_dir: &Path,
+    ) {
+        *self.known.lock() = Known {
+            listed: listed.collect(),
+            listings: read(output_dir),
+        };
     }
-    if let (Some(first), Some(own)) = (&listing, &asked.listing) {
-        let same_number = found.is_empty();
-        found.extend(other_packages(first, own));
-        if same_number && first.digest != own.digest {
+
+    fn first(&self, environment: EnvironmentId) -> Option<First> {
+        let known = self.known.lock();
+        let examples = known.listed.get(&environment)?.examples;
+        let listing = known.listings.get(&environment).cloned();
+        Some(First { examples, listing })
+    }
+
+    /// Takes the worker in: as the first one, where there is none, else if it is like that one.
+    pub(super) fn admit(
+        &self,
+        environment: EnvironmentId,
+        asked: &RegisterRequest,
+        output_dir: &Path,
+    ) -> Result<(), Difference> {
+        let mut known = self.known.lock();
+        if let Some(difference) = known.difference(environment, asked) {
+            return Err(difference);
+        }
+        if known.take(environment, asked) {
+            // Once an environment and start, so it may wait for the disk.
+            write(&output_dir.join(FILE), &known.listings);
+        }
+        Ok(())
+    }
+}
+
+impl Known {
+    fn difference(
+        &self,
+        environment: EnvironmentId,
+        asked: &RegisterRequest,
+    ) -> Option<Difference> {
+        let listed = self.listed.get(&environment);
+        let whole_groups = listed.map(|first| first.whole_groups);
+        if let Some(first) = whole_groups.filter(|first| *first != asked.whole_groups) {
+            return Some(Difference::WholeGroups(first));
+        }
+        let mut found = Vec::new();
+        let examples = listed.map(|first| first.examples);
+        if let Some(first) = examples.filter(|first| *first != asked.examples) {
             found.push(format!(
-                "lists other examples: {}",
-                other_examples(first, own)
+                "lists {} examples, the first one listed {first}",
+                asked.examples
             ));
         }
+        let listing = self.listings.get(&environment);
+        if let (Some(first), Some(own)) = (listing, &asked.listing) {
+            let same_number = found.is_empty();
+            found.extend(other_packages(first, own));
+            if same_number && first.digest != own.digest {
+                found.push(format!(
+                    "lists other examples: {}",
+                    other_examples(first, own)
+                ));
+            }
+        }
+        (!found.is_empty()).then(|| Difference::Examples(found.join(", ")))
     }
-    (!found.is_empty()).then(|| found.join(", and "))
+
+    /// Of a worker that differs in nothing. Returns whether its listing is new.
+    fn take(&mut self, environment: EnvironmentId, asked: &RegisterRequest) -> bool {
+        let said = Listed {
+            examples: asked.examples,
+            whole_groups: asked.whole_groups,
+        };
+        self.listed.entry(environment).or_insert(said);
+        let Some(listing) = &asked.listing else {
+            return false;
+        };
+        let known = self.listings.entry(environment).or_default();
+        // After a restart the versions may be others.
+        let is_new = known.packages.is_empty();
+        if is_new {
+            known.clone_from(listing);
+        }
+        is_new
+    }
 }
 
 fn other_packages(first: &Listing, own: &Listing) -> Option<String> {
@@ -138,26 +214,6 @@ fn other_examples(first: &Listing, own: &Listing) -> &'static str {
     }
 }
 
-/// The first worker of an environment: others are compared with it.
-pub fn is_first(app: &App, environment: EnvironmentId, asked: &RegisterRequest) {
-    let said = Listed {
-        examples: asked.examples,
-        whole_groups: asked.whole_groups,
-    };
-    app.listed.lock().entry(environment).or_insert(said);
-    let Some(listing) = &asked.listing else {
-        return;
-    };
-    let mut listings = app.listings.lock();
-    let known = listings.entry(environment).or_default();
-    // After a restart the versions may be others.
-    if known.packages.is_empty() {
-        known.clone_from(listing);
-        // Once an environment and start, so it may wait for the disk.
-        write(&app.config.output_dir.join(FILE), &listings);
-    }
-}
-
 /// In the output folder: which examples the first workers listed, for workers that join after a restart.
 const FILE: &str = "run/listings.json";
 
@@ -169,7 +225,7 @@ fn write(path: &Path, listings: &HashMap<EnvironmentId, Listing>) {
 }
 
 /// Those of before a restart. Without versions of packages: a run may go on with others.
-pub(crate) fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
+fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
     let path = output_dir.join(FILE);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
@@ -195,6 +251,66 @@ pub(crate) fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
+
+    fn asked(examples: u32, listing: Option<Listing>) -> RegisterRequest {
+        RegisterRequest {
+            environment: "reverse-text".into(),
+            role: WorkerRole::Train,
+            name: format!("worker-{examples}"),
+            pid: 1,
+            examples,
+            whole_groups: false,
+            max_concurrent: None,
+            listing,
+        }
+    }
+
+    #[test]
+    fn of_workers_that_come_at_once_one_is_the_first() {
+        const WORKERS: u32 = 4;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let first_workers = FirstWorkers::default();
+        for environment in (0..500).map(EnvironmentId) {
+            let together = Barrier::new(WORKERS as usize);
+            let register = |examples| {
+                together.wait();
+                first_workers.admit(environment, &asked(examples, None), folder.path())
+            };
+            let answers: Vec<_> = std::thread::scope(|scope| {
+                let workers: Vec<_> = (1..=WORKERS)
+                    .map(|examples| scope.spawn(move || register(examples)))
+                    .collect();
+                let answers = workers.into_iter().map(|worker| worker.join());
+                answers.map(|answer| answer.expect("no panic")).collect()
+            });
+            let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
+            assert_eq!(accepted, 1, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn others_are_compared_with_the_first_one_in_all_that_it_said() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::create_dir(folder.path().join("run")).expect("a folder");
+        let (workers, environment) = (FirstWorkers::default(), EnvironmentId(0));
+        assert!(workers.first(environment).is_none());
+        let admit = |asked: &RegisterRequest| workers.admit(environment, asked, folder.path());
+        let first = asked(7, Some(listing("a", "b", "1")));
+        assert_eq!(admit(&first), Ok(()));
+        assert_eq!(admit(&first), Ok(()));
+        let whole = RegisterRequest {
+            whole_groups: true,
+            ..first.clone()
+        };
+        assert_eq!(admit(&whole), Err(Difference::WholeGroups(false)));
+        let other = asked(7, Some(listing("a", "c", "1")));
+        let differs = admit(&other).expect_err("another last one");
+        assert!(matches!(differs, Difference::Examples(said) if said.contains("another last one")));
+        let known = workers.first(environment).expect("there is one");
+        assert_eq!((known.examples, known.listing), (7, first.listing));
+        assert_eq!(read(folder.path())[&environment].digest, "ab");
+    }
 
     fn listing(first: &str, last: &str, version: &str) -> Listing {
         let packages = [

@@ -260,6 +260,9 @@ fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
         Some(CancelReason::GroupRestarted) => {
             "it was cancelled: another rollout of its group came to nothing, and the group is run again as a whole"
         }
+        Some(CancelReason::WeightsReplaced) => {
+            "it was cancelled: the trainer has published other weights in place of those that it evaluated"
+        }
         Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
         _ => "it has ended",
     };

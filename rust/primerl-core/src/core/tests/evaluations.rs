@@ -4,7 +4,7 @@ use super::*;
 use crate::effect::EvaluationReport;
 
 /// Environment 0 trains, environment 1 evaluates 3 examples twice each.
-fn with_evaluation(interval: Option<u64>) -> Config {
+pub(super) fn with_evaluation(interval: Option<u64>) -> Config {
     Config {
         environments: vec![environment("train"), evaluation("evaluation", interval)],
         max_steps: 4,
@@ -12,7 +12,7 @@ fn with_evaluation(interval: Option<u64>) -> Config {
     }
 }
 
-fn reports(effects: &[Effect]) -> Vec<EvaluationReport> {
+pub(super) fn reports(effects: &[Effect]) -> Vec<EvaluationReport> {
     let reports = effects.iter().filter_map(|effect| match effect {
         Effect::Evaluated(report) => Some(report.clone()),
         _ => None,
@@ -21,7 +21,7 @@ fn reports(effects: &[Effect]) -> Vec<EvaluationReport> {
 }
 
 /// Runs the evaluation that is due, as worker 1; each rollout's reward is its example's number.
-fn evaluate(run: &mut Run, version: u64) -> Vec<Effect> {
+pub(super) fn evaluate(run: &mut Run, version: u64) -> Vec<Effect> {
     let mut effects = Vec::new();
     loop {
         let rollouts = run.lease(1, 100);

@@ -4,6 +4,7 @@ mod admission;
 mod advantages;
 mod buffer;
 mod evaluations;
+mod going_back;
 mod groups;
 mod leases;
 mod metrics;

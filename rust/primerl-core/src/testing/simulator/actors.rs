@@ -132,6 +132,8 @@ pub struct Trainer {
     pub life: u32,
     /// What a new life begins with.
     pub checkpoint: u64,
+    /// Of the weights up to the newest: it comes to others when it computes them again.
+    pub digests: BTreeMap<PolicyVersion, String>,
     pub dead: bool,
 }
 

@@ -242,7 +242,10 @@ fn check_losses(simulator: &Simulator) {
         + voided(VoidReason::GroupIncomplete)
         + voided(VoidReason::RunFinished);
     let closed_evaluations = counters.cancelled - lost;
-    assert!(closed_evaluations <= cancelled(CancelReason::Timeout));
+    assert!(
+        closed_evaluations
+            <= cancelled(CancelReason::Timeout) + cancelled(CancelReason::WeightsReplaced)
+    );
     for (step, batch) in &simulator.observer.batches {
         let staleness = batch.metrics.iter().filter_map(|(name, count)| {
             let steps: u64 = name.strip_prefix("staleness/")?.parse().ok()?;

@@ -112,7 +112,9 @@ impl Simulator {
         self.trainer.step = version.0 + 1;
         self.trainer.works = false;
         let manifest = format!("step_{version}/manifest.json");
-        let digest = format!("{version:0>32}");
+        let digest = format!("{version:0>24}{life:0>8}");
+        let digest = self.trainer.digests.entry(version).or_insert(digest);
+        let digest = digest.clone();
         let refusal = self.core.refuses_weights(version, &digest);
         assert_eq!(refusal, None, "version {version} is due");
         let event = Event::WeightsPublished {
@@ -143,6 +145,8 @@ impl Simulator {
         self.trainer.held.clear();
         self.trainer.fetched.clear();
         self.trainer.works = false;
+        let saved = PolicyVersion(self.trainer.checkpoint);
+        self.trainer.digests.retain(|version, _| *version <= saved);
         let after = self.spread(0.5, 10.0);
         self.plan(after, Action::TrainerStarts);
     }
