@@ -64,6 +64,8 @@ impl Core {
             _ if self.config.without_engines => "at the same time",
             (0, _) => return format!("no engine serves: {}", self.engines_in_words()),
             (engines, batch) if engines < batch => "by the limits of the engines that serve",
+            // The key of `primerl eval`.
+            _ if self.config.only_evaluates() => "by concurrency",
             _ => "by oversampling_factor * batch_size",
         };
         if in_flight >= limit {
@@ -343,8 +345,12 @@ impl Core {
                 "the trainer, which went back, to publish version {version} again: its evaluation is reported then"
             ),
         };
+        let who = match self.config.only_evaluates() {
+            true => "the end",
+            false => "the next weight update",
+        };
         Wait {
-            who: "the next weight update".to_owned(),
+            who: who.to_owned(),
             waiting_for,
             since: round.since,
             deadline: round.deadline,

@@ -338,6 +338,11 @@ fn a_run_without_training_measures_what_is_published_first() {
     });
     run.publish(0);
     run.prove(0, 0);
+    let waits = run.core.status().waits;
+    assert!(
+        waits.iter().any(|wait| wait.who == "the end"),
+        "no update of weights is to come: {waits:?}"
+    );
     let mut effects = Vec::new();
     while run.core.finished().is_none() {
         for leased in run.lease(0, 100) {
