@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
+from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import preflight
@@ -170,6 +172,28 @@ def test_a_resumed_run_keeps_the_form_of_its_config(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("primerl.launch.run.run", lambda config, *, form: forms.append(form) or 0)
     assert main(["run", "resume", run_id, "--max-steps", "9"]) == 0
     assert forms == ["hosted"]
+
+
+def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    run_id = begin(output)
+    started: list[object] = []
+    monkeypatch.setattr("primerl.launch.run.run", lambda config, *, form: started.append(config) or 0)
+    for name in ("configs/rl.toml", "logs/orchestrator.log", "run/launcher.lock", "run/secret", "journal/.0.tmp"):
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).touch()
+    preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+    assert main(["run", "resume", run_id]) == 0
+    assert len(started) == 1
+    shutil.rmtree(output / "journal")
+    (output / "broadcasts").mkdir()
+    assert main(["run", "resume", run_id]) == 2
+    assert "holds no run to go on with" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="is not empty"):
+        preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+    assert len(started) == 1
 
 
 SFT = """

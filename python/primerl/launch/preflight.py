@@ -96,7 +96,7 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
         return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
-    if _never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
+    if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
         can_go_on = bool(saved_steps(folder / "checkpoints"))
@@ -112,12 +112,14 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
         )
 
 
-def _never_began(folder: Path) -> bool:
-    """Whether the folder holds no more than the configs of a dry run, and the list of rows for which a supervised
-    fine-tuning was refused."""
+def never_began(folder: Path) -> bool:
+    """Whether the folder holds no more than what a dry run leaves there, a supervised fine-tuning that was refused for
+    its rows, or a run that was stopped before its first event."""
     entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
-    run = folder / LOCK.parent
-    return entries == {"configs", run.name} and {entry.name for entry in run.iterdir()} <= {LOCK.name}
+    own = {"configs", LOCK.parent.name}
+    if not own <= entries <= {*own, "logs", "journal"}:
+        return False
+    return not any(file.suffix in (".snapshot", ".log") for file in folder.glob("journal/*"))
 
 
 @contextlib.contextmanager
