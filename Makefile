@@ -143,7 +143,7 @@ tools:
 	@touch $@
 
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
-	@echo "== building the extension module (some minutes the first time)"
+	@echo "== building the extension module (the first time five minutes on two cores, without a word)"
 	$(BIN)/maturin develop --uv --release --locked --quiet
 	@touch $@
 

@@ -401,9 +401,7 @@ def test_the_rollouts_time_goes_on_while_a_seat_waits_for_others(monkeypatch: py
         async with adapter.serving(env, ROOT, gateway.post, RolloutLimits(time_s=1000.0)) as runner:
             return await runner.run(
                 next(iter(env.taskset)),
-                label="rollout 7",
-                base_url="http://gateway/rollouts/7/v1",
-                api_key=key_of(7),
+                Address("rollout 7", "http://gateway/rollouts/7/v1", key_of(7)),
                 model="policy",
                 sampling={},
                 time_limit=5000.0,
@@ -462,7 +460,7 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
     ("arguments", "message"),
     [
         ({"harness": "null"}, "`harness` must be a table of settings"),
-        ({"harness": {"no_such": 1}}, "agent.harness.no_such: Extra inputs"),
+        ({"harness": {"no_such": 1}}, "agent.harness.no_such: there is no such setting"),
         ({"harness": {"id": "no-such-harness"}}, "no_such_harness"),
         (
             {"harness": {"id": "null"}, "agent": {"harness": {"id": "null"}}},

@@ -457,7 +457,9 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if in_use(output):
             os.kill(listed()["pid"], signal.SIGKILL)
     assert "orchestrator at http://" in said
-    assert said.splitlines()[-1].startswith("stopping all processes")
+    *_, stopping, last = said.splitlines()
+    assert stopping.startswith("stopping all processes")
+    assert last.startswith("interrupted; the same command goes on from ")
     assert process_started(pid) is None
     stopped = listed()
     assert (stopped["status"], stopped["exit_code"]) == ("STOPPED", 130)

@@ -113,7 +113,9 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
 
 def _explain(environment_id: str, error: ValidationError) -> str:
     problems = "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: {problem['msg']}" for problem in error.errors()
+        f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: "
+        + ("there is no such setting" if problem["type"] == "extra_forbidden" else problem["msg"])
+        for problem in error.errors()
     )
     return f"environment {environment_id!r} refuses its settings: {problems}"
 

@@ -154,7 +154,8 @@ def table(summary: dict[str, Any]) -> str:
     for name, found in summary["environments"].items():
         errors = ", ".join(f"{count} {kind}" for kind, count in found["errors"].items()) or "0"
         tokens = "-" if found["completion_tokens"] is None else f"{found['completion_tokens']:.1f}"
-        scores = found["scores"] or {}
+        # Failures alone are no score.
+        scores = (found["scores"] or {}) if found["measured"] else {}
         plain = [score for score in scores if "/" not in score] or ["-"]
         for number, score in enumerate(plain):
             low, high = scores.get(f"{score}/low"), scores.get(f"{score}/high")

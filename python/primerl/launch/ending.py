@@ -8,6 +8,7 @@ from typing import Any
 from primerl._core import PrimerlError, inspect_run
 from primerl.config.trainer import Checkpoints
 from primerl.train.files import last_line
+from primerl.train.step_folders import saved_steps
 
 
 def trained_steps(folder: Path) -> int:
@@ -32,6 +33,14 @@ def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
     if ckpt is not None and ckpt.weights_only:
         mend = "ckpt.weights_only saves none; leave it out"
     return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
+
+
+def goes_on_from(folder: Path) -> str:
+    """Where a run that was stopped begins again."""
+    saved = saved_steps(folder / "checkpoints")
+    if saved:
+        return f"from the checkpoint of step {saved[-1]}"
+    return "from step 1, for want of a checkpoint" if trained_steps(folder) else "from its beginning"
 
 
 def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:

@@ -85,7 +85,7 @@ def problems(
 
 
 def _named(label: str, text: str) -> str:
-    return text if repr(label) in text else f"environment {label!r}: {text}"
+    return text if repr(label) in text else f"environment {label!r}: {text.removeprefix('environment ')}"
 
 
 def _verdicts(

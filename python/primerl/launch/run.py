@@ -192,6 +192,8 @@ class Launcher:
             self._write_summary(processes, code, reason)
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
+        elif reason == "interrupted":
+            self.console.say(f"interrupted; the same command goes on {ending.goes_on_from(self.folder)}")
         return code
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.runs.registry import Registry, UnknownRunError
 from primerl.runs.state import StateError
 from primerl.runs.store import Store, StoreError, model_digest
 
@@ -20,7 +21,7 @@ def applied(config: RLConfig) -> RLConfig:
         return config
     try:
         store = Store(config.store.url if config.store else None)
-        entry = store.find(given)
+        entry = store.find(_by_id(given))
         model = Path(resolve.absolute(config.model.path))
         if entry.kind == "checkpoint":
             raise ConfigError(
@@ -49,3 +50,13 @@ def applied(config: RLConfig) -> RLConfig:
         update={"trainer": config.trainer.model_copy(update={"model": adapted}), "checkpoint_id": None}
     )
     return warm
+
+
+def _by_id(given: str) -> str:
+    """With the run's id in place of its name, where the list of runs has it."""
+    run, slash, rest = given.partition("/")
+    try:
+        with Registry() as registry:
+            return registry.find(run).id + slash + rest
+    except UnknownRunError:
+        return given  # of another machine, or deleted from the list

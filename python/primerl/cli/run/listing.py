@@ -66,5 +66,7 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
 def _row(run: Run, how: Standing) -> list[Any]:
     began = f"{ago(time.time() - run.started)} ago"
     environments = ", ".join(run.environments)
-    model = run.model.rsplit("/", 1)[-1]
+    # `weights/step_60` alone names no model.
+    parts = [part for part in run.model.split("/") if part != "weights"]
+    model = "/".join(parts[-2:] if parts[-1].startswith("step_") else parts[-1:])
     return [run.id, run.name, run.kind, how.status, how.step, model, environments, began, run.output_dir]

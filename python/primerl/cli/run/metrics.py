@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
+from datetime import datetime
+from typing import Any
 
 from primerl.cli.run.common import FAILED, parser_of, show, with_run
 from primerl.config.complaint import fail
 from primerl.runs.registry import Run
+
+SCORE = re.compile(r"(avg|pass)@\d+")
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +46,28 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
         writer.writerows(steps)
         return 0
     last = steps[-1]
-    rows = [[name, f"{value:.6g}" if isinstance(value, float) else value] for name, value in last.items()]
-    show(["metric", f"step {last.get('step')}"], rows, right=(1,))
+    # What is looked for first.
+    names = sorted(last, key=lambda name: (name != "step", not name.startswith("reward/")))
+    rows = [[name, _shown(name, last[name])] for name in names]
+    show(["metric", f"step {last.get('step')}"], [*rows, *_evaluations(run)], right=(1,))
     return 0
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "timestamp":
+        return datetime.fromtimestamp(value).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _evaluations(run: Run) -> list[list[Any]]:
+    """Scores of the newest of each environment, by the names that monitors are told."""
+    from primerl.runs.report import read_lines
+
+    newest = {line["environment"]: line for line in read_lines(run.output_dir / "evals.jsonl")}
+    rows = []
+    for environment, line in newest.items():
+        prefix = f"val/{line['validates']}" if line.get("validates") else f"eval/{environment}"
+        version = line.get("version", line.get("policy_at_the_time"))
+        scores = {name: value for name, value in line.items() if SCORE.fullmatch(name)}
+        rows += [[f"{prefix}/{name} (version {version})", _shown(name, value)] for name, value in scores.items()]
+    return rows

@@ -8,6 +8,7 @@ import signal
 import time
 
 from primerl.cli.run.common import FAILED, parser_of, with_run
+from primerl.launch.ending import goes_on_from
 from primerl.launch.lock import in_use
 from primerl.runs.registry import Run
 from primerl.runs.standing import standing
@@ -44,7 +45,7 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
     how, did = standing(run), "killed" if chosen.force else "stopped"
     print(
         f"{did} {run.id} after {time.monotonic() - began:.1f} s, at step {how.step}; `primerl run resume {run.id}` "
-        "goes on"
+        f"goes on {goes_on_from(run.output_dir)}"
     )
     return 0
 
