@@ -123,7 +123,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", [],
      "env (in run.toml): missing; it has no default, so set it"),
     (SHORT, "[[env]]", "[env]", [],
-     "env (in run.toml, line 9): Input should be a valid list"),
+     "env (in run.toml, line 9): several of these may stand here, each under [[env]]; write it for [env]"),
     (SHORT, "[[env]]", "[eval]\ninterval = 10\n\n[[env]]", [],
      "eval.env (in run.toml, line 9): missing; it has no default, so set it"),
     (SHORT, "[[env]]", '[eval]\nnum_examples = 0\n[[eval.env]]\nid = "a"\n\n[[env]]', [],

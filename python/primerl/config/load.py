@@ -100,6 +100,9 @@ def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] 
         elif detail["type"] == "missing":
             message = "missing; it has no default, so set it"
             where = written.near(location)
+        elif detail["type"] == "list_type" and isinstance(given, dict):
+            name = ".".join(part for part in location if isinstance(part, str))
+            message = f"several of these may stand here, each under [[{name}]]; write it for [{name}]"
         elif not isinstance(given, dict | list | BaseModel) and given is not None and location[-1:] != ("api_key",):
             message = f"{message} (it is {given!r})"
         else:
