@@ -27,7 +27,7 @@ from env_orchestrator import Chat, Orchestrator, completion
 GOAL_MS = 5.0
 WARM_UP = 200
 MAIN = (
-    "import json, sys; from primerl.envs.worker import WorkerConfig, run_worker;"
+    "import json, sys; from primerl.envs.settings import WorkerConfig; from primerl.envs.worker import run_worker;"
     "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
 )
 

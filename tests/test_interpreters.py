@@ -225,13 +225,13 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
     )
     found, said = problems(run, tmp_path)
     assert found == [
-        "environment 'compared': environment 'classic-trial' rewards the rollouts of a group by comparing them, and "
+        "environment 'compared': 'classic-trial' rewards the rollouts of a group by comparing them, and "
         "rollouts_per_example is 1; raise it to 2 or more",
-        f"environment 'counted': environment 'classic-trial': {classic_helpers.CLASSIC_PYTHON} has no "
+        f"environment 'counted': 'classic-trial': {classic_helpers.CLASSIC_PYTHON} has no "
         "prometheus_client, which metrics_port needs; install it there, or leave metrics_port out",
     ]
     (remark,) = said
-    assert remark.startswith("environment 'measured': environment 'classic-trial' has no evaluation split of its own")
+    assert remark.startswith("environment 'measured': 'classic-trial' has no evaluation split of its own")
 
 
 def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) -> None:

@@ -189,6 +189,9 @@ def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
     assert len(started) == 1
     shutil.rmtree(output / "journal")
     (output / "broadcasts").mkdir()
+    (output / "configs" / "eval.toml").touch()
+    preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+    (output / "configs" / "eval.toml").unlink()
     assert main(["run", "resume", run_id]) == 2
     assert "holds no run to go on with" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not empty"):

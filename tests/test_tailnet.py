@@ -39,7 +39,10 @@ START_S = 180.0
 ENV = "reverse-text"
 JOIN = """
 import sys, time
+from primerl.envs import tailnet
 from primerl.envs.tailnet import TailnetConfig, TailnetError, join
+# A daemon that is told to end has time to note it, also where the machine is slow.
+tailnet.STOP_S = 3.0 if sys.argv[3:] == ["leave"] else 60.0
 try:
     node = join(TailnetConfig("lab-env-0-abc", sys.argv[1], float(sys.argv[2])))
 except TailnetError as error:

@@ -26,7 +26,7 @@ def test_trainer_bench_needs_only_the_python_of_the_trainer(tmp_path: Path) -> N
     source = REPOSITORY / "python" / "primerl"
     shutil.copytree(source / "train", package / "train", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(source / "models", package / "models", ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("__init__.py", "startup.py", "run_key.py", "exposition.py"):
+    for file in ("__init__.py", "by_path.py", "startup.py", "run_key.py", "exposition.py"):
         shutil.copy(source / file, package / file)
     output = bench(
         "trainer_gpu.py",

@@ -66,10 +66,10 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("at 0x", text)
 
 
-def _name(key: Any) -> Any:
-    """Of a mapping."""
+def _name(key: Any) -> str:
+    """Of a mapping, as text: names of several types have no order."""
     plain = comparable(key)
-    return json.dumps(plain, sort_keys=True) if isinstance(plain, list | dict) else plain
+    return plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
 
 
 def looked_at(count: int, most: int = MOST_KEYS) -> list[int]:

@@ -74,6 +74,8 @@ def run_worker(config: WorkerConfig) -> int:
         code = _run_worker(config, node)
     finally:
         node.leave()
+    if node.lost is not None and code != 0:
+        code = NODE_LOST  # whatever failed for it
     if code == NODE_LOST:
         # The last line of its log is why.
         print(f"{tail(config.tailnet.log)}\nerror: {node.lost}", file=sys.stderr)

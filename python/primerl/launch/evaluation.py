@@ -106,6 +106,8 @@ class Evaluation:
         code, reason = 0, ""
         try:
             if not preflight.is_over(self.folder) or results.lack_scores(self.folder, self.names):
+                # A start that ends from here on can be told from another's folder.
+                write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.
                 manifest = self._publish()
                 with Processes() as processes:
@@ -145,7 +147,6 @@ class Evaluation:
         """Returns whether there is something to do."""
         goes_on = holds_run(self.folder)
         self.console.say(f"{'going on with the evaluation' if goes_on else 'starting'} in {self.folder}")
-        write_configs(self.config, NOWHERE, self.variables)
         orchestrator = resolve_evaluation.orchestrator(self.config)
         self.described[orchestrator.name] = orchestrator
         started = start(processes, orchestrator)
@@ -246,6 +247,8 @@ class Evaluation:
 
     def _tell(self, code: int) -> int:
         """Writes the results, also of a part, and shows them."""
+        if not holds_run(self.folder):
+            return code  # nothing has begun
         where = {"base_url": self.config.base_url} if self.config.base_url is not None else {}
         measured = {"model": self.config.model, **where, "finished": preflight.is_over(self.folder)}
         summary = results.write(self.folder, self.names, measured, self._decode())

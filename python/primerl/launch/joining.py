@@ -154,7 +154,8 @@ class _Joining:
             self.stop.wait(AGAIN_S)
 
     def _refusal(self, status: int, answer: dict[str, Any]) -> str:
-        error = answer.get("error") or {}
+        error = answer.get("error")
+        error = error if isinstance(error, dict) else {}  # of a proxy, say
         if status == 401:
             return f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine"
         if error.get("code") == "route_unknown":

@@ -114,10 +114,12 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
 
 def never_began(folder: Path) -> bool:
     """Whether the folder holds no more than what a dry run leaves there, a supervised fine-tuning that was refused for
-    its rows, or a run that was stopped before its first event."""
+    its rows, or a run or an evaluation that was stopped before its first event."""
     entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
     own = {"configs", LOCK.parent.name}
-    if not own <= entries <= {*own, "logs", "journal"}:
+    # An evaluation's weights are those of its model, hashed anew.
+    copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
+    if not own <= entries <= {*own, "logs", "journal", *copied}:
         return False
     return not any(file.suffix in (".snapshot", ".log") for file in folder.glob("journal/*"))
 

@@ -193,8 +193,15 @@ class Launcher:
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
         elif reason == "interrupted":
-            self.console.say(f"interrupted; the same command goes on {ending.goes_on_from(self.folder)}")
+            self.console.say(f"interrupted; {self._same_command()} goes on {ending.goes_on_from(self.folder)}")
         return code
+
+    def _same_command(self) -> str:
+        ckpt = self.config.trainer.ckpt
+        goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
+        given = {"--clean-output-dir": self.config.clean_output_dir, "ckpt.resume_step": goes_back}
+        but = " and ".join(name for name, is_given in given.items() if is_given)
+        return f"the same command without {but}" if but else "the same command"
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
         """The monitors last: they are told how it ended, and have time to send it."""

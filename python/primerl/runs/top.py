@@ -91,7 +91,8 @@ def ask(url: str, path: str, **query: object) -> dict[str, Any]:
     if code == 401:
         raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
     if code != 200:
-        raise UnreachableError(f"{url}{path}: {content.get('error', {}).get('message', code)}")
+        said = content.get("error")
+        raise UnreachableError(f"{url}{path}: {said.get('message', code) if isinstance(said, dict) else code}")
     return content
 
 

@@ -155,9 +155,12 @@ impl Core {
 
     pub(super) fn evaluation_timed_out(&mut self) {
         let Some(round) = &self.round else { return };
-        let version = round.version;
+        let (version, is_over) = (round.version, round.is_over());
         let seconds = self.config.timeouts.evaluation.as_secs_f64();
         if !self.ledger.is_of_this_trainer(version) {
+            if is_over {
+                return self.wait_for_trainer();
+            }
             let at = self.ledger.newest_trained();
             self.warn(format!(
                 "the evaluation of version {version} was given up after {seconds} s: the trainer went back, and is at \
@@ -188,6 +191,15 @@ impl Core {
         ));
         self.report_round();
         self.close_round(CancelReason::Timeout);
+    }
+
+    /// Nothing is left to be measured, and what was found is kept: the trainer's next publication ends the round.
+    fn wait_for_trainer(&mut self) {
+        let deadline = self.now + self.config.timeouts.evaluation;
+        if let Some(round) = &mut self.round {
+            round.deadline = deadline;
+            self.deadlines.set(deadline, Due::Evaluation);
+        }
     }
 
     pub(super) fn evaluation_rollout_finished(&mut self, rollout: Box<Rollout>, outcome: &Outcome) {

@@ -1,6 +1,6 @@
 //! Whether a server answers, before anything depends on it.
 
-use super::server::Server;
+use super::server::{CONNECT_TIMEOUT, Server};
 use crate::config::{ClientConfig, ConfigError};
 use crate::tls;
 use std::time::Duration;
@@ -44,7 +44,10 @@ async fn ask(server: &Server, within: Duration) -> Result<Said, LookError> {
     let url = format!("{}/models", server.base_url());
     match server.look(&url, within, LARGEST).await {
         Ok((status, body)) => Ok(Said { status, body }),
-        Err(error) if error.is_timeout() => Err(LookError::Timeout(within)),
+        Err(error) if error.is_timeout() => Err(LookError::Timeout(match error.is_connect() {
+            true => within.min(CONNECT_TIMEOUT),
+            false => within,
+        })),
         Err(error) => {
             let mend = match tls::mend(&error) {
                 Some(_) => "",

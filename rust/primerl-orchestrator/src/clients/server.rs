@@ -9,7 +9,7 @@ use reqwest::{RequestBuilder, Response};
 use serde_json::Value;
 use std::time::Duration;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// vLLM, and others, close a connection that was idle for 5 s; a reused one must be younger.
 pub(crate) const IDLE_CONNECTION: Duration = Duration::from_secs(3);
 /// Letters shown of what a server says.
@@ -99,7 +99,8 @@ impl Server {
         )
     }
 
-    /// `name` is that of the table, empty for that of the whole file. The key is read now: a run must not find out at its end that there is none.
+    /// `name` is that of the table, empty for that of the whole file. The key is read now: a run must not find out at its
+    /// end that there is none.
     pub fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Server>, ConfigError> {
         let urls = config.base_urls.iter();
         urls.map(|url| Server::open_at(name, config, url)).collect()

@@ -76,7 +76,11 @@ impl EngineClient {
         let builder = || {
             let client =
                 client(&url).map_err(|error| EngineError::Unfit(format!("`{url}` {error}")))?;
-            Ok(client.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true))
+            Ok(client
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_nodelay(true)
+                // An engine answers itself, and prompts are for nobody else.
+                .redirect(reqwest::redirect::Policy::none()))
         };
         let requests = builder()?.pool_idle_timeout(clients::IDLE_CONNECTION);
         let administration = builder()?.pool_max_idle_per_host(0);

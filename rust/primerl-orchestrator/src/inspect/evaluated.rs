@@ -102,6 +102,8 @@ impl Seeker {
             return;
         };
         let place = (version, life.environment, life.example, life.slot);
+        // Whatever this attempt comes to, the one before does not count any more.
+        self.found.remove(&place);
         let before = self.attempts.entry(place).or_default();
         let attempts_before = std::mem::replace(before, *before + 1);
         let (reward, metrics, error) = match &fate.end {

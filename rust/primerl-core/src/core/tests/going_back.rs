@@ -84,6 +84,15 @@ fn a_trainer_that_comes_to_the_same_weights_again_keeps_the_evaluation() {
         waiting_for.contains("to publish version 2 again"),
         "{waiting_for}"
     );
+    // It is complete: no deadline takes it away.
+    for _ in 0..61 {
+        for worker in 0..2 {
+            run.send(Event::WorkerSeen {
+                worker: WorkerId(worker),
+            });
+        }
+        run.pass(10.0);
+    }
     let effects = run.publish(2);
     assert_eq!(
         (reports(&effects)[0].rollouts, cancelled(&effects)),

@@ -97,5 +97,5 @@ async fn an_engine_that_is_not_trusted_says_why() {
     let url = format!("https://localhost:{port}");
     let client = EngineClient::over(url, |url| authority.client(url)).expect("opens");
     let said = client.health().await.expect_err("is refused").to_string();
-    assert!(said.contains("SSL_CERT_FILE"), "{said}");
+    assert!(said.contains("SSL_CERT_"), "{said}");
 }
