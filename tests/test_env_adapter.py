@@ -20,7 +20,7 @@ from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl.envs import adapter, harness, interception, patches
 from primerl.envs import limits as rollout_limits
 from primerl.envs.interface import Address
-from primerl.envs.limits import RolloutLimits
+from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from verifiers.v1.utils import loaders
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
@@ -67,10 +67,12 @@ def saying(*replies: str) -> Gateway:
 
 
 @asynccontextmanager
-async def runner_of(environment: str, gateway: Gateway, arguments: dict[str, Any]) -> Any:
+async def runner_of(
+    environment: str, gateway: Gateway, arguments: dict[str, Any], limits: RolloutLimits = NO_LIMITS
+) -> Any:
     adapter.prepare()
     env = adapter.load(environment, arguments, ROOT)
-    async with adapter.serving(env, ROOT, gateway.post) as runner:
+    async with adapter.serving(env, ROOT, gateway.post, limits) as runner:
         yield runner
 
 
@@ -80,9 +82,11 @@ def roll_out(
     arguments: dict[str, Any] | None = None,
     example: int = 0,
     base_url: str = "http://gateway/rollouts/7/v1",
+    limits: RolloutLimits = NO_LIMITS,
+    time_limit: float = 30.0,
 ) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
-        async with runner_of(environment, gateway, arguments or {}) as runner:
+        async with runner_of(environment, gateway, arguments or {}, limits) as runner:
             # In the order of the taskset, so that tests can name an example by its place.
             task = list(runner.env.taskset)[example]
             outcome: dict[str, Any] = await runner.run(
@@ -90,7 +94,7 @@ def roll_out(
                 Address("rollout 7", base_url, key_of(7)),
                 model="policy",
                 sampling={"temperature": 0.5, "max_tokens": 28},
-                time_limit=30,
+                time_limit=time_limit,
             )
             return outcome
 
@@ -361,20 +365,8 @@ def test_a_seat_that_hangs_is_ended_when_the_rollouts_time_is_up_and_scored() ->
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def run() -> dict[str, Any]:
-        adapter.prepare()
-        env = adapter.load("trial-env", {"taskset": {"kinds": ["plain"]}}, ROOT)
-        limits = RolloutLimits(time_s=0.2)
-        async with adapter.serving(env, ROOT, Gateway(never).post, limits) as runner:
-            return await runner.run(
-                next(iter(env.taskset)),
-                Address("rollout 7", "http://gateway/rollouts/7/v1", key_of(7)),
-                model="policy",
-                sampling={},
-                time_limit=60.0,
-            )
-
-    outcome = asyncio.run(run())
+    plain = {"taskset": {"kinds": ["plain"]}}
+    outcome = roll_out("trial-env", Gateway(never), plain, limits=RolloutLimits(time_s=0.2), time_limit=60.0)
     assert outcome["ok"], outcome
     [trace] = outcome["traces"]
     assert (trace["stop_condition"], trace["truncated"], trace["reward"]) == ("limit_time", True, 0.0)
@@ -395,19 +387,8 @@ def test_the_rollouts_time_goes_on_while_a_seat_waits_for_others(monkeypatch: py
 
     gateway = Gateway(answer)
 
-    async def run() -> dict[str, Any]:
-        adapter.prepare()
-        env = adapter.load("sort-letters", {"taskset": {"min_turns": 3, "max_turns": 3}}, ROOT)
-        async with adapter.serving(env, ROOT, gateway.post, RolloutLimits(time_s=1000.0)) as runner:
-            return await runner.run(
-                next(iter(env.taskset)),
-                Address("rollout 7", "http://gateway/rollouts/7/v1", key_of(7)),
-                model="policy",
-                sampling={},
-                time_limit=5000.0,
-            )
-
-    outcome = asyncio.run(run())
+    three = {"taskset": {"min_turns": 3, "max_turns": 3}}
+    outcome = roll_out("sort-letters", gateway, three, limits=RolloutLimits(time_s=1000.0), time_limit=5000.0)
     assert outcome["ok"], outcome
     [trace] = outcome["traces"]
     assert (trace["stop_condition"], trace["truncated"]) == ("limit_time", True)

@@ -81,6 +81,9 @@ def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
     # As verifiers has it, where there is nothing to leave out.
     plain = Task(Data(prompt="Play.", id="1", board={"cells": [1, None, "x"], "at": datetime(2026, 1, 2)}))
     assert adapter.key(plain) == plain.key
+    numbered = Task(Data(prompt="Play.", id="1", board={10: "a", 2: "b"}))
+    assert adapter.key(numbered) == adapter.key(Task(Data(prompt="Play.", id="1", board={2: "b", 10: "a"})))
+    assert listing.comparable({1: "a", "b": 2, None: 3}) == {"1": "a", "b": 2, "null": 3}
     assert listing.comparable({"lock": one, "rows": iter([1]), "seen": {"b", "a", "c"}, "raw": b"ab", "half": 0.5}) == {
         "lock": Board.__qualname__,
         "rows": "list_iterator",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
 from primerl.config.complaint import fail
-from primerl.runs.registry import Registry, UnknownRunError
+from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
 from primerl.runs.store import Entry, Store, StoreError, model_digest, store_of_run
 from primerl.train.files import whole_folder
@@ -71,13 +71,8 @@ def _parser(word: str, description: str) -> argparse.ArgumentParser:
 def _find(chosen: argparse.Namespace) -> tuple[Store, Entry]:
     run, _, step = chosen.adapter.replace("/adapter", "").partition("/")
     store = None
-    if chosen.store is None:
-        try:
-            with Registry() as registry:
-                found = registry.find(run)
-            run, store = found.id, store_of_run(found.config)
-        except UnknownRunError:
-            pass  # of another machine, or deleted from the list
+    if chosen.store is None and (found := known(run)) is not None:
+        run, store = found.id, store_of_run(found.config)
     store = store or Store(chosen.store)
     return store, store.find("/".join(part for part in (run, "adapter", step) if part))
 
@@ -105,11 +100,10 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
 
 
 def _base(entry: Entry) -> Path:
-    try:
-        with Registry() as registry:
-            return Path(registry.find(entry.run).model)
-    except UnknownRunError:
-        raise StoreError(f"which model {entry.id} belongs to is not known here; give it by --model") from None
+    run = known(entry.run)
+    if run is None:
+        raise StoreError(f"which model {entry.id} belongs to is not known here; give it by --model")
+    return Path(run.model)
 
 
 def _merge(base: Path, adapter: Path, target: Path) -> None:

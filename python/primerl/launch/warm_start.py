@@ -7,7 +7,7 @@ from pathlib import Path
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.runs.registry import Registry, UnknownRunError
+from primerl.runs.registry import known
 from primerl.runs.state import StateError
 from primerl.runs.store import Store, StoreError, model_digest
 
@@ -54,9 +54,6 @@ def applied(config: RLConfig) -> RLConfig:
 
 def _by_id(given: str) -> str:
     """With the run's id in place of its name, where the list of runs has it."""
-    run, slash, rest = given.partition("/")
-    try:
-        with Registry() as registry:
-            return registry.find(run).id + slash + rest
-    except UnknownRunError:
-        return given  # of another machine, or deleted from the list
+    name, slash, rest = given.partition("/")
+    run = known(name)
+    return given if run is None else run.id + slash + rest

@@ -78,6 +78,11 @@ class Collector:
             self._due.add(step)
 
 
+def evaluation_prefix(environment: str, line: dict[str, Any]) -> str:
+    """Of the names that its metrics have: `eval/<environment>/`, or `val/<training environment>/`."""
+    return f"val/{line['validates']}/" if line.get("validates") else f"eval/{environment}/"
+
+
 def evaluation_metrics(environment: str, line: dict[str, Any]) -> dict[str, float]:
     """`eval/<environment>/<name>`, of every number that the line has, however deep; of a validation, `val/` and the
     name of the training environment."""
@@ -90,7 +95,7 @@ def evaluation_metrics(environment: str, line: dict[str, Any]) -> dict[str, floa
             elif _is_number(value):
                 found[f"{prefix}{name}"] = float(value)
 
-    prefix = f"val/{line['validates']}/" if line.get("validates") else f"eval/{environment}/"
+    prefix = evaluation_prefix(environment, line)
     add(prefix, {name: value for name, value in line.items() if name not in NO_METRIC})
     add(prefix, line["metrics"] if isinstance(line.get("metrics"), dict) else {})
     return found

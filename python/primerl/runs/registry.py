@@ -261,6 +261,15 @@ class Registry:
         raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
 
 
+def known(given: str) -> Run | None:
+    """As `find`; None of a run of another machine, or one that was deleted from the list. Raises StateError."""
+    try:
+        with Registry() as registry:
+            return registry.find(given)
+    except UnknownRunError:
+        return None
+
+
 def folder_of(given: str) -> Path:
     """Of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
     folder = Path(given)

@@ -38,6 +38,18 @@ def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], i
         return fail(str(error), title="Nothing was done")
 
 
+def can_go_on(run: Run) -> bool:
+    """Whether its folder holds what `primerl run resume` needs."""
+    from primerl.launch.preflight import never_began
+    from primerl.train.step_folders import saved_steps
+
+    folder = run.output_dir
+    if run.kind == "sft":
+        return bool(saved_steps(folder / "checkpoints"))
+    # One that was stopped before it had begun begins.
+    return (folder / "journal").is_dir() or (folder.is_dir() and never_began(folder))
+
+
 def ago(seconds: float) -> str:
     """`3 min`, `2 h 5 min`, `4 d`."""
     minutes = int(max(0.0, seconds)) // 60

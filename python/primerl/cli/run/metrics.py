@@ -61,13 +61,14 @@ def _shown(name: str, value: Any) -> Any:
 
 def _evaluations(run: Run) -> list[list[Any]]:
     """Scores of the newest of each environment, by the names that monitors are told."""
+    from primerl.monitors.collect import evaluation_prefix
     from primerl.runs.report import read_lines
 
     newest = {line["environment"]: line for line in read_lines(run.output_dir / "evals.jsonl")}
     rows = []
     for environment, line in newest.items():
-        prefix = f"val/{line['validates']}" if line.get("validates") else f"eval/{environment}"
+        prefix = evaluation_prefix(environment, line)
         version = line.get("version", line.get("policy_at_the_time"))
         scores = {name: value for name, value in line.items() if SCORE.fullmatch(name)}
-        rows += [[f"{prefix}/{name} (version {version})", _shown(name, value)] for name, value in scores.items()]
+        rows += [[f"{prefix}{name} (version {version})", _shown(name, value)] for name, value in scores.items()]
     return rows

@@ -6,11 +6,10 @@ import argparse
 import os
 
 from primerl.cli.arguments import parse_known
-from primerl.cli.run.common import of_run, parser_of
+from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach
 from primerl.config.complaint import fail
 from primerl.launch.lock import in_use
-from primerl.launch.preflight import never_began
 from primerl.runs.registry import Run
 
 
@@ -36,7 +35,7 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
-    if not _can_go_on(run):
+    if not can_go_on(run):
         return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
     if chosen.detach:
         return detach(["resume", run.id, *chosen.overrides], run.folder)
@@ -47,11 +46,3 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if run.kind == "sft":
         return sft([*given, "--ckpt.resume-step", "-1", *chosen.overrides])
     return start_rl([*given, *chosen.overrides], form=run.form)
-
-
-def _can_go_on(run: Run) -> bool:
-    folder = run.output_dir
-    if run.kind == "sft":
-        return any((folder / "checkpoints").glob("step_*"))
-    # One that was stopped before it had begun begins.
-    return (folder / "journal").is_dir() or (folder.is_dir() and never_began(folder))

@@ -7,12 +7,11 @@ import os
 import signal
 import time
 
-from primerl.cli.run.common import FAILED, parser_of, with_run
+from primerl.cli.run.common import FAILED, can_go_on, parser_of, with_run
 from primerl.launch.ending import goes_on_from
 from primerl.launch.lock import in_use
 from primerl.runs.registry import Run
 from primerl.runs.standing import standing
-from primerl.train.step_folders import saved_steps
 
 WAIT_S = 120.0
 LOOK_EVERY_S = 0.1
@@ -44,10 +43,10 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
             return FAILED
         time.sleep(LOOK_EVERY_S)
     how, did = standing(run), "killed" if chosen.force else "stopped"
-    if run.kind == "sft" and not saved_steps(run.output_dir / "checkpoints"):
-        then = "it has no checkpoint: start it again by its own file"
-    else:
+    if can_go_on(run):
         then = f"`primerl run resume {run.id}` goes on {goes_on_from(run.output_dir)}"
+    else:
+        then = "there is nothing to go on from: start it again by its own file"
     print(f"{did} {run.id} after {time.monotonic() - began:.1f} s, at step {how.step}; {then}")
     return 0
 
