@@ -307,6 +307,7 @@ def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["staleness (share of samples)"] == "1: 75%  2: 25%"
     assert (rows["trainer idle"], rows["engine idle"]) == ("25%", "25%")
     assert rows["orchestrator's share of CPU time"] == "5.0% of 20.0 s"
+    assert rows["wall time"] == "20.0 s (start 4.0 s)"
     assert main(["report", os.fspath(tmp_path)]) == 0
     assert "mean reward of each step" in capsys.readouterr().out
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

@@ -21,7 +21,7 @@ import torch
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
-from primerl.launch import ending, preflight, preflight_model
+from primerl.launch import ending, preflight, preflight_model, summary
 from primerl.launch import run as launch_run
 from primerl.launch.console import Console, line
 from primerl.launch.guard import MARK, marked
@@ -248,6 +248,33 @@ def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
     assert reason_after(0, "finished at once") == "finished at once"
     launcher.orchestrator.url = ""
     assert reason_after(0, "nothing left to do") == "finished at once"
+
+
+def test_a_summary_sums_up_the_sessions_before(tmp_path: Path) -> None:
+    def session(scale: int) -> dict[str, Any]:
+        processes = {"orchestrator": {"cpu_s": 1.0 * scale}, "trainer": {"cpu_s": 8.0 * scale}}
+        times = {"wall_s": 10.0 * scale, "start_s": 2.0 * scale, "run_s": 8.0 * scale, "launcher_cpu_s": 1.0 * scale}
+        return {**times, "processes": processes, "status": {"tokens": {"sampled": 100 * scale}}}
+
+    file = tmp_path / summary.FILE
+    file.parent.mkdir()
+    file.write_text("half a summ")
+    summary.write(tmp_path, session(1), has_run=True)
+    assert summary.BEFORE not in json.loads(file.read_text())
+    summary.write(tmp_path, session(10), has_run=True)
+    summary.write(tmp_path, session(100), has_run=True)
+    written = json.loads(file.read_text())
+    assert (written["wall_s"], written["before"]["sessions"], written["before"]["wall_s"]) == (1000.0, 2, 110.0)
+    sums = summary.sums(written)
+    assert sums == {
+        "sessions": 3,
+        "wall_s": 1110.0,
+        "start_s": 222.0,
+        "run_s": 888.0,
+        "sampled_tokens": 11100,
+        "orchestrator_cpu_s": 111.0,
+        "cpu_s": 1110.0,
+    }
 
 
 def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

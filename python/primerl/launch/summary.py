@@ -1,7 +1,8 @@
-"""`run/summary.json`: what a session of the launcher took, for `primerl report`."""
+"""`run/summary.json`: what this session of the launcher took, and all before it in the same folder."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import time
@@ -13,6 +14,8 @@ from primerl.config import resolve
 from primerl.launch.processes import Process
 
 FILE = Path("run") / "summary.json"
+# Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.
+BEFORE = "before"
 
 
 def times(began: float, training_began: float | None) -> dict[str, float]:
@@ -40,4 +43,20 @@ def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
     """A session in which nothing ran leaves the summary of the one before, which tells of the run. Raises OSError."""
     file = folder / FILE
     if has_run or not file.is_file():
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # as nobody left it
+            summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
         resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+
+
+def sums(summary: dict[str, Any]) -> dict[str, float]:
+    """Over a session and those before it: how many, their seconds, tokens sampled. Raises what a damaged one raises."""
+    cpu = {name: process["cpu_s"] for name, process in summary.get("processes", {}).items()}
+    own = {
+        "sessions": 1,
+        **{name: summary[name] for name in ("wall_s", "start_s", "run_s")},
+        "sampled_tokens": summary.get("status", {}).get("tokens", {}).get("sampled", 0),
+        "orchestrator_cpu_s": cpu.get("orchestrator", 0.0),
+        "cpu_s": sum(cpu.values()) + summary.get("launcher_cpu_s", 0.0),
+    }
+    before = summary.get(BEFORE, {})
+    return {name: value + before.get(name, 0) for name, value in own.items()}

@@ -1,7 +1,7 @@
 """`primerl report`: a table, the reward curve in the terminal, and reward.png, from what a run wrote.
 
 Sources: `metrics.jsonl` (trainer, one line a step), `evals.jsonl` (orchestrator, one line an evaluation) and
-`run/summary.json` (launcher: times, CPU seconds of each process, the last status).
+`run/summary.json` (launcher: times, CPU seconds of each process, the last status; sums over the sessions before).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from primerl.launch import summary
 
 # Steps averaged at both ends: single steps are noisy.
 ENDS = 5
@@ -44,8 +46,8 @@ def load(folder: Path) -> Results:
     if not steps:
         raise NoRunError(f"{folder} holds no finished step (no metrics.jsonl); give the output_dir of a run")
     summary_file = folder / "run" / "summary.json"
-    summary = parse(summary_file.read_bytes(), str(summary_file)) if summary_file.is_file() else {}
-    results = Results(folder, steps, read_lines(folder / "evals.jsonl"), summary)
+    sessions = parse(summary_file.read_bytes(), str(summary_file)) if summary_file.is_file() else {}
+    results = Results(folder, steps, read_lines(folder / "evals.jsonl"), sessions)
     check(results)
     return results
 
@@ -147,12 +149,12 @@ def _measured(first: dict[str, Any], last: dict[str, Any]) -> str:
 
 def _speed(results: Results) -> list[tuple[str, str]]:
     found = []
-    summary = results.summary
-    if "wall_s" in summary:
-        found.append(("wall time", f"{summary['wall_s']:.1f} s (start {summary['start_s']:.1f} s)"))
-    sampled = summary.get("status", {}).get("tokens", {}).get("sampled")
-    if sampled and summary.get("run_s"):
-        found.append(("sampled tokens/s", f"{sampled / summary['run_s']:,.0f}"))
+    if results.summary:
+        sums = summary.sums(results.summary)
+        starts = f"start {sums['start_s']:.1f} s" if sums["sessions"] == 1 else f"{sums['sessions']} starts"
+        found.append(("wall time", f"{sums['wall_s']:.1f} s ({starts})"))
+        if sums["sampled_tokens"] and sums["run_s"]:
+            found.append(("sampled tokens/s", f"{sums['sampled_tokens'] / sums['run_s']:,.0f}"))
     throughput = results.column("perf/throughput")
     if throughput:
         found.append(("trained tokens/s (while training)", f"{mean(throughput):,.0f}"))
@@ -180,10 +182,10 @@ def _shares(results: Results) -> list[tuple[str, str]]:
     idle = [engine["idle_share"] for engine in status.get("engines", []) if engine.get("idle_share") is not None]
     if idle:
         found.append(("engine idle", f"{mean(idle):.0%}"))
-    cpu = {name: process["cpu_s"] for name, process in results.summary.get("processes", {}).items()}
-    total = sum(cpu.values()) + results.summary.get("launcher_cpu_s", 0.0)
-    if cpu.get("orchestrator") and total:
-        found.append(("orchestrator's share of CPU time", f"{cpu['orchestrator'] / total:.1%} of {total:.1f} s"))
+    sums = summary.sums(results.summary) if results.summary else {}
+    if sums.get("orchestrator_cpu_s"):
+        share = sums["orchestrator_cpu_s"] / sums["cpu_s"]
+        found.append(("orchestrator's share of CPU time", f"{share:.1%} of {sums['cpu_s']:.1f} s"))
     return found
 
 
