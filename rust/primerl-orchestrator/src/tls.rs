@@ -97,7 +97,7 @@ fn named() -> Option<String> {
 }
 
 /// What can be done, where one side speaks TLS and the other does not, or does not trust it.
-pub(crate) fn mend(error: &(dyn Error + 'static)) -> Option<String> {
+pub(crate) fn mend(error: &(dyn Error + 'static), url: &str) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<rustls::Error>() {
@@ -105,6 +105,7 @@ pub(crate) fn mend(error: &(dyn Error + 'static)) -> Option<String> {
         }
         if let Some(error) = error.downcast_ref::<hyper::Error>()
             && error.is_parse()
+            && !is_https(url)
         {
             return Some(
                 "that is no answer in HTTP: does it speak TLS, and want https:// for http://?"

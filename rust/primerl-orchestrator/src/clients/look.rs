@@ -49,7 +49,7 @@ async fn ask(server: &Server, within: Duration) -> Result<Said, LookError> {
             false => within,
         })),
         Err(error) => {
-            let mend = match tls::mend(&error) {
+            let mend = match tls::mend(&error, &url) {
                 Some(_) => "",
                 // Some that speak TLS say nothing at all to one that does not.
                 None if closes_at_once(&error) && !tls::is_https(&url) => {

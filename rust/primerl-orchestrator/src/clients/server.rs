@@ -229,7 +229,7 @@ impl Server {
     pub(super) fn told(&self, error: reqwest::Error) -> String {
         let error = error.without_url();
         let text = self.cleaned(&crate::engines::chain(&error));
-        match tls::mend(&error) {
+        match tls::mend(&error, self.base_url()) {
             Some(mend) => format!("{text}; {mend}"),
             None => text,
         }

@@ -73,7 +73,7 @@ pub(crate) fn chain(error: &reqwest::Error) -> String {
 }
 
 fn with_mend(error: &reqwest::Error) -> String {
-    match tls::mend(error) {
+    match tls::mend(error, error.url().map_or("", reqwest::Url::as_str)) {
         Some(mend) => format!("{}; {mend}", chain(error)),
         None => chain(error),
     }

@@ -108,10 +108,12 @@ impl Engines {
     /// Add an engine, or learn that a known one was restarted: at the same address, or under the same name at another.
     /// The error says what is wrong with the URL.
     pub fn join(self: &Arc<Self>, url: &str, name: Option<&str>) -> Result<EngineId, String> {
-        let url = parse_url(url)?;
+        // Made before anything is locked: for https, authorities are read from the disk.
+        let client = client_of(url)?;
         let mut engines = self.engines.write();
-        let at_url =
-            |engine: &&Arc<Engine>| engine.client.url() == url && !engine.gone.is_cancelled();
+        let at_url = |engine: &&Arc<Engine>| {
+            engine.client.url() == client.url() && !engine.gone.is_cancelled()
+        };
         let known = engines.iter().find(at_url).cloned();
         let has_name =
             |engine: &Arc<Engine>| name.is_some() && engine.state.lock().name.as_deref() == name;
@@ -131,19 +133,19 @@ impl Engines {
         if let Some(before) = before {
             let place = &mut engines[before];
             place.gone.cancel();
-            *place = self.add(place.id, url, name, Some(Arc::clone(place)))?;
+            *place = self.add(place.id, client, name, Some(Arc::clone(place)));
             return Ok(place.id);
         }
         let next = engines.iter().map(|engine| engine.id.0 + 1).max();
         let id = EngineId(next.unwrap_or(0));
-        engines.push(self.add(id, url, name, None)?);
+        engines.push(self.add(id, client, name, None));
         Ok(id)
     }
 
     /// Look for an engine that had joined before a restart.
     pub fn restore(self: &Arc<Self>, seat: &Seat) -> Result<(), String> {
         let name = seat.name.as_deref();
-        let engine = self.add(seat.engine, parse_url(&seat.url)?, name, None)?;
+        let engine = self.add(seat.engine, client_of(&seat.url)?, name, None);
         engine.state.lock().was_known = true;
         self.engines.write().push(engine);
         Ok(())
@@ -168,11 +170,10 @@ impl Engines {
     fn add(
         self: &Arc<Self>,
         id: EngineId,
-        url: String,
+        client: EngineClient,
         name: Option<&str>,
         before: Option<Arc<Engine>>,
-    ) -> Result<Arc<Engine>, String> {
-        let client = EngineClient::new(url).map_err(|error| error.to_string())?;
+    ) -> Arc<Engine> {
         let (updates, receiver) = mpsc::unbounded_channel();
         let engine = Arc::new(Engine::new(id, name, client, updates));
         let (pool, supervised) = (Arc::clone(self), Arc::clone(&engine));
@@ -183,7 +184,7 @@ impl Engines {
             }
             supervisor::supervise(pool, supervised, receiver).await;
         });
-        Ok(engine)
+        engine
     }
 
     /// Whether another engine serves, and the pace of those that do: the median, tokens a second of one request.
@@ -281,4 +282,9 @@ impl Engines {
         };
         self.engines.read().iter().map(describe).collect()
     }
+}
+
+/// For an engine at this URL, or what is wrong with that.
+fn client_of(url: &str) -> Result<EngineClient, String> {
+    EngineClient::new(parse_url(url)?).map_err(|error| error.to_string())
 }

@@ -6,6 +6,7 @@ use axum::response::Redirect;
 use axum::routing::{get, post};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::AsyncWriteExt;
 
 const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 const SOON: Duration = Duration::from_secs(20);
@@ -133,6 +134,26 @@ async fn the_other_protocol_is_told_of() {
         "{error}"
     );
     assert_eq!(asked.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn who_speaks_tls_and_no_http_is_not_said_to_want_https() {
+    let authority = Authority::new("ours");
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(authority.server(&NAMES)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.expect("binds");
+    let port = listener.local_addr().expect("is bound").port();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("accepts");
+        let mut stream = acceptor.accept(stream).await.expect("is TLS");
+        stream.write_all(b"220 mail, come in\r\n").await
+    });
+    let url = format!("https://localhost:{port}/v1");
+    let server = open(&url, &authority);
+    let (error, _) = server.get(&url, SOON).await.expect_err("is no HTTP");
+    let said = error.to_string();
+    assert!(said.contains("invalid HTTP version"), "{said}");
+    assert!(!said.contains("want https"), "{said}");
 }
 
 #[tokio::test]
