@@ -101,6 +101,17 @@ impl Core {
         self.groups.values()
     }
 
+    /// Rollouts of an evaluation that ended well and wait for the rest of their group, which counts as a whole.
+    pub fn held(&self) -> impl Iterator<Item = &Rollout> {
+        let environments = self
+            .round
+            .iter()
+            .flat_map(|round| round.environments.values());
+        let held = environments.flat_map(|progress| progress.held.values());
+        held.flat_map(|held| &held.scored)
+            .map(|(rollout, _)| -> &Rollout { rollout })
+    }
+
     /// Whether a group waits for a cut.
     pub fn is_group_complete(&self, id: GroupId) -> bool {
         self.groups

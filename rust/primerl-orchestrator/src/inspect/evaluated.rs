@@ -97,7 +97,7 @@ impl Seeker {
     fn ended(&mut self, fate: &Fate, core: &Core) {
         let life = &fate.life;
         let turns = self.turns.remove(&life.rollout).unwrap_or_default();
-        let outcome = self.reports.remove(&life.rollout).unwrap_or_default();
+        let report = self.reports.remove(&life.rollout);
         let Some(version) = life.evaluates else {
             return;
         };
@@ -106,14 +106,16 @@ impl Seeker {
         self.found.remove(&place);
         let before = self.attempts.entry(place).or_default();
         let attempts_before = std::mem::replace(before, *before + 1);
-        let (reward, metrics, error) = match &fate.end {
-            End::Evaluated => {
+        let (reward, metrics, error) = match (&fate.end, &report) {
+            (End::Evaluated, Some(outcome)) => {
                 let score = outcome.score();
                 (Some(score.reward), score.metrics, None)
             }
-            End::Failed(error) => (None, BTreeMap::new(), Some(error.clone())),
+            (End::Failed(error), _) => (None, BTreeMap::new(), Some(error.clone())),
+            // Among them what ended before the journal begins, and counted after.
             _ => return,
         };
+        let outcome = report.unwrap_or_default();
         let truncated = outcome.traces.iter().any(|trace| trace.truncated);
         let mut stops = outcome.traces.iter();
         let measured = MeasuredRollout {
@@ -129,7 +131,7 @@ impl Seeker {
             stop_condition: stops.find_map(|trace| trace.stop_condition.clone()),
             error,
             leased_s: seconds(life.leased_at),
-            ended_s: seconds(fate.at),
+            ended_s: seconds(life.finished_at.unwrap_or(fate.at)),
             turns,
         };
         self.found.insert(place, measured);

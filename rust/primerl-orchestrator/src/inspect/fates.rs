@@ -6,7 +6,7 @@ use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::pack::PackedBatch;
 use primerl_core::rollout::Rollout;
 use primerl_core::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is known of a rollout that has begun and not ended.
 #[derive(Clone, Debug)]
@@ -164,6 +164,8 @@ impl<'a> Said<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct Fates {
     pub lives: BTreeMap<RolloutId, Life>,
+    /// Those of an evaluation that wait for their groups.
+    held: BTreeSet<RolloutId>,
 }
 
 impl Fates {
@@ -178,11 +180,15 @@ impl Fates {
             let rollouts = group.finished();
             rollouts.map(|rollout| Life::finished(rollout, leased_at(rollout)))
         });
+        let held = core.held();
+        let held = held.map(|rollout| Life::finished(rollout, leased_at(rollout)));
         Fates {
             lives: in_flight
                 .chain(finished)
+                .chain(held)
                 .map(|life| (life.rollout, life))
                 .collect(),
+            held: core.held().map(|rollout| rollout.id).collect(),
         }
     }
 
@@ -213,7 +219,21 @@ impl Fates {
                 ended.extend(self.end(id, End::Trained(batch.step), core.now()));
             }
         }
+        self.count_held(core, &mut ended);
         ended
+    }
+
+    /// Whose group has ended, and was not begun anew, has been counted.
+    fn count_held(&mut self, core: &Core, ended: &mut Vec<Fate>) {
+        if self.held.is_empty() {
+            return;
+        }
+        let held: BTreeSet<RolloutId> = core.held().map(|rollout| rollout.id).collect();
+        for id in std::mem::replace(&mut self.held, held) {
+            if !self.held.contains(&id) {
+                ended.extend(self.end(id, End::Evaluated, core.now()));
+            }
+        }
     }
 
     /// It is out of flight: over, or finished and waiting for its group.
@@ -226,10 +246,12 @@ impl Fates {
         ) {
             (Some(error), _, _) => End::Failed((*error).clone()),
             (None, Some(reason), _) => End::Cancelled(*reason),
-            (None, None, Some(_)) => End::Evaluated,
-            (None, None, None) => {
+            (None, None, evaluates) => {
                 life.is_finished = true;
                 life.finished_at = Some(now);
+                if evaluates.is_some() {
+                    self.held.insert(id);
+                }
                 return None;
             }
         };
@@ -278,3 +300,6 @@ pub(super) fn rollouts_of(batch: &PackedBatch) -> Vec<RolloutId> {
     rollouts.dedup();
     rollouts
 }
+
+#[cfg(test)]
+mod tests;

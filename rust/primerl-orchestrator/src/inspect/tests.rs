@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 /// A run with everything that can go wrong.
-fn scenario(seed: u64) -> Scenario {
+pub(crate) fn scenario(seed: u64) -> Scenario {
     let filtering = Buffer {
         online_difficulty_filtering: seed.is_multiple_of(2),
         easy_fraction: 0.2,
@@ -69,7 +69,10 @@ pub(crate) struct Run {
 
 impl Run {
     pub fn new(seed: u64) -> Run {
-        let scenario = scenario(seed);
+        Run::of(scenario(seed))
+    }
+
+    pub fn of(scenario: Scenario) -> Run {
         let mut simulator = Simulator::new(scenario.clone());
         simulator.recorded = Some(Vec::new());
         simulator.run().expect("the run comes to its end");
