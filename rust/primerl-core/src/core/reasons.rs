@@ -230,16 +230,17 @@ impl Core {
         if self.config.without_engines {
             return None;
         }
-        let Some(published) = self.ledger.newest_published() else {
+        if self.ledger.newest_published().is_none() {
             return Some(Key::Weights(PolicyVersion(0)));
-        };
-        // It may hold the batch after the one it trains.
-        let fetched = self.batches.newest_fetched();
-        if fetched.is_some_and(|fetched| fetched.0 > published.0) {
-            return Some(Key::Weights(published.next()));
         }
-        let owes = self.batches.requests.is_empty() && published.0 < self.config.max_steps;
-        owes.then_some(Key::BatchRequest(Step(published.0 + 1)))
+        // Not the newest that was published: it may have gone back to a checkpoint.
+        let trained = self.ledger.newest_trained();
+        // It may hold the batch after the one it trains.
+        if self.batches.newest_fetched() > Some(trained) {
+            return Some(Key::Weights(PolicyVersion(trained.0 + 1)));
+        }
+        let owes = self.batches.requests.is_empty() && trained.0 < self.config.max_steps;
+        owes.then_some(Key::BatchRequest(Step(trained.0 + 1)))
     }
 
     pub(super) fn refresh_waits(&mut self) {

@@ -378,6 +378,30 @@ fn a_trainer_that_holds_the_next_batch_is_silent_about_the_one_it_trains() {
 }
 
 #[test]
+fn a_trainer_that_went_back_is_silent_about_the_step_that_it_trains_again() {
+    let mut run = Run::started(Config {
+        max_async_level: 2,
+        ..config()
+    });
+    run.batch(0);
+    run.batch(0);
+    run.ask_batch(1, 0);
+    run.publish(1);
+    run.ask_batch(2, 0);
+    run.publish(2);
+    run.send(Event::TrainerResumed { step: Step(0) });
+    assert_said(
+        &run.pass(301.0),
+        "waits for the trainer to ask for the batch of step 1",
+    );
+    run.ask_batch(1, 0);
+    assert_said(
+        &run.pass(301.0),
+        "waits for the trainer to publish the weights of version 1",
+    );
+}
+
+#[test]
 fn replaying_the_events_gives_the_same_effects() {
     let script = |run: &mut Run| -> String {
         let mut effects = run.batch(0);
