@@ -12,6 +12,7 @@ from primerl.train.config import ConfigError
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.files import whole_folder
 from primerl.train.sft_config import SFTConfig
+from primerl.train.step_folders import saving
 
 
 def model_folder(config: SFTConfig) -> Path:
@@ -40,12 +41,13 @@ def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
     try:
         with whole_folder(target) as folder:
             try:
-                write_model(folder, config.model.tiny, seed=config.seed)
+                with saving(target):
+                    write_model(folder, config.model.tiny, seed=config.seed)
             except ValueError as error:
                 raise ConfigError(f"model.tiny: {error}") from error
             yield folder
     finally:
-        if not any(target.parent.iterdir()):
+        if target.parent.is_dir() and not any(target.parent.iterdir()):
             target.parent.rmdir()
 
 
