@@ -131,21 +131,22 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
     # Rows are rendered in Rust, beside the model's import, which takes as long.
-    with start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
-        loading = beside.submit(_load_model, folder, config.dtype, ranks)
-        rows, validation = load_data(config, folder, rendered_at, ranks)
-        with taking("loading the model"):
-            model = loading.result()
-    check_batch_size(config, rows)
-    mixture = mixture_of(config, rows)
-    last = last_step(config, rows)
-    prove(model)
-    lora = config.model.lora
-    adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
-    prepare(model, config.activation_checkpointing, config.compile)
-    performance = Performance.of(model, DTYPES[config.dtype], ranks)
-    shard(model, ranks, DTYPES[config.dtype])
-    optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
+    with start_folder(config, ranks) as folder:
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            loading = beside.submit(_load_model, folder, config.dtype, ranks)
+            rows, validation = load_data(config, folder, rendered_at, ranks)
+            with taking("loading the model"):
+                model = loading.result()
+        check_batch_size(config, rows)
+        mixture = mixture_of(config, rows)
+        last = last_step(config, rows)
+        prove(model)
+        lora = config.model.lora
+        adapter = None if lora is None else add_adapter(model, lora, folder, config.seed)
+        prepare(model, config.activation_checkpointing, config.compile)
+        performance = Performance.of(model, DTYPES[config.dtype], ranks)
+        shard(model, ranks, DTYPES[config.dtype])
+        optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
     parts = (model, adapter, performance, optimizer, checkpoints, ranks)
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
     if state is not None:
