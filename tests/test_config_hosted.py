@@ -21,6 +21,7 @@ from primerl.config.hosted.compile import sequence_length
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
+from primerl.config.sft import SFTConfig
 from primerl.launch import hub, secrets
 from primerl.launch.starting import environment_of
 
@@ -300,6 +301,16 @@ def test_a_name_of_the_hub_is_looked_for_in_the_cache(cache: Path) -> None:
     config = hub.with_model(compiled())
     assert config.model.path == str(cache / "models--owner--name" / "snapshots" / "0")
     assert resolve.model_name(config) == "name"
+
+
+def test_fine_tuning_begins_with_a_name_of_the_hub_too(cache: Path) -> None:
+    given = {"output_dir": "out", "max_steps": 1, "data": {"path": "rows.jsonl"}}
+    config = hub.with_start(SFTConfig.model_validate({**given, "model": {"path": "owner/name"}}))
+    assert config.model.path == str(cache / "models--owner--name" / "snapshots" / "0")
+    with pytest.raises(ConfigError, match=r"model\.path: 'owner/none' is neither a folder nor"):
+        hub.with_start(SFTConfig.model_validate({**given, "model": {"path": "owner/none"}}))
+    made = SFTConfig.model_validate({**given, "model": {"tiny": {}}})
+    assert hub.with_start(made) is made
 
 
 @pytest.mark.usefixtures("cache")

@@ -382,8 +382,37 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     said = capsys.readouterr().out
     assert re.search(rf"{tmp_path}/run/{what}\b.*Make room there; with --ckpt.resume-step -1 the command goes on", said)
     assert "Traceback" not in said
+    # Half of what was written would keep the disk full.
+    assert not list((tmp_path / "run").rglob(".step_*"))
     assert sft.main({**again, "max_steps": 5}) == 0
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(6))
+
+
+def test_a_disk_without_room_for_the_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    with no_file_above(1000):
+        assert sft.main(values(tmp_path, "run")) == 1
+    assert re.search(rf"{tmp_path}/run/weights/step_0 cannot be written: .*Make room there", capsys.readouterr().out)
+    assert not (tmp_path / "run" / "weights").exists()
+
+
+def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(tmp_path)
+    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    folder = tmp_path / "run" / "checkpoints" / "step_2"
+    # No checkpoints, though they are called so.
+    (tmp_path / "run" / "checkpoints" / "step_9").write_text("a file")
+    (tmp_path / "run" / "checkpoints" / "step_007").mkdir()
+    sums = (folder / "sums.json").read_text()
+    for wrong in ("[]", "{}"):
+        (folder / "sums.json").write_text(wrong)
+        assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+        assert "sums.json has no sums; delete step_2 to go on" in capsys.readouterr().out
+    (folder / "sums.json").write_text(sums)
+    state = folder / "trainer" / "state.pt"
+    torch.save({**torch.load(state, weights_only=True), "later": 1}, state)
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert "state.pt has other entries than this version of primerl writes" in capsys.readouterr().out
 
 
 def test_what_is_no_text_in_the_metrics_is_left_out(tmp_path: Path) -> None:

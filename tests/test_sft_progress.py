@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 
 import pytest
 from primerl.train import progress
@@ -32,9 +33,9 @@ with progress("tokenising chats") as report:
 """
 
 
-def test_a_bar_on_a_terminal() -> None:
+def seen_on_a_terminal(**variables: str) -> bytes:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", **variables}
     process = subprocess.Popen([sys.executable, "-c", BAR], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     seen = b""
@@ -45,6 +46,32 @@ def test_a_bar_on_a_terminal() -> None:
         pass
     os.close(ours)
     assert process.wait(60) == 0, seen
+    return seen
+
+
+def test_a_bar_on_a_terminal() -> None:
+    seen = seen_on_a_terminal()
     assert b"tokenising chats" in seen
     assert b"1,234 rows" in seen
     assert b"50%" in seen
+
+
+def test_of_several_ranks_one_draws() -> None:
+    assert seen_on_a_terminal(RANK="1") == b""
+
+
+def test_what_has_no_share_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.01)
+    said, heard = [], threading.Event()
+
+    def hear(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        heard.set()
+        return True
+
+    monkeypatch.setattr(progress.log, "filters", [hear])
+    monkeypatch.setattr(progress.log, "level", logging.INFO)
+    with progress.taking("loading the model"):
+        assert heard.wait(60)
+    assert said[0] == "loading the model: for 0 s"
+    assert not any(thread.name == "progress" for thread in threading.enumerate())

@@ -145,6 +145,8 @@ def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path, capl
     with caplog.at_level("WARNING"):
         cut = load(folder, path, bad, max_bad_share=1.0, long_rows="truncate")
     assert "1 of 3 rows are cut to seq_len" in caplog.text, "the one that is left out is not counted among them"
+    assert f"1 of 3 rows cannot be used; see {bad}" in caplog.text, "rows that are cut are in no file"
+    assert "cut to seq_len;" not in caplog.text
     assert [len(cut.row(index)) for index in range(len(cut))] == [12, 200]
     (left_out,) = bad.read_text().splitlines()
     assert "no token of it is trained in its first 200 tokens" in left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,14 @@ def test_missing_setting_is_named() -> None:
 def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="either `path`"):
         SFTConfig.from_dict({**SFT, "model": model})
+
+
+def test_the_package_names_all_its_modules() -> None:
+    """For a newcomer, who reads it from there."""
+    (folder,) = map(Path, primerl.train.__path__)
+    named = re.findall(r"`(\w+)/?`", primerl.train.__doc__ or "")
+    there = {path.stem for path in folder.iterdir() if path.name != "__init__.py" and not path.name.startswith("__")}
+    assert there <= {*named}, there - {*named}
 
 
 def test_training_imports_little() -> None:

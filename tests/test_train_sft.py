@@ -218,6 +218,7 @@ def test_a_step_of_the_same_rows_over_and_over_is_refused(
         capsys.readouterr().out,
     )
     assert (refused is not None) == (code == 2)
+    assert (tmp_path / "run" / "weights").exists() == (code == 0), "the same command can be given again"
 
 
 @pytest.mark.timeout(60)

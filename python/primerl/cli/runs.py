@@ -42,13 +42,13 @@ def sft(arguments: list[str]) -> int:
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         from primerl.config import resolve
-        from primerl.launch import monitors, preflight, preflight_sft
+        from primerl.launch import hub, monitors, preflight, preflight_sft
         from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
         # What the launcher alone understands stays here.
-        given, config = config, resolve.sft(config)
+        given, config = config, resolve.sft(hub.with_start(config))
         settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
         preflight_sft.check(config, settings)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:

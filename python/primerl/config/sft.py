@@ -47,7 +47,8 @@ class SFTModel(Section):
     """The model to start from: exactly one of `path` and `tiny`."""
 
     path: str | None = None
-    """Model folder."""
+    """Model folder, or a name of the hub (`owner/name`), which is looked for in this machine's cache, and downloaded
+    where it is not there."""
     tiny: TinyModel | None = None
     """Shape of a model that is made from scratch."""
     lora: Lora | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.config.sft import SFTConfig
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What a model is made of: other formats of the same weights are left where they are.
@@ -26,6 +27,16 @@ def with_model(config: RLConfig) -> RLConfig:
     label = config.model.name or name.rsplit("/", 1)[-1]
     model = config.model.model_copy(update={"path": os.fspath(folder_of(name)), "name": label})
     found: RLConfig = config.model_copy(update={"model": model})
+    return found
+
+
+def with_start(config: SFTConfig) -> SFTConfig:
+    """The same of the model that supervised fine-tuning starts from."""
+    name = config.model.path
+    if name is None or not is_hub_name(name):
+        return config
+    model = config.model.model_copy(update={"path": os.fspath(folder_of(name))})
+    found: SFTConfig = config.model_copy(update={"model": model})
     return found
 
 

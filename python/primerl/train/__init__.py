@@ -4,25 +4,42 @@ Imports only torch, transformers, safetensors, msgpack, xxhash and the standard 
 machine that has nothing else. Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need
 `peft`; both are imported where used.
 
+In the order in which they are best read:
+
 | module | what it holds |
 |---|---|
-| `config` | dataclasses of the settings, read from a mapping |
-| `model` | a `transformers` model over packed sequences |
-| `policy_trainer` | the policy trainer's loop over steps |
-| `data`, `batches` | the batch of a step as tensors; the next one fetched beside the step |
-| `client` | the orchestrator's trainer endpoints |
-| `loss` | policy loss, with what is measured of it |
-| `optim` | AdamW, learning-rate schedules, gradient clipping |
-| `distributed`, `parallel`, `start_ranks` | data ranks; the model divided among them; starting them |
-| `lora`, `merging` | low-rank adapters: made, saved, loaded, published |
-| `weights`, `broadcast` | weights published to the engines; by a thread, beside training |
-| `tensors`, `digest` | dtypes, bytes and hashes of what is published; the digest that engines prove |
-| `probe` | what the model computes of a few tokens, published with its weights |
-| `shards`, `meeting` | weights divided among ranks; where the ranks' threads hear of each other |
+| **a model** | |
+| `config`, `sft_config`, `kinds` | dataclasses of the settings; parts that have a file a kind |
+| `model`, `attention` | a `transformers` model over packed sequences |
+| `proof` | that it computes there what it computes by itself |
+| `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
+| `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
+| **what is learnt** | |
+| `loss`, `losses/` | the loss and its components; one file a policy loss |
+| `cross_entropy` | the loss of supervised fine-tuning |
+| `optim`, `optimizers/`, `schedules` | one update; one file an optimizer; learning rates |
+| **reinforcement learning** | |
+| `rl` | `primerl trainer`, made of its parts |
+| `policy_trainer` | its loop over steps |
+| `client`, `data`, `batches` | the orchestrator's endpoints; a step's batch as tensors; the next one ahead |
+| `weights`, `broadcast`, `merging` | weights published to the engines, by a thread; adapters merged |
+| `tensors`, `digest`, `probe` | dtypes, bytes and hashes of what is published; what it computes of a few tokens |
 | `transfer`, `receiver`, `wire` | published weights sent from memory, beside the files |
-| `checkpoint`, `step_folders` | what training goes on from; the model folder a run ends with; which are kept |
-| `staging` | hard links to what the store is to have |
-| `metrics` | `metrics.jsonl` and the console line |
+| **supervised fine-tuning** | |
+| `sft` | `primerl sft`, and its loop over steps |
+| `start_folder`, `sft_data` | the model and the rows it begins with |
+| `sources`, `tables`, `conversations` | rows of files and of the hub; one row as a conversation |
+| `masks`, `rows`, `bad_rows` | conversations as tokens with masks; those that cannot be used |
+| `mixture`, `packing`, `validation` | the order of rows; steps of micro-batches; the loss on held-out rows |
+| **several ranks** | |
+| `start_ranks`, `distributed`, `parallel` | starting them; sums over them; the model divided among them |
+| `shards`, `meeting` | weights divided among them; where their threads hear of each other |
+| **what is kept and said** | |
+| `checkpoint`, `checkpoint_proof` | what training goes on from, and the model folder a run ends with; its hashes |
+| `step_folders`, `files`, `staging` | which folders are kept; whole or not at all; links to what the store is to have |
+| `metrics`, `statistics`, `histograms` | `metrics.jsonl` and the console line; sums over tokens |
+| `flops`, `routing`, `exposed` | MFU; the load of experts; Prometheus |
+| `progress`, `stop`, `diverged` | what takes long; signals; batches of a loss that is not finite |
 """
 
 import os

@@ -89,12 +89,14 @@ class BadRows:
                 lines += [f"    {dataset.title}, {dataset.unit} {row.index}: {row.reason}" for row in named]
         return "\n".join(lines)
 
-    def summary(self) -> list[str]:
-        """One line for each dataset that lost something."""
+    def summary(self, named_in: Path) -> list[str]:
+        """One line for each dataset that lost something. `named_in`: where its unusable rows are named."""
         lines = []
         for dataset in self.datasets:
             if dataset.bad:
-                lines.append(f"{dataset.title}: {len(dataset.bad):,} of {dataset.rows:,} rows cannot be used")
+                lines.append(
+                    f"{dataset.title}: {len(dataset.bad):,} of {dataset.rows:,} rows cannot be used; see {named_in}"
+                )
             if dataset.truncated:
                 lines.append(f"{dataset.title}: {dataset.truncated:,} of {dataset.rows:,} rows are cut to seq_len")
         return lines

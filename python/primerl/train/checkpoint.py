@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import uuid
 import warnings
@@ -117,14 +118,20 @@ class Checkpoints:
             raise self._former(folder)
         path = folder / STATE_FILE
         try:
-            values = torch.load(path, map_location="cpu", weights_only=True)
+            values = dict(torch.load(path, map_location="cpu", weights_only=True))
         except Exception as error:
             raise self._unreadable(path, error) from error
         if "model" in values:
             raise self._former(folder)
         # Of versions that kept the leading rank's random numbers only, and none where the policy was trained.
         values.pop("rng", None)
-        return TrainerState(**values)
+        try:
+            return TrainerState(**values)
+        except TypeError as error:
+            raise CheckpointError(
+                f"{path} has other entries than this version of primerl writes ({error}); go on with the version that "
+                "wrote it, give another output_dir, or begin anew from its weights"
+            ) from error
 
     def restore(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
         """Raises CheckpointError when what `state` belongs to cannot be read or is of another model or optimizer."""
@@ -207,7 +214,14 @@ class Checkpoints:
         self._saving = self._thread.submit(self._complete, writing, folder, target, state.step)
 
     def _complete(self, writing: Future[Any], folder: Path, target: Path, step: int) -> int:
-        writing.result()
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            writing.result()
+        except (CheckpointException, OSError):
+            if self._ranks.leads:
+                shutil.rmtree(folder, ignore_errors=True)  # a full disk needs the room
+            raise
         if self._ranks.leads:
             write_sums(folder)
             settle(folder, target)
@@ -262,7 +276,10 @@ def _say_nothing_of_one_process() -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line, which of an error of several ranks is what happened."""
+    """The last line, which of an error of several ranks is what happened. Of a file that is no pickle torch tells how
+    to load what is not to be trusted."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__
 

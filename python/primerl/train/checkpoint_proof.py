@@ -51,6 +51,8 @@ def damaged(folder: Path, part: int = 0, parts: int = 1) -> list[str]:
 
     Raises OSError or ValueError where that cannot be told."""
     sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+    if not isinstance(sums, dict) or not sums:
+        raise ValueError(f"{SUMS} has no sums")
     return [name for name, expected in list(sums.items())[part::parts] if _sum(folder / name) != expected]
 
 

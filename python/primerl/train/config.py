@@ -285,7 +285,7 @@ def read(kind: type[Config], values: object, where: str = "") -> Config:
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in values if key not in known)
     if unknown:
-        raise ConfigError(f"unknown setting `{where}{unknown[0]}`; known here: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown setting `{where}{unknown[0]}`; known here: {', '.join(sorted(known)) or 'none'}")
     arguments = {}
     for name, spec in known.items():
         if name in values:

@@ -38,6 +38,7 @@ from primerl.train.metrics import Clock, MetricsWriter, console_line
 from primerl.train.model import PackedSequences
 from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, sum_gradients_after
+from primerl.train.progress import taking
 from primerl.train.routing import RoutingLoad
 from primerl.train.statistics import MOST_STALE, Groups, Statistics, Trained, counted
 from primerl.train.step_folders import keep_newest, saving, set_aside_later
@@ -118,7 +119,8 @@ class Trainer:
             check_facts(self.adapter, state.adapter)
         except ValueError as error:
             raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
-        self.checkpoints.restore(state, self.model, self.optimizer)
+        with taking(f"reading the checkpoint of step {state.step}"):
+            self.checkpoints.restore(state, self.model, self.optimizer)
         self.trained = Trained(state.samples_seen, state.tokens_seen, state.environments)
         log.info("going on from the checkpoint of step %d", state.step)
         return state.step
@@ -313,7 +315,7 @@ class Trainer:
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
         most = self.config.weights.max_shard_bytes
-        with saving(output_dir / "weights"):
+        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}"):
             saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)

@@ -1,8 +1,10 @@
-"""Progress of what takes longer than a few seconds: a bar on a terminal, else a line in the log every few seconds."""
+"""Progress of what takes longer than a few seconds: a bar on a terminal, else a line in the log every few seconds.
+Where nobody knows how much is left (`taking`), lines that say for how long it has been going on."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -20,12 +22,32 @@ Report = Callable[[float, str], None]
 @contextmanager
 def progress(doing: str) -> Iterator[Report]:
     """Nothing is shown of what is done within `LINE_INTERVAL_S` where there is no terminal."""
-    # A bar is drawn by the thread that has the terminal to itself: others' lines would tear it.
-    if sys.stdout.isatty() and threading.current_thread() is threading.main_thread():
+    # A bar is drawn by the thread that has the terminal to itself: others' lines would tear it, as would other ranks'
+    # bars of the same.
+    leads = os.environ.get("RANK", "0") == "0"
+    if leads and sys.stdout.isatty() and threading.current_thread() is threading.main_thread():
         with _bar(doing) as report:
             yield report
     else:
         yield _lines(doing)
+
+
+@contextmanager
+def taking(doing: str) -> Iterator[None]:
+    """Within the block a line every `LINE_INTERVAL_S`: that it is being done, and for how long."""
+    over, began_at = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not over.wait(LINE_INTERVAL_S):
+            log.info("%s: for %.0f s", doing, time.monotonic() - began_at)
+
+    thread = threading.Thread(target=say, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _lines(doing: str) -> Report:

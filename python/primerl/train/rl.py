@@ -30,6 +30,7 @@ from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import shard
 from primerl.train.policy_trainer import Trainer
+from primerl.train.progress import taking
 from primerl.train.proof import prove
 from primerl.train.step_folders import SavingError
 from primerl.train.stop import Stopped, stop_on_signals
@@ -90,7 +91,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             with importing():
                 # A model that is divided among ranks is kept in fp32.
                 given = (config.dtype, ranks.device) if ranks.size == 1 else ()
-                model = load_model(config.model.path, *given)
+                with taking("loading the model"):
+                    model = load_model(config.model.path, *given)
             prove(model)
             lora, base = config.model.lora, Path(config.model.path)
             adapter = None if lora is None else add_adapter(model, lora, base, config.seed)

@@ -24,6 +24,7 @@ from primerl.train.masks import Columns, Masker
 from primerl.train.progress import Report, progress
 from primerl.train.sft_config import LongRows
 from primerl.train.sources import DataError, Found, Source
+from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: P
 
     Raises:
         DataError: a dataset cannot be read, or more than `limits.max_bad_share` of its rows cannot be used.
+        SavingError: `bad_rows` cannot be written.
     """
     builder = RowsBuilder(limits)
     with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool, ThreadPoolExecutor(1) as renders:
@@ -176,9 +178,10 @@ def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: P
             builder.begin(source)
             with progress(f"tokenising {source.title}") as report:
                 _load(source, masker, builder, pool, renders, report)
-    builder.bad.write(bad_rows)
-    for line in builder.bad.summary():
-        log.warning("%s; see %s", line, bad_rows)
+    with saving(bad_rows):
+        builder.bad.write(bad_rows)
+    for line in builder.bad.summary(bad_rows):
+        log.warning("%s", line)
     if limits.long_rows == "error":
         builder.bad.refuse(TOO_LONG, f"{limits.key}long_rows is 'error'")
     return builder.build()

@@ -47,6 +47,7 @@ from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.parallel import shard
+from primerl.train.progress import taking
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Rows
@@ -130,20 +131,22 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
     # Rows are rendered in Rust, beside the model's import, which takes as long.
-    with start_folder(config, ranks) as folder, ThreadPoolExecutor(max_workers=1) as beside:
-        loading = beside.submit(_load_model, folder, config.dtype, ranks)
-        rows, validation = load_data(config, folder, rendered_at, ranks)
-        model = loading.result()
-    check_batch_size(config, rows)
-    mixture = mixture_of(config, rows)
-    last = last_step(config, rows)
-    prove(model)
-    lora = config.model.lora
-    adapter = None if lora is None else add_adapter(model, lora, model_folder(config), config.seed)
-    prepare(model, config.activation_checkpointing, config.compile)
-    performance = Performance.of(model, DTYPES[config.dtype], ranks)
-    shard(model, ranks, DTYPES[config.dtype])
-    optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
+    with start_folder(config, ranks) as folder:
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            loading = beside.submit(_load_model, folder, config.dtype, ranks)
+            rows, validation = load_data(config, folder, rendered_at, ranks)
+            with taking("loading the model"):
+                model = loading.result()
+        check_batch_size(config, rows)
+        mixture = mixture_of(config, rows)
+        last = last_step(config, rows)
+        prove(model)
+        lora = config.model.lora
+        adapter = None if lora is None else add_adapter(model, lora, folder, config.seed)
+        prepare(model, config.activation_checkpointing, config.compile)
+        performance = Performance.of(model, DTYPES[config.dtype], ranks)
+        shard(model, ranks, DTYPES[config.dtype])
+        optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
     parts = (model, adapter, performance, optimizer, checkpoints, ranks)
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
     if state is not None:
@@ -186,12 +189,16 @@ class Run:
         for name, value in self.data.items():
             if state.data[name] != value:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
-                raise CheckpointError(f"{what} are not those of {where}; give the data it was made with, or begin anew")
+                named = " (where a file has another name now, set `label` to the old one)" if name == "rows" else ""
+                raise CheckpointError(
+                    f"{what} are not those of {where}; give the data it was made with{named}, or begin anew"
+                )
         try:
             check_facts(self.adapter, state.adapter)
         except ValueError as error:
             raise CheckpointError(f"{where} is of another model: {error}") from error
-        self.checkpoints.restore(state, self.model, self.optimizer)
+        with taking(f"reading {where}"):
+            self.checkpoints.restore(state, self.model, self.optimizer)
         try:
             self.mixture.go_to(state.data["position"])
         except (ValueError, KeyError) as error:
@@ -220,7 +227,8 @@ class Run:
         finally:
             ahead.close()
         self.ranks.at("waiting for the last checkpoint")
-        self.checkpoints.finish()
+        with taking("saving the last checkpoint"):
+            self.checkpoints.finish()
 
     def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None) -> None:
         clock = Clock()
@@ -314,7 +322,7 @@ class Run:
         began = time.monotonic()
         ckpt = self.config.ckpt
         separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
-        with saving(self.output_dir / "weights"):
+        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
             saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
         if ckpt is not None and not ckpt.weights_only:
             with saving(self.output_dir / "checkpoints"):

@@ -23,9 +23,13 @@ from primerl.train.config import (
     check_ranks,
     read,
 )
+from primerl.train.tables import BUILDERS, COMPRESSED
 
 MOST_RATIO = 1e12
 """Of a subset: sums of larger ones would lose the smaller, or overflow."""
+
+FILE_KINDS = re.compile(rf"(?<=.)({'|'.join(map(re.escape, sorted({*BUILDERS, *COMPRESSED}, reverse=True)))})\b")
+"""Ends of the names of files of rows."""
 
 LongRows = Literal["drop", "truncate", "error"]
 
@@ -68,7 +72,7 @@ class SubsetConfig:
         if self.label is not None:
             return self.label
         last = self.path.rstrip("/").rsplit("/", 1)[-1]
-        stem = re.sub(r"(?<=.)\.(jsonl|ndjson|json|parquet|arrow|csv|gz|zst)\b", "", last)
+        stem = FILE_KINDS.sub("", last)
         text = stem if self.name is None else f"{stem}-{self.name}"
         return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:100] or "data"
 

@@ -10,6 +10,7 @@ from primerl.train.config import ConfigError
 from primerl.train.distributed import Ranks
 from primerl.train.masks import Masker
 from primerl.train.mixture import Mixture, steps
+from primerl.train.progress import progress
 from primerl.train.rows import Limits, Rows, load_rows
 from primerl.train.sft_config import SFTConfig
 from primerl.train.sources import DataError, sources
@@ -19,6 +20,10 @@ log = logging.getLogger(__name__)
 
 MOST_EPOCHS_A_STEP = 100
 """A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
+
+
+COUNTED_AT_ONCE = 1000
+"""Steps between reports, which take longer than a step's counting."""
 
 
 def load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks) -> tuple[Rows, Validation | None]:
@@ -69,5 +74,10 @@ def last_step(config: SFTConfig, rows: Rows) -> int:
     if data.epochs is None:
         assert config.max_steps is not None
         return config.max_steps
-    of_epochs = steps(mixture_of(config, rows), rows, data.batch_size, data.epochs)
-    return sum(1 for _ in islice(of_epochs, config.max_steps))
+    mixture, count = mixture_of(config, rows), 0
+    with progress("counting steps") as report:
+        for _ in islice(steps(mixture, rows, data.batch_size, data.epochs), config.max_steps):
+            count += 1
+            if count % COUNTED_AT_ONCE == 0:
+                report(mixture.epoch / data.epochs, f"{count:,} steps")
+    return count

@@ -39,8 +39,9 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def _steps(folder: Path, prefix: str) -> list[int]:
-    paths = folder.iterdir() if folder.is_dir() else []
-    matches = (re.fullmatch(rf"{prefix}(\d+)", path.name) for path in paths)
+    paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    # `step_007` is none that a run has made, and would not be found by its number.
+    matches = (re.fullmatch(rf"{prefix}(0|[1-9]\d*)", path.name) for path in paths)
     return sorted(int(match[1]) for match in matches if match)
 
 
