@@ -58,7 +58,7 @@ def main(values: dict[str, Any]) -> int:
         log.error("%s", error)
         return 2
     except SavingError as error:
-        log.error("%s. Make room there; the same command goes on from the last checkpoint", error)
+        log.error("%s. Make room there, or make it writable; the same command goes on from the last checkpoint", error)
         return 1
     except (
         OrchestratorError,

@@ -100,7 +100,8 @@ def _train_to_the_end(config: SFTConfig) -> int:
         log.error("%s", error)
         return 2
     except SavingError as error:
-        log.error("%s. Make room there; with --ckpt.resume-step -1 the command goes on from the last checkpoint", error)
+        goes_on = "with --ckpt.resume-step -1 the command goes on from the last checkpoint"
+        log.error("%s. Make room there, or make it writable; %s", error, goes_on)
         return 1
     except (TrainingDiverged, RankError) as error:
         log.error("%s", error)
