@@ -426,6 +426,9 @@ def test_missing_parts_are_named() -> None:
     )
     unproved = {**STATUS, "engines": [{"version": None}]}
     assert missing(unproved, []) == ["no inference engine has proved its weights"]
+    refused = {"url": "http://node:8001", "version": None, "healthy": False, "doing": "not reachable: refused"}
+    [said] = missing({**STATUS, "engines": [refused]}, [])
+    assert said.endswith("weights; http://node:8001: not reachable: refused")
 
 
 def test_progress_is_any_sign_of_work() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -350,6 +351,9 @@ def test_the_command_serves_until_it_is_interrupted(run: Run) -> None:
 def test_the_key_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PRIMERL_API_KEY", raising=False)
     assert page_address("http://127.0.0.1:5") == "http://127.0.0.1:5/"
+    assert page_address("http://[::1]:5") == "http://[::1]:5/"
+    for everywhere in ("http://0.0.0.0:5", "http://[::]:5"):
+        assert page_address(everywhere) == f"http://{socket.gethostname()}:5/"
     monkeypatch.setenv("PRIMERL_API_KEY", "secret")
     assert "secret" not in page_address("http://127.0.0.1:5")
     assert "#key=" in page_address("http://127.0.0.1:5")

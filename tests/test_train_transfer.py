@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.reach import address_towards
 from primerl.train import transfer
 from primerl.train.broadcast import Snapshot
 from primerl.train.model import load_model
 from primerl.train.receiver import NoSenderError, TransferError, close_links, receive
-from primerl.train.transfer import Sender, address_towards
+from primerl.train.transfer import Sender
 from primerl.train.weights import WeightsPublisher
 from primerl.train.wire import buckets
 from rank_helpers import load_shards

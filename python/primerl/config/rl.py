@@ -202,7 +202,10 @@ class RLConfig(Monitored):
                 "raise it, or lower inference.max_model_len"
             )
         if self.inference.replicas == 0 and not self.orchestrator.engines:
-            raise ValueError("inference.replicas is 0 and orchestrator.engines names no engine; set one of them")
+            raise ValueError(
+                "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (engines of "
+                'other machines are named there, as in ["http://node:8001"])'
+            )
         if self.inference.replicas > 1 and self.inference.port:
             raise ValueError(
                 f"inference.port ({self.inference.port}) cannot be shared by "

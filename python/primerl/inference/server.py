@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import installation
 from primerl.inference.vllm.process import VllmEndedError, VllmServer
 from primerl.log_levels import LEVELS
+from primerl.reach import told_to
 from primerl.run_key import run_key_header
 
 log = logging.getLogger("primerl.inference")
@@ -100,6 +102,7 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
     try:
         backend = installation.chosen_backend(config.backend, config.python)
         start = _start_vllm if backend == "vllm" else _start_embedded
+        _check_reached(config)
         engine = start(config)
     except (ValueError, OSError) as error:
         print(f"primerl inference: {error}", file=sys.stderr)
@@ -127,6 +130,16 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
     finally:
         engine.stop()
     return FAILED
+
+
+def _check_reached(config: InferenceConfig) -> None:
+    """Before the model is loaded. Raises ValueError where the orchestrator could never reach this engine."""
+    if config.join is None:
+        return
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    # A name that is not known yet, or no way there: joining tries for longer.
+    with contextlib.suppress(OSError):
+        told_to(f"http://{host}:{config.port}", config.join)
 
 
 def _engine_error() -> type[Exception]:
@@ -204,9 +217,13 @@ def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> 
 
 def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
-    body = {"url": engine.url, **({} if name is None else {"name": name})}
-    answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", lambda: _post(url, body, run_key_header()))
-    log.info("joined %s as engine %s", orchestrator, answer.get("engine"))
+
+    def attempt() -> dict[str, Any]:
+        told = {"url": told_to(engine.url, orchestrator), **({} if name is None else {"name": name})}
+        return {**_post(url, told, run_key_header()), "told": told["url"]}
+
+    answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", attempt)
+    log.info("joined %s as engine %s, to be reached at %s", orchestrator, answer.get("engine"), answer["told"])
 
 
 def _until(

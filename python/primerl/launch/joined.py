@@ -27,7 +27,7 @@ def announcement(config: RLConfig, url: str) -> str | None:
         return None
     port = urlsplit(url).port
     host = config.orchestrator.host
-    commands = "".join(f"\n  primerl env-worker --join {_reached_at(host, port)} --env {name}" for name in names)
+    commands = "".join(f"\n  primerl env-worker --join {reached_at(host, port)} --env {name}" for name in names)
     here = (
         f"\n  (it listens on {host}, which only this machine reaches; for others set orchestrator.host, and {VARIABLE} "
         "on both sides)"
@@ -39,8 +39,11 @@ def announcement(config: RLConfig, url: str) -> str | None:
     )
 
 
-def _reached_at(host: str, port: int | None) -> str:
-    return f"http://{socket.gethostname() if host in ANY else host}:{port}"
+def reached_at(host: str, port: int | None) -> str:
+    """The orchestrator's URL as other machines may have it: nobody reaches `0.0.0.0`."""
+    if host in ANY:
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
 
 
 def missing(config: RLConfig, status: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from primerl.config import resolve, run_file
 from primerl.config.resolve import ProcessConfig
@@ -92,6 +93,8 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
 
 def page_address(url: str) -> str:
     """The key is not printed: what is printed ends in logs."""
+    parts = urlsplit(url)
+    url = joined.reached_at(parts.hostname or "", parts.port)
     return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
 
 
@@ -100,7 +103,8 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
         # Its configs tell what it was trained with, and `primerl verify` reads them.
         console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
         return 0
-    write_configs(config, f"http://{config.orchestrator.host}:{config.orchestrator.port}", variables)
+    # As other machines reach it: each process may be started on one of its own.
+    write_configs(config, joined.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
     monitor = wanted(config)
     if monitor is not None:
         resolve.write(monitor)

@@ -58,8 +58,11 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
     """Which parts have not reported yet."""
     parts = []
     if not any(engine.get("version") is not None for engine in status.get("engines", [])):
-        known = len(status.get("engines", []))
-        parts.append("no inference engine has proved its weights" if known else "no inference engine has joined")
+        known = status.get("engines", [])
+        whats = "".join(f"; {engine['url']}: {engine['doing']}" for engine in known if not engine.get("healthy", True))
+        parts.append(
+            f"no inference engine has proved its weights{whats}" if known else "no inference engine has joined"
+        )
     present = {worker.get("environment") for worker in status.get("workers", [])}
     refused = {worker["environment"]: f": {worker['reason']}" for worker in status.get("refused_workers", [])}
     absent = [name for name in environments if name not in present]

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from primerl.reach import address_towards
 from primerl.startup import importing
 from primerl.train import staging
 from primerl.train.adapter_files import (
@@ -40,7 +41,7 @@ from primerl.train.files import whole_folder
 from primerl.train.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
 from primerl.train.model import DTYPES, ModelError
 from primerl.train.shards import Files, Shares, gathered, own_tensors
-from primerl.train.transfer import Sender, address_towards
+from primerl.train.transfer import Sender
 from primerl.train.weights import WeightsPublisher
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -295,13 +294,3 @@ def make_secret(folder: Path) -> None:
         pass
     finally:
         new.unlink()
-
-
-def address_towards(url: str) -> str:
-    """This machine's address on the way to `url`, by which others on that network reach it."""
-    parts = urlsplit(url)
-    family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-    # Nothing is sent: connecting only chooses a route.
-    with socket.socket(family, kind) as asking:
-        asking.connect(address)
-        return str(asking.getsockname()[0])
