@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve, resolve_evaluation, run_file
+from primerl.config import late, resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
@@ -134,7 +134,7 @@ class Evaluation:
                 if self._start(processes, manifest):
                     self._watch(processes)
             except RefusedError as refusal:
-                code, reason = BAD_INPUT, str(refusal)
+                code, reason = BAD_INPUT, late.told(str(refusal))
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except Interrupted:

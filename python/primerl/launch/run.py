@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve, run_file
+from primerl.config import late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -176,7 +176,7 @@ class Launcher:
                                 check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, str(refusal)
+                        code, reason = BAD_INPUT, late.told(str(refusal))
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)
