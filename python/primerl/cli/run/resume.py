@@ -16,8 +16,8 @@ from primerl.runs.registry import Run
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "resume",
-        "Goes on with a run or an evaluation in its own folder, with the config that it was started with. Keys may be set anew, as in "
-        "--max-steps 200; those that the run depends on are refused.",
+        "Goes on with a run or an evaluation in its own folder, with the config that it was started with. "
+        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused.",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
     parsed = parse_known(parser, arguments)
