@@ -477,7 +477,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     file = write_run(tmp_path)
     broken = primerl("run", file.name, "-d", "--model.path", "nowhere", code=2)
-    assert "model.path: there is no folder" in broken
+    assert "model.path (on the command line): there is no folder" in broken
     assert primerl("rl", "list").startswith("no runs")
     assert not (tmp_path / "outputs").exists()
     # What looks after a run is quick, and there is much of it: in this process.

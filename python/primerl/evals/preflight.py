@@ -105,8 +105,8 @@ def same_evaluation(config: EvalConfig) -> None:
             raise ConfigError(
                 f"concurrency is {now.get(name)}, but the evaluation in {file.parents[1]} was begun with "
                 f"{was.get(name)}, and its journal is of so many rollouts at a time: it cannot be changed while it "
-                f"goes on; set concurrency to {was.get(name)}, lower env.max_concurrent to have fewer at a time, choose "
-                "another --output-dir, or measure anew with --clean-output-dir"
+                f"goes on; set concurrency to {was.get(name)}, lower env.max_concurrent to have fewer at a time, "
+                "choose another --output-dir, or measure anew with --clean-output-dir"
             )
         if was.get(name) != now.get(name):
             raise ConfigError(
