@@ -107,7 +107,7 @@ def test_process_names_the_unknown_key(command: str, tmp_path: Path) -> None:
     [
         (["--orchestrator.batch-sise", "8"], "did you mean 'batch_size'?"),
         (["--orchestrator.batch-size", "10"], "set batch_size to 8 or 16"),
-        (["--model.path", "no/such/model"], "model.path: there is no folder"),
+        (["--model.path", "no/such/model"], "model.path (on the command line): there is no folder"),
         (["--seq-len", "20"], "lower one or raise the other"),
         (["--seq-len", "100000", "--inference.max-model-len", "100000"], "is above what the model in"),
     ],
@@ -133,7 +133,7 @@ def test_port_in_use_exits_2(model: Path, repository: Path, tmp_path: Path) -> N
         arguments = ["--output-dir", str(output), "--model.path", str(model), "--orchestrator.port", str(port)]
         done = primerl("rl", "@", RL, *arguments, cwd=repository)
     assert done.returncode == 2
-    assert f"orchestrator.port: port {port} is in use" in done.stderr
+    assert f"orchestrator.port (on the command line): port {port} is in use" in done.stderr
     assert not output.exists()
 
 
@@ -253,7 +253,7 @@ def test_sft_refuses_absent_data(repository: Path, tmp_path: Path) -> None:
     arguments = ["--output-dir", str(tmp_path / "sft"), "--data.path", str(tmp_path / "absent.jsonl")]
     done = primerl("sft", "@", "examples/reverse-text/sft.toml", *arguments, cwd=repository)
     assert done.returncode == 2
-    assert "data.path: there is no file" in done.stderr
+    assert "data.path (on the command line): there is no file" in done.stderr
     assert not (tmp_path / "sft").exists()
 
 

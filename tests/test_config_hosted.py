@@ -141,6 +141,17 @@ def test_every_key_becomes_something() -> None:
     assert (config.output_dir, config.seq_len, config.seed) == ("outputs/mine", 8192, 3)
 
 
+def test_limits_are_those_of_the_full_form() -> None:
+    limits = {"time_s": 60.0, "turns": 3, "tokens": 500}
+    measured = {"env": [{"id": "b", "limits": {"turns": 1}}]}
+    orchestrator = compiled(env=[{"id": "a", "limits": limits}, {"id": "c"}], eval=measured, val={}).orchestrator
+    assert [env.limits.model_dump() for env in orchestrator.train.env] == [limits, dict.fromkeys(limits)]
+    found = {env.label: env.limits.model_dump(exclude_none=True) for env in orchestrator.eval.env}
+    assert found == {"a-val": limits, "c-val": {}, "b": {"turns": 1}}
+    with pytest.raises(ValueError, match=r"not below timeouts\.rollout_s"):
+        compiled(env=[{"id": "a", "limits": {"time_s": 1e6}}])
+
+
 def test_the_table_of_keys_is_whole() -> None:
     from primerl.config.hosted import compile as compiler
 

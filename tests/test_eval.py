@@ -33,6 +33,8 @@ from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.redaction import MARK
+from primerl.runs.registry import Registry
+from primerl.runs.standing import standing
 
 KEY = "sk-a-key-that-nobody-else-has"
 TASK = {"split": "eval", "num_examples": 4, "letters": "a-j", "min_length": 3, "max_length": 6}
@@ -356,6 +358,14 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
         finally:
             first.send_signal(signal.SIGKILL)
             first.communicate()
+        with Registry() as registry:
+            (run,) = [run for run in registry.all() if run.output_dir == output]
+        assert (run.kind, run.model, run.environments, standing(run).status) == (
+            "eval",
+            "served",
+            ["reverse-text"],
+            "FAILED",
+        )
         done = inspect_run(output, "evaluated")["rollouts"]
         before = len(served.asked)
         served.open.set()
@@ -381,9 +391,12 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
     assert len(served.asked) == asked
     # A report that was lost between the journal and its file is written by the next start.
     (output / results.EVALS).unlink()
-    mended = evaluate(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
+    resume = [sys.executable, "-m", "primerl", "run", "resume", run.id]
+    mended = subprocess.run(resume, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert mended.returncode == 0
     assert "pass@2  1.000" in mended.stdout
+    with Registry() as registry:
+        assert standing(registry.find(run.id)).status == "COMPLETED", "under the id that it had"
     assert not [path for path in output.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import classic_helpers
 import pytest
 from end_to_end import arguments_of, column, primerl, read_lines
+from primerl.cli import main
 from primerl.config.environment import Interpreter
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch import interpreters, preflight, preflight_environments, secrets, virtualenvs
+from primerl.runs.registry import Registry
 from primerl.runs.state import VARIABLE
 from pydantic import ValidationError
 
@@ -73,6 +75,66 @@ def test_requirements_are_installed_once_and_anew_when_they_change(state: Path, 
     assert virtualenvs.installed(requirements) == other
     assert (answer(folder), answer(other)) == ("42", "43")
     assert not list(folder.parent.glob("*.partial"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_virtualenvs_that_nobody_needs_are_removed(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prune(*arguments: str) -> dict[str, str]:
+        """What is said of each."""
+        assert main(["env", "prune", *arguments]) == 0
+        rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+        texts = [[part.strip() for part in row if part.strip()] for row in rows]
+        return {row[0]: row[2] for row in texts if len(row) == 4 and row[0] != "virtualenv"}
+
+    # Of a local package, whose path begins where the run was started.
+    where = tmp_path / "where"
+    where.mkdir()
+    package = wheel(where)
+    monkeypatch.chdir(where)
+    asked = [f"./{package.name}"]
+    folders = {"asked": virtualenvs.folder_of(asked)}
+    for name in ("lost", "busy", "recent", "locked"):
+        folders[name] = virtualenvs.folder_of([f"{name}==1"])
+    for folder in folders.values():
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "tool").write_text("x" * 1500)
+        os.utime(folder, (1, 1))
+    folders["recent"].with_suffix(".lock").touch()
+    partial = folders["lost"].with_name("cut-short.partial")
+    partial.mkdir()
+    config = f'[[orchestrator.train.env]]\nid = "e"\npython.requirements = ["{asked[0]}"]\n'
+    run = {"goes_on": False, "form": "full", "name": "n", "model": "/m", "environments": ["e"]}
+    with Registry() as registry:
+        run_id = registry.begin(tmp_path / "run", config, **run)
+    monkeypatch.chdir(tmp_path)
+    with (
+        folders["locked"].with_suffix(".lock").open("w") as lock,
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "VIRTUAL_ENV": str(folders["busy"])}) as process,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(lock.name, (1, 1))
+        try:
+            said = prune("--dry-run")
+            named = {name: said[folder.name] for name, folder in folders.items()}
+            assert named == {
+                "asked": f"stays: run {run_id} (n)",
+                "lost": "would be removed",
+                "busy": "stays: 1 process of it",
+                "recent": "stays: asked for within the last hour",
+                "locked": "stays: being installed",
+            }
+            assert all(folder.is_dir() for folder in folders.values())
+            assert prune()[folders["lost"].name] == "removed"
+            left = {name for name, folder in folders.items() if folder.exists()}
+            assert (left, partial.exists()) == ({"asked", "busy", "recent", "locked"}, False)
+        finally:
+            process.kill()
+    with Registry() as registry:
+        registry.delete(run_id)
+    assert set(prune().values()) == {"removed", "stays: asked for within the last hour"}
+    assert [name for name, folder in folders.items() if folder.exists()] == ["recent"]
 
 
 def test_what_a_killed_installer_left_is_no_virtualenv(state: Path, tmp_path: Path) -> None:

@@ -18,14 +18,18 @@ from typing import Any
 import pytest
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
+from primerl.config import run_file
+from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.evals.preflight import same_evaluation
 from primerl.launch import preflight
+from primerl.launch.ending import goes_on_from
 from primerl.launch.lock import in_use
 from primerl.launch.registration import registered, stored_copy
 from primerl.models.tiny import write_model
-from primerl.runs.registry import Registry, UnknownRunError
+from primerl.runs.registry import Registry, UnknownRunError, config_file
 from primerl.runs.standing import standing
 from primerl.runs.state import StateError, process_started
 from run_helpers import CONFIG, write_run
@@ -256,6 +260,45 @@ def test_how_a_fine_tuning_stands(tmp_path: Path) -> None:
             assert standing(registry.find(run.id)).status == word
 
 
+def test_an_evaluation_is_a_run_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "measured"
+    config = EvalConfig(model="served", base_url="http://e:1/v1", env=[{"id": "a"}], output_dir=str(folder))
+    with preflight.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=False) as session:
+        run_file.write(config)
+        (folder / "journal").mkdir()
+        (found,) = json.loads(told("run", "list", "--json", capsys=capsys))
+        assert (found["kind"], found["status"], found["model"]) == ("eval", "PENDING", "served")
+        session.exit_code = 130
+    row = told("run", "list", capsys=capsys).splitlines()[-1].split()
+    assert row[1:5] == ["measured", "eval", "STOPPED", "-"]
+    assert "has measured no environment to its end yet" in told("run", "metrics", "measured", code=2, capsys=capsys)
+    line = {"environment": "a", "version": 0, "avg@2": 0.25, "avg@2/low": 0.0, "avg@2/high": 0.5}
+    (folder / "evals.jsonl").write_text(json.dumps(line) + "\n")
+    assert json.loads(told("run", "metrics", "measured", "--json", capsys=capsys)) == [line]
+    shown = told("run", "metrics", "measured", capsys=capsys)
+    assert [row.split() for row in shown.splitlines()[-3:]] == [
+        ["a/avg@2", "0.25"],
+        ["a/avg@2/low", "0"],
+        ["a/avg@2/high", "0.5"],
+    ]
+    assert "saves no checkpoints" in told("run", "checkpoints", "measured", code=2, capsys=capsys)
+    assert told("run", "stop", "measured", capsys=capsys).endswith("is not running: it is STOPPED\n")
+    assert goes_on_from(folder) == "with what is not measured yet"
+    given: list[list[str]] = []
+    monkeypatch.setattr("primerl.cli.evaluation.evaluate", lambda arguments: given.append(arguments) or 0)
+    told("run", "resume", "measured", "--timeouts.start-s", "9", capsys=capsys)
+    assert given == [["@", str(config_file(found["id"])), "--timeouts.start-s", "9"]]
+    stored = EvalConfig.model_validate(tomllib.loads(config_file(found["id"]).read_text()))
+    same_evaluation(stored)
+    with pytest.raises(
+        ConfigError, match=r"^concurrency is 7, but .* set concurrency to 32, lower env\.max_concurrent"
+    ):
+        same_evaluation(stored.model_copy(update={"concurrency": 7}))
+    assert "deleted" in told("run", "delete", "measured", "--with-files", "--yes", capsys=capsys)
+
+
 def test_two_writers_at_once_one_of_them_killed(tmp_path: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / name)], stdout=subprocess.PIPE, text=True)
@@ -434,7 +477,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     file = write_run(tmp_path)
     broken = primerl("run", file.name, "-d", "--model.path", "nowhere", code=2)
-    assert "model.path: there is no folder" in broken
+    assert "model.path (on the command line): there is no folder" in broken
     assert primerl("rl", "list").startswith("no runs")
     assert not (tmp_path / "outputs").exists()
     # What looks after a run is quick, and there is much of it: in this process.

@@ -33,7 +33,10 @@ COMMANDS = {
     "deploy": ("primerl.cli.deploy:deploy", "serve an adapter of the store, which then is never cleaned up"),
     "undeploy": ("primerl.cli.deploy:undeploy", "let an adapter be cleaned up again"),
     "secret": ("primerl.cli.secret:secret", "keep values that env workers alone get to see"),
-    "env": ("primerl.cli.secret:env", "the same for one environment: primerl env secret ..."),
+    "env": (
+        "primerl.cli.secret:env",
+        "the same for one environment (env secret); remove unused virtualenvs (env prune)",
+    ),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),

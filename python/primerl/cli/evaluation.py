@@ -17,10 +17,13 @@ def evaluate(arguments: list[str]) -> int:
         from primerl.config.load import ConfigError, fail, load
 
         try:
-            config = load(EvalConfig, written_out(arguments), program="primerl eval")
+            given = written_out(arguments)
+            config = load(EvalConfig, given, program="primerl eval")
+            from primerl.config.late import placed
             from primerl.launch import evaluation
 
-            return evaluation.run(config)
+            with placed(config, given):
+                return evaluation.run(config)
         except ConfigError as error:
             return fail(str(error))
 

@@ -26,9 +26,12 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
 
         try:
             config = load_run(arguments, program="primerl rl")
+            from primerl.config.late import placed
             from primerl.launch import run
 
-            return run.run(config, form=form or ("hosted" if is_short(arguments) else "full"))
+            short = is_short(arguments)
+            with placed(config, arguments, short=short):
+                return run.run(config, form=form or ("hosted" if short else "full"))
         except ConfigError as error:
             return fail(str(error))
 
@@ -42,15 +45,18 @@ def sft(arguments: list[str]) -> int:
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         from primerl.config import resolve
+        from primerl.config.late import placed
         from primerl.launch import hub, monitors, preflight, preflight_sft
         from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
-        # What the launcher alone understands stays here.
-        given, config = config, resolve.sft(hub.with_start(config))
-        settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
-        preflight_sft.check(config, settings)
+        given = config
+        with placed(given, arguments):
+            config = resolve.sft(hub.with_start(config))
+            # What the launcher alone understands stays here.
+            settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
+            preflight_sft.check(config, settings)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
             resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))

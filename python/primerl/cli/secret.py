@@ -22,10 +22,16 @@ def secret(arguments: list[str]) -> int:
 
 def env(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: primerl env secret {list,set,delete} ENVIRONMENT [NAME]")
+        print("usage: primerl env secret {list,set,delete} ENVIRONMENT [NAME]\n       primerl env prune [--dry-run]")
         return 0 if arguments else BAD_INPUT
+    if arguments[0] == "prune":
+        from primerl.cli import prune
+
+        return prune.main(arguments[1:])
     if arguments[0] != "secret":
-        return fail(f"expected `primerl env secret`, not `primerl env {arguments[0]}`", title=TITLE)
+        return fail(
+            f"expected `primerl env secret` or `primerl env prune`, not `primerl env {arguments[0]}`", title=TITLE
+        )
     return _secret("primerl env secret", arguments[1:], of_environment=True)
 
 

@@ -162,7 +162,9 @@ class Written:
 
     def at(self, location: Location) -> str:
         """` (in file.toml, line 3)` or ` (on the command line)`; nothing where it was not written."""
-        if tuple(part.replace("-", "_") if isinstance(part, str) else part for part in location) in self.flags:
+        key = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in location)
+        # A list that a flag gives takes the place of all entries of the files.
+        if key in self.flags or any(key[:end] in self.flags for end in range(1, len(key)) if isinstance(key[end], int)):
             return " (on the command line)"
         for file, place, tree, found in self.files:
             inner = location[len(place) :]
@@ -172,6 +174,8 @@ class Written:
                 return f" (in {file}, line {found[inner]})"
             if _holds(tree, inner):
                 return f" (in {file})"
+        if any(key[:end] in self.flags for end in range(1, len(key))):
+            return " (on the command line)"
         return ""
 
     def near(self, location: Location) -> str:

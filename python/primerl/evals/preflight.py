@@ -101,6 +101,13 @@ def same_evaluation(config: EvalConfig) -> None:
         raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
     was, now = _values(before), _values(config)
     for name in [*was, *(name for name in now if name not in was)]:
+        if was.get(name) != now.get(name) and name == "concurrency":
+            raise ConfigError(
+                f"concurrency is {now.get(name)}, but the evaluation in {file.parents[1]} was begun with "
+                f"{was.get(name)}, and its journal is of so many rollouts at a time: it cannot be changed while it "
+                f"goes on; set concurrency to {was.get(name)}, lower env.max_concurrent to have fewer at a time, "
+                "choose another --output-dir, or measure anew with --clean-output-dir"
+            )
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "

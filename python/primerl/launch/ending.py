@@ -37,6 +37,8 @@ def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
 
 def goes_on_from(folder: Path) -> str:
     """Where a run that was stopped begins again."""
+    if (folder / "configs" / "eval.toml").is_file():
+        return "with what is not measured yet"
     if saved := saved_steps(folder / "checkpoints"):
         return f"from the checkpoint of step {saved[-1]}"
     return "from step 1, for want of a checkpoint" if trained_steps(folder) else "from its beginning"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve, resolve_evaluation, run_file
+from primerl.config import late, resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
@@ -23,6 +23,7 @@ from primerl.launch import status as orchestrator_status
 from primerl.launch.console import PLAIN_EVERY_S, Console
 from primerl.launch.preflight import claimed, holds_run
 from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.registration import registered
 from primerl.launch.secrets import Variables
 from primerl.launch.starting import (
     BAD_INPUT,
@@ -67,7 +68,10 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
                 write_configs(config, NOWHERE, variables)
             console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
             return 0
-        return Evaluation(config, folder, console, variables).run()
+        goes_on = not config.clean_output_dir and (holds_run(folder) or (folder / "logs").is_dir())
+        with registered(config, folder, console.say, goes_on=goes_on) as session:
+            session.exit_code = Evaluation(config, folder, console, variables).run()
+            return session.exit_code
 
 
 def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variables) -> list[ProcessConfig]:
@@ -134,7 +138,7 @@ class Evaluation:
                 if self._start(processes, manifest):
                     self._watch(processes)
             except RefusedError as refusal:
-                code, reason = BAD_INPUT, str(refusal)
+                code, reason = BAD_INPUT, late.told(str(refusal))
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except Interrupted:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from primerl.config import resolve, run_file
+from primerl.config.evaluation import EvalConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import detached
@@ -29,7 +30,7 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: RLConfig | SFTConfig,
+    config: RLConfig | SFTConfig | EvalConfig,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -68,7 +69,7 @@ def _former(folder: Path) -> tuple[Run, str] | None:
 
 
 def _begin(
-    config: RLConfig | SFTConfig,
+    config: RLConfig | SFTConfig | EvalConfig,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -76,9 +77,7 @@ def _begin(
     form: str,
     model: str | None,
 ) -> str | None:
-    is_rl = isinstance(config, RLConfig)
-    environments = [entry.label for entry in config.orchestrator.train.env] if is_rl else []
-    path = config.model.path
+    kind, environments, path = _described(config)
     try:
         with Registry() as registry:
             return registry.begin(
@@ -87,16 +86,27 @@ def _begin(
                 goes_on=goes_on,
                 form=form,
                 name=folder.name,
-                model=model or ("tiny" if path is None else resolve.absolute(path)),
+                model=model or path,
                 environments=environments,
-                kind="rl" if is_rl else "sft",
+                kind=kind,
             )
     except (StateError, OSError) as error:
         say(f"this run is not in the list of runs (`primerl run list`): {error}")
         return None
 
 
-def stored_copy(config: RLConfig | SFTConfig) -> str:
+def _described(config: RLConfig | SFTConfig | EvalConfig) -> tuple[str, list[str], str]:
+    """Kind, environments, and the model: its folder, or its name at an endpoint."""
+    if isinstance(config, EvalConfig):
+        model = config.model if config.base_url is not None else resolve.absolute(config.model)
+        return "eval", [entry.label for entry in config.env], model
+    path = "tiny" if config.model.path is None else resolve.absolute(config.model.path)
+    if isinstance(config, RLConfig):
+        return "rl", [entry.label for entry in config.orchestrator.train.env], path
+    return "sft", [], path
+
+
+def stored_copy(config: RLConfig | SFTConfig | EvalConfig) -> str:
     """TOML to go on with: what was given, without what was asked of this start only."""
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl.config import resolve, run_file
+from primerl.config import late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -180,7 +180,7 @@ class Launcher:
                                 check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, str(refusal)
+                        code, reason = BAD_INPUT, late.told(str(refusal))
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)

@@ -23,6 +23,7 @@ from pathlib import Path
 from primerl.runs.state import StateError, private_folder, state_folder
 
 FOLDER = "virtualenvs"
+REQUIREMENTS = "primerl-requirements.json"
 LAST_LINES = 12
 POLL_S = 0.2
 # Of a local package: what is made of it, and what does not belong to it.
@@ -37,12 +38,16 @@ class InstallError(Exception):
     """The message says what is wrong, with the installer's last lines."""
 
 
-def folder_of(requirements: list[str]) -> Path:
-    """Where the virtualenv of these requirements is, or will be. Their order does not matter."""
+def folder_of(requirements: list[str], base: Path | None = None) -> Path:
+    """Where the virtualenv of these requirements is, or will be. Their order does not matter.
+
+    Args:
+        base: Where relative paths of local packages begin; the working directory where it is left out.
+    """
     content = {
         "python": [sys.implementation.cache_tag, sys.base_prefix],
         "requirements": sorted(set(requirements)),
-        "local": {name: _digest(path) for name, path in _local(requirements)},
+        "local": {name: _digest(path) for name, path in _local(requirements, base)},
     }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return state_folder() / FOLDER / digest[:20]
@@ -53,12 +58,12 @@ def installed(requirements: list[str]) -> Path:
     return _made.get(tuple(requirements)) or folder_of(requirements)
 
 
-def _local(requirements: list[str]) -> Iterator[tuple[str, Path]]:
+def _local(requirements: list[str], base: Path | None) -> Iterator[tuple[str, Path]]:
     for requirement in sorted(set(requirements)):
         # `./my-env[extra]`, `my-env @ ./my-env`
         text = requirement.rpartition(" @ ")[2].removeprefix("file://")
         for candidate in (text, text.partition("[")[0]):
-            path = Path(os.path.abspath(os.path.expanduser(candidate.strip())))
+            path = Path(os.path.abspath(os.path.join(base or "", os.path.expanduser(candidate.strip()))))
             if (os.sep in candidate or candidate in (".", "..") or candidate.endswith(".whl")) and path.exists():
                 yield requirement, path
                 break
@@ -91,6 +96,8 @@ def install(requirements: list[str], timeout_s: float, say: Callable[[str], None
     try:
         folder = folder_of(requirements)
         if folder.is_dir():
+            # Tells `primerl env prune` that it is needed, before the run is in the list.
+            folder.with_suffix(".lock").touch()
             _made[tuple(requirements)] = folder
             return folder
         private_folder(FOLDER)
@@ -103,6 +110,14 @@ def install(requirements: list[str], timeout_s: float, say: Callable[[str], None
             _make(uv, folder, requirements, deadline)
     _made[tuple(requirements)] = folder
     return folder
+
+
+def requirements_of(folder: Path) -> list[str]:
+    """What was asked for when it was made; nothing where that was not noted."""
+    try:
+        return [str(requirement) for requirement in json.loads((folder / REQUIREMENTS).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def find_uv() -> str:
@@ -147,6 +162,7 @@ def _make(uv: str, folder: Path, requirements: list[str], deadline: float) -> No
         _uv([uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, os.fspath(partial)], deadline)
         python = os.fspath(partial / "bin" / "python")
         _uv([uv, "pip", "install", "--compile-bytecode", "--python", python, "--", *requirements], deadline)
+        (partial / REQUIREMENTS).write_text(json.dumps(sorted(set(requirements))))
         os.rename(partial, folder)
     except OSError as error:
         raise InstallError(f"{partial} cannot be written: {error}") from None

@@ -55,11 +55,11 @@ class Run:
     id: str
     name: str
     model: str
-    """Model folder it began with."""
+    """Model folder it began with; of an evaluation of an endpoint, the model's name there."""
     environments: list[str]
     output_dir: Path
     kind: str
-    """`rl` or `sft`: the command that it was started by."""
+    """`rl`, `sft` or `eval`: the command that it was started by."""
     form: str
     """The form its config was given in: `full` or `hosted`."""
     folder: Path

@@ -27,6 +27,12 @@ def _failed(run: Run) -> dict[str, str]:
 
 
 def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
+    if run.kind == "eval":
+        results = run.output_dir / "results.jsonl"
+        return fail(
+            f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
+            title="No checkpoints",
+        )
     from primerl.runs.saved import local_checkpoints
     from primerl.runs.store import StoreError, store_of_run
 

@@ -17,7 +17,9 @@ from primerl.runs.state import StateError
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("list", "Lists the runs of this user, the newest first.", of_run=False)
+    parser = parser_of(
+        "list", "Lists the runs, fine-tunings and evaluations of this user, the newest first.", of_run=False
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
     parser.add_argument("--status", metavar="WORD", help="only those that stand so, for example RUNNING")
     chosen = parse(parser, arguments)
@@ -69,4 +71,5 @@ def _row(run: Run, how: Standing) -> list[Any]:
     # `weights/step_60` alone names no model.
     parts = [part for part in run.model.split("/") if part != "weights"]
     model = "/".join(parts[-2:] if parts[-1].startswith("step_") else parts[-1:])
-    return [run.id, run.name, run.kind, how.status, how.step, model, environments, began, run.output_dir]
+    step = None if run.kind == "eval" else how.step
+    return [run.id, run.name, run.kind, how.status, step, model, environments, began, run.output_dir]

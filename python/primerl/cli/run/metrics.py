@@ -18,7 +18,10 @@ SCORE = re.compile(r"(avg|pass)@\d+")
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("metrics", "The metrics of a run's last step; of all steps as CSV or JSON.")
+    parser = parser_of(
+        "metrics",
+        "The metrics of a run's last step; of all steps as CSV or JSON. Of an evaluation its scores, by environment.",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="all steps, a line each")
     form.add_argument("--json", action="store_true", help="all steps, as one JSON array")
@@ -29,7 +32,8 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     from primerl.runs.report import DamagedRunError, read_lines
 
     try:
-        steps = read_lines(run.output_dir / "metrics.jsonl")
+        # An evaluation has no steps: a line is an environment's.
+        steps = read_lines(run.output_dir / ("evals.jsonl" if run.kind == "eval" else "metrics.jsonl"))
     except DamagedRunError as error:
         print(f"primerl run metrics: {error}", file=sys.stderr)
         return FAILED
@@ -37,13 +41,17 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
         print(json.dumps(steps, indent=1))
         return 0
     if not steps:
-        return fail(f"{run.id} has trained no step yet", title="No metrics")
+        what = "measured no environment to its end" if run.kind == "eval" else "trained no step"
+        return fail(f"{run.id} has {what} yet", title="No metrics")
     if chosen.csv:
         # A metric may come later than at the first step: of an evaluation, say.
         names = list(dict.fromkeys(name for step in steps for name in step))
         writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(steps)
+        return 0
+    if run.kind == "eval":
+        show(["score", "value"], _scores(steps), right=(1,))
         return 0
     last = steps[-1]
     # What is looked for first.
@@ -57,6 +65,16 @@ def _shown(name: str, value: Any) -> Any:
     if name == "timestamp":
         return datetime.fromtimestamp(value).astimezone().isoformat(sep=" ", timespec="seconds")
     return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _scores(lines: list[dict[str, Any]]) -> list[list[Any]]:
+    """avg@k and pass@k of an evaluation, with the ends of their intervals."""
+    return [
+        [f"{line['environment']}/{name}", _shown(name, value)]
+        for line in lines
+        for name, value in line.items()
+        if SCORE.match(name)
+    ]
 
 
 def _evaluations(run: Run) -> list[list[Any]]:

@@ -112,7 +112,12 @@ def _folders(chosen: argparse.Namespace) -> Iterator[Path]:
 def _of_runs() -> list[Path]:
     try:
         with Registry() as registry:
-            return [run.output_dir / "weights" for run in registry.all()] + [Path(run.model) for run in registry.all()]
+            return [run.output_dir / "weights" for run in registry.all()] + [
+                # An evaluation's may be a name at an endpoint.
+                Path(run.model)
+                for run in registry.all()
+                if os.path.isabs(run.model)
+            ]
     except StateError:
         return []
 

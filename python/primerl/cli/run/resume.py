@@ -16,8 +16,8 @@ from primerl.runs.registry import Run
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "resume",
-        "Goes on with a run in its own folder, with the config that it was started with. Keys may be set anew, as in "
-        "--max-steps 200; those that the run depends on are refused.",
+        "Goes on with a run or an evaluation in its own folder, with the config that it was started with. "
+        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused.",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
     parsed = parse_known(parser, arguments)
@@ -39,10 +39,13 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
         return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
     if chosen.detach:
         return detach(["resume", run.id, *chosen.overrides], run.folder)
+    from primerl.cli.evaluation import evaluate
     from primerl.cli.runs import sft, start_rl
 
     os.chdir(run.folder)
     given = ["@", os.fspath(run.config)]
     if run.kind == "sft":
         return sft([*given, "--ckpt.resume-step", "-1", *chosen.overrides])
+    if run.kind == "eval":
+        return evaluate([*given, *chosen.overrides])
     return start_rl([*given, *chosen.overrides], form=run.form)

@@ -11,7 +11,7 @@ from primerl.cli.run.common import FAILED, can_go_on, parser_of, with_run
 from primerl.launch.ending import goes_on_from
 from primerl.launch.lock import in_use
 from primerl.runs.registry import Run
-from primerl.runs.standing import standing
+from primerl.runs.standing import Standing, standing
 
 WAIT_S = 120.0
 LOOK_EVERY_S = 0.1
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
 def _stop(run: Run, chosen: argparse.Namespace) -> int:
     if not in_use(run.output_dir):
         how = standing(run)
-        print(f"{run.id} is not running: it is {how.status} at step {how.step}")
+        print(f"{run.id} is not running: it is {how.status}{_at(run, how)}")
         return 0
     began = time.monotonic()
     if not send(run, signal.SIGKILL if chosen.force else signal.SIGTERM):
@@ -47,8 +47,13 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
         then = f"`primerl run resume {run.id}` goes on {goes_on_from(run.output_dir)}"
     else:
         then = "there is nothing to go on from: start it again by its own file"
-    print(f"{did} {run.id} after {time.monotonic() - began:.1f} s, at step {how.step}; {then}")
+    print(f"{did} {run.id} after {time.monotonic() - began:.1f} s{_at(run, how, ',')}; {then}")
     return 0
+
+
+def _at(run: Run, how: Standing, before: str = "") -> str:
+    """An evaluation has no steps."""
+    return "" if run.kind == "eval" else f"{before} at step {how.step}"
 
 
 def send(run: Run, number: signal.Signals) -> bool:

@@ -14,7 +14,7 @@ sampling.enable_thinking, .reasoning_effort                          orchestrato
 env                         orchestrator.train.env
 env.harness                 args.harness: the adapter gives it to the environment's seat
 env.taskset.toolsets, .rewards                                       taskset's: the adapter adds them
-env.python                  python of the environment
+env.python, .limits         of the environment the same
 wandb                       wandb
 eval                        defaults of eval.env
 eval.env                    orchestrator.eval.env, sampled as in training
@@ -146,7 +146,10 @@ def _source(source: HostedSource) -> dict[str, Any]:
     # What is left out stays out: a taskset may have a setting of that name, with a default of its own.
     taskset = source.taskset.model_dump(exclude_unset=True, exclude_none=True)
     python = source.python and source.python.model_dump(exclude_none=True)
-    return _given(id=source.id, name=source.name, args=args or None, taskset=taskset or None, python=python)
+    limits = source.limits.model_dump(exclude_none=True)
+    return _given(
+        id=source.id, name=source.name, args=args or None, taskset=taskset or None, python=python, limits=limits or None
+    )
 
 
 def _validation(validation: HostedValidation, sampling: HostedSampling) -> dict[str, Any]:

@@ -5,7 +5,9 @@
 //! arXiv:2107.03374), for k = 1, 2, 4, ... up to n.
 //!
 //! The interval is of 95 %, from the standard error of the mean over examples, whose rollouts are not independent of each
-//! other (Miller, arXiv:2411.00640); of one example there is none.
+//! other (Miller, arXiv:2411.00640); of one example there is none. Where the examples' scores are all alike that error is 0,
+//! which is no certainty: scores from 0 to 1 then have Wilson's interval (JASA 22:209, 1927) for a share of that many
+//! examples. It is wide enough for any scores within these bounds: none vary more about their mean than 0 and 1 do.
 
 use crate::ids::ExampleIndex;
 use std::collections::BTreeMap;
@@ -43,10 +45,34 @@ fn put(found: &mut BTreeMap<String, f64>, name: &str, by_example: &[f64]) {
     if by_example.len() < 2 {
         return;
     }
+    if let Some(score) = alike(by_example) {
+        let (low, high) = wilson(score, count);
+        found.insert(format!("{name}/low"), low);
+        found.insert(format!("{name}/high"), high);
+        return;
+    }
     let squares = by_example.iter().map(|value| (value - center).powi(2));
     let error = (squares.sum::<f64>() / (count - 1.0) / count).sqrt();
     found.insert(format!("{name}/low"), center - NORMAL_95 * error);
     found.insert(format!("{name}/high"), center + NORMAL_95 * error);
+}
+
+/// The score that all examples have, where it is from 0 to 1.
+fn alike(by_example: &[f64]) -> Option<f64> {
+    let first = *by_example.first()?;
+    let is_alike = by_example
+        .iter()
+        .all(|score| (score - first).abs() <= f64::EPSILON);
+    (is_alike && (0.0..=1.0).contains(&first)).then_some(first)
+}
+
+/// The ends of the score interval of a share of `count`.
+fn wilson(share: f64, count: f64) -> (f64, f64) {
+    let spread = NORMAL_95 * NORMAL_95 / count;
+    let center = (share + spread / 2.0) / (1.0 + spread);
+    let half = (spread * (share * (1.0 - share) + spread / 4.0)).sqrt() / (1.0 + spread);
+    // Rounding may reach beyond the bound that a share of 0 or 1 is.
+    ((center - half).max(0.0), (center + half).min(1.0))
 }
 
 /// Of at least one.
@@ -129,6 +155,27 @@ mod tests {
         close(found["avg@2/low"], 0.4 - half);
         close(found["avg@2/high"], 0.4 + half);
         assert_eq!(of(&[&[0.2, 0.6]]).len(), 1, "one example has no interval");
+    }
+
+    #[test]
+    fn scores_that_are_all_alike_have_an_interval_too() {
+        // Of n alike, one end is the share itself, the other is z^2 / (n + z^2) away.
+        let away = NORMAL_95.powi(2) / (10.0 + NORMAL_95.powi(2));
+        let failed = of(&[&[0.0; 2][..]; 10]);
+        close(failed["pass@1"], 0.0);
+        close(failed["pass@1/low"], 0.0);
+        close(failed["pass@1/high"], away);
+        let passed = of(&[&[1.0; 2][..]; 10]);
+        close(passed["avg@2/low"], 1.0 - away);
+        close(passed["avg@2/high"], 1.0);
+        // As R's `prop.test(50, 100, correct = FALSE)` has it.
+        let halves = of(&[&[0.5][..]; 100]);
+        assert!((halves["avg@1/low"] - 0.403_831_5).abs() < 1e-6);
+        assert!((halves["avg@1/high"] - 0.596_168_5).abs() < 1e-6);
+        // Of scores beyond 0 and 1 nothing is known but that they were alike.
+        let beyond = of(&[&[3.0][..]; 4]);
+        close(beyond["avg@1/low"], 3.0);
+        close(beyond["avg@1/high"], 3.0);
     }
 
     #[test]

@@ -1,0 +1,50 @@
+"""`primerl env prune`: removes the virtualenvs that primerl made for environments and that nobody needs any more."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from primerl.cli.arguments import parse
+from primerl.cli.run.common import FAILED, show, size
+from primerl.config.complaint import fail
+from primerl.runs.state import StateError
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl env prune",
+        allow_abbrev=False,
+        description="Removes the virtualenvs that primerl made of environments' `python.requirements`, but for those "
+        "that a run of the list asks for, that a process runs in, or that were asked for within the last hour. What a "
+        "later run needs is installed again.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list them all, with their sizes, and remove nothing")
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
+    from primerl.launch import pruning
+
+    try:
+        found = pruning.found()
+    except (StateError, OSError) as error:
+        return fail(str(error), title="Nothing was removed")
+    if not found:
+        print("there are no virtualenvs that primerl made")
+        return 0
+    freed, left, rows = 0, False, []
+    for made in found:
+        says = f"stays: {made.needed}" if made.needed else "would be removed"
+        if not chosen.dry_run and not made.needed:
+            try:
+                removed = pruning.remove(made)
+                says = "removed" if removed else "stays: needed by now"
+            except OSError as error:
+                print(f"{made.folder} could not be removed: {error}", file=sys.stderr)
+                removed, left, says = False, True, "not removed"
+            freed += made.size if removed else 0
+        freed += made.size if chosen.dry_run and not made.needed else 0
+        rows.append([made.folder.name, size(made.size), says, ", ".join(made.requirements) or "-"])
+    show(["virtualenv", "size", "what", "requirements"], rows, right=(1,))
+    print(f"{size(freed)} {'would be' if chosen.dry_run else 'were'} freed in {found[0].folder.parent}")
+    return FAILED if left else 0
