@@ -19,11 +19,15 @@ use std::time::{Duration, Instant};
 /// A hang must fail, and a loaded machine must not.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+const LONG_POLL: Duration = Duration::from_millis(200);
+
 #[derive(Default)]
 struct Script {
     /// Rollouts to hand out.
     offered: VecDeque<u64>,
     lease_sizes: Vec<u32>,
+    /// Calls for leases that are never answered, as on a connection that a network has forgotten.
+    lost: u32,
     registrations: u64,
     /// Rollouts that are leased only together; 0 is 1.
     together: u32,
@@ -63,12 +67,22 @@ async fn register(State(script): State<Shared>, body: Bytes) -> Response {
         model: "policy".into(),
         heartbeat_s: 0.05,
         leased_together: script.together,
+        long_poll_s: LONG_POLL.as_secs_f64(),
     })
 }
 
 async fn lease(State(script): State<Shared>, body: Bytes) -> Response {
     let request: LeaseRequest = decode(&body).expect("a lease request");
-    let deadline = Instant::now() + Duration::from_millis(200);
+    let is_lost = {
+        let mut script = script.lock();
+        let is_lost = script.lost > 0;
+        script.lost -= u32::from(is_lost);
+        is_lost
+    };
+    if is_lost {
+        std::future::pending::<()>().await;
+    }
+    let deadline = Instant::now() + LONG_POLL;
     while script.lock().offered.is_empty() && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -204,6 +218,17 @@ fn leased(notice: &Notice) -> Option<Vec<RolloutId>> {
         Notice::Leased(leases) => Some(leases.iter().map(|lease| lease.rollout).collect()),
         _ => None,
     }
+}
+
+#[test]
+fn a_call_for_leases_that_nobody_answers_is_made_again() {
+    let server = Server::start();
+    server.script.lock().lost = 1;
+    server.script.lock().offered.push_back(1);
+    let client = server.client(1, PATIENCE);
+    assert_eq!(until(&client, "lease", leased), [RolloutId(1)]);
+    let script = server.script.lock();
+    assert_eq!((script.lost, script.registrations), (0, 1));
 }
 
 #[test]

@@ -101,6 +101,8 @@ struct Registration {
     heartbeat: Duration,
     /// Rollouts that are leased only together.
     together: u32,
+    /// Until a lease is answered, whatever comes of it.
+    long_poll: Duration,
 }
 
 struct Shared {

@@ -83,6 +83,7 @@ pub async fn register(
         model: app.config.model.name(),
         heartbeat_s,
         leased_together: leased_together(&app, environment, &body),
+        long_poll_s: app.config.timeouts.long_poll_s,
     }))
 }
 

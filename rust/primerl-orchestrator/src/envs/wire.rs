@@ -85,6 +85,14 @@ pub struct RegisterAnswer {
     /// Rollouts that are leased only together: those of a group where groups are whole, else 1.
     #[serde(default = "one")]
     pub leased_together: u32,
+    /// Seconds after which a lease is answered, also when there is none.
+    #[serde(default = "longest")]
+    pub long_poll_s: f64,
+}
+
+/// Of an orchestrator that does not say: it takes less.
+fn longest() -> f64 {
+    120.0
 }
 
 fn one() -> u32 {

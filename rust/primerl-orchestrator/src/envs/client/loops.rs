@@ -11,8 +11,6 @@ use tokio::time::Instant;
 
 /// Longest wait for the answer of a call that the orchestrator answers at once.
 const PROMPT: Duration = Duration::from_secs(10);
-/// Longer than any long poll; a dead orchestrator is noticed by the heartbeat, not here.
-const LONG_POLL: Duration = Duration::from_secs(120);
 /// An empty lease that comes faster than this was not a long poll.
 const HARDLY_A_POLL: Duration = Duration::from_millis(100);
 
@@ -51,6 +49,7 @@ impl Shared {
                 worker: answer.worker,
                 heartbeat,
                 together: answer.leased_together.max(1),
+                long_poll: Duration::from_secs_f64(answer.long_poll_s.clamp(0.0, 3600.0)),
             };
             self.mailbox.put(Notice::Registered(answer));
             self.registration.send_replace(Some(registration));
@@ -106,7 +105,10 @@ impl Shared {
         let mut backoff = Backoff::default();
         loop {
             let Registration {
-                worker, together, ..
+                worker,
+                together,
+                long_poll,
+                ..
             } = self.registered().await;
             let max = tokio::select! {
                 max = self.free_capacity(together) => max,
@@ -114,8 +116,10 @@ impl Shared {
             };
             let asked = Instant::now();
             let request = LeaseRequest { worker, max };
+            // A network that was away may have forgotten this connection while heartbeats, on another, get through.
+            let within = long_poll + PROMPT;
             let answer = tokio::select! {
-                answer = self.post::<_, LeaseAnswer>(LEASE, &request, LONG_POLL) => answer,
+                answer = self.post::<_, LeaseAnswer>(LEASE, &request, within) => answer,
                 // Another call learnt that the number is void: what this poll would bring is void too.
                 () = self.unregistered(worker) => continue,
             };
