@@ -588,6 +588,11 @@ def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
 
     assert "quantised" in refused({"quantization_config": {"quant_method": "bitsandbytes"}})
     assert "token ids up to 255, but config.json says vocab_size 200" in refused({"vocab_size": 200})
+    wide = 2 * config["hidden_size"]
+    assert f"config.json implies [{config['vocab_size']}, {wide}]" in refused({"hidden_size": wide})
+    layers = config["num_hidden_layers"]
+    said = refused({"num_hidden_layers": layers + 1})
+    assert f"have {layers} layers, config.json says num_hidden_layers {layers + 1}" in said
     name = "model.layers.0.self_attn.q_proj.weight"
     assert f"{name} in " in refused({}, {**whole, name: whole[name].to(torch.int8)})
     save_file(whole, tmp_path / "model.safetensors")

@@ -74,7 +74,8 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
         environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
     ]
     with _checkable(config) as checked:
-        problems = preflight.check_beside(checked, wanted, config.timeouts.check_s, say)
+        # What an evaluation goes on with was compared above.
+        problems = preflight.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
     if problems:
         raise ConfigError("\n".join(problems))
     return variables

@@ -269,16 +269,24 @@ def entries(config: RLConfig) -> list[interpreters.Entry]:
 
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     wanted = environments.of_run(config, variables)
-    return check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say)
+    begins = config.clean_output_dir
+    return check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
 
 
 def check_beside(
-    process: ProcessConfig, wanted: list[environments.Wanted], check_s: float, say: Callable[[str], None]
+    process: ProcessConfig,
+    wanted: list[environments.Wanted],
+    check_s: float,
+    say: Callable[[str], None],
+    *,
+    begins: bool,
 ) -> list[str]:
-    """What the orchestrator says of its config, and each environment of its settings."""
+    """What the orchestrator says of its config, and each environment of its settings. `begins`: whatever its folder
+    holds, which it has to fit otherwise."""
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
-        file.write_text(resolve.to_toml(process.config))
+        elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
+        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)))
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

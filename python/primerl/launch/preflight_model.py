@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from primerl.config.load import ConfigError
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
 """Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
 INDEX = "model.safetensors.index.json"
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def check_model(folder: Path) -> None:
@@ -34,7 +36,7 @@ def check_model(folder: Path) -> None:
             "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
         )
     _check_vocabulary(config, tokenizer)
-    _check_files(folder)
+    _check_files(config, folder)
     _check_template(folder)
 
 
@@ -44,9 +46,9 @@ def longest_sequence(folder: Path) -> int | None:
     return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
 
-def check_weights(file: Path) -> None:
+def check_weights(file: Path) -> dict[str, Any]:
     """Whether the file is as long as its header says (github.com/huggingface/safetensors, "Format"), and holds numbers
-    that can be trained."""
+    that can be trained. Returns what the header says of each tensor."""
     problem = "its header cannot be read"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError), file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
@@ -57,7 +59,7 @@ def check_weights(file: Path) -> None:
             expected = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
             if expected == size:
                 _check_formats(file, {name: tensor["dtype"] for name, tensor in tensors.items()})
-                return
+                return tensors
             problem = f"it has {size} bytes, its header says {expected}"
     raise ConfigError(f"model.path: {file} is not a whole safetensors file: {problem}; fetch or save the model again")
 
@@ -85,7 +87,7 @@ def _check_formats(file: Path, formats: dict[str, str]) -> None:
             )
 
 
-def _check_files(folder: Path) -> None:
+def _check_files(config: dict[str, Any], folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
@@ -94,8 +96,31 @@ def _check_files(folder: Path) -> None:
         for name in sorted(set(map(str, named.values()))) if isinstance(named, dict) else []:
             if not (folder / name).is_file():
                 raise ConfigError(f"model.path: {INDEX} names {name}, which is not in {folder}; fetch the model again")
+    layers: set[int] = set()
     for file in files:
-        check_weights(file)
+        tensors = check_weights(file)
+        _check_shapes(config, file, {name: tensor.get("shape") for name, tensor in tensors.items()})
+        layers.update(int(match[1]) for match in map(LAYER.search, tensors) if match)
+    expected = config.get("num_hidden_layers")
+    # There may be more: of DeepSeek's that predict further tokens.
+    if layers and isinstance(expected, int) and max(layers) + 1 < expected:
+        raise ConfigError(
+            f"model.path: the weights in {folder} have {max(layers) + 1} layers, config.json says num_hidden_layers "
+            f"{expected}; give weights and a config.json that belong together"
+        )
+
+
+def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) -> None:
+    """Of the embedding, as an example of all: the rest is compared when the model is loaded."""
+    expected = [config.get("vocab_size"), config.get("hidden_size")]
+    if not all(isinstance(size, int) for size in expected):  # of models with parts, each has its own
+        return
+    for name, shape in shapes.items():
+        if name.endswith("embed_tokens.weight") and shape != expected:
+            raise ConfigError(
+                f"model.path: {file}: {name} has shape {shape}, config.json implies {expected}; give weights and a "
+                "config.json that belong together"
+            )
 
 
 def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:

@@ -256,8 +256,8 @@ class Registry:
         if len(found) == 1:
             return found[0]
         if found:
-            listed = ", ".join(f"{run.id} ({run.name})" for run in found)
-            raise UnknownRunError(f"{given!r} is the beginning or the name of several runs: {listed}; give more of it")
+            listed = ", ".join(f"{run.id} ({run.output_dir})" for run in found)
+            raise UnknownRunError(f"{given!r} is the beginning or the name of several runs: {listed}; give an id")
         raise UnknownRunError(f"there is no run {given!r}; {_near(given, runs)}")
 
 

@@ -57,6 +57,10 @@ where
         Err(error) => return refuse(&error),
     };
     if arguments.check {
+        if let Err(error) = prepared.check_folder() {
+            eprintln!("error: {error}");
+            return EXIT_INPUT;
+        }
         println!("{}: fine", arguments.config.display());
         return EXIT_FINISHED;
     }

@@ -34,7 +34,7 @@ pub enum RunError {
     Restore(RestoreError),
     #[error(
         "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: go on with the same config, or \
-         begin a new run in another output_dir"
+         begin a new run in another --output-dir (--clean-output-dir deletes this one)"
     )]
     Changed {
         path: PathBuf,

@@ -147,6 +147,12 @@ impl Prepared {
         &self.config
     }
 
+    /// Whether this config goes on with the run that its folder holds, if any. Writes nothing.
+    pub fn check_folder(&self) -> Result<(), RunError> {
+        let folder = absolute(&self.config.output_dir)?.join("journal");
+        Story::check(&folder, &self.identity)
+    }
+
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
         let address = listener.local_addr().map_err(RunError::Server)?;
         check_exposure(address, self.run_key.as_ref())?;

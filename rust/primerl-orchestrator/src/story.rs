@@ -127,6 +127,18 @@ impl Story {
         })
     }
 
+    /// Whether a run in `folder`, if any, goes on with this config.
+    ///
+    /// # Errors
+    /// The journal is damaged, or is of a run with another config.
+    pub fn check(folder: &Path, identity: &Identity) -> Result<(), RunError> {
+        if !journal::exists(folder) {
+            return Ok(());
+        }
+        let (begun, _) = journal::newest_snapshot(folder).map_err(RunError::Restore)?;
+        same_run(folder, &begun.identity, identity)
+    }
+
     fn go_on(
         folder: &Path,
         config: &primerl_core::Config,
@@ -235,6 +247,7 @@ mod tests {
             flatten("", &serde_json::json!(config), &mut identity);
             identity
         };
+        Story::check(&path, &of(&config())).expect("nothing has begun");
         let first = Story::open(&path, core(), &of(&config())).expect("begins");
         assert!(first.owed.is_none());
         drop(first);
@@ -242,10 +255,13 @@ mod tests {
         assert_eq!(again.owed.map(|owed| owed.len()), Some(0));
         let mut other = config();
         other.environments[0].ratio = 2.0;
+        Story::check(&path, &of(&config())).expect("goes on");
+        let checked = Story::check(&path, &of(&other)).expect_err("is refused");
         let error = Story::open(&path, core(), &of(&other))
             .err()
             .expect("is refused");
         let text = error.to_string();
+        assert_eq!(checked.to_string(), text);
         assert!(
             text.contains("environments.0.ratio = 2.0") && text.contains("1.0"),
             "{text}"

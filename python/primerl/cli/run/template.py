@@ -10,8 +10,8 @@ from primerl.cli.run.common import BAD_INPUT, parser_of
 
 TEMPLATE = """\
 # A run of reinforcement learning: `primerl run @ rl.toml` starts it, `--dry-run` checks it and starts nothing.
-# Each key can also be set on the command line (--orchestrator.batch-size 64); `primerl rl --help` lists them all.
-{missing}output_dir = "outputs/rl"         # logs, metrics, checkpoints and weights
+# Each key can also be set on the command line (--orchestrator.batch-size 64); `primerl rl --help-all` lists them all.
+{missing}output_dir = "outputs/my-run"     # its name is the folder's; logs, metrics, checkpoints and weights
 max_steps = 100
 seq_len = 2048                    # longest sequence: prompt and completion of all turns, in tokens
 seed = 0

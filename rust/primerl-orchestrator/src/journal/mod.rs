@@ -22,6 +22,7 @@ mod writer;
 pub use ahead::read_from;
 pub use follow::{Follower, Place, read_at};
 pub use reader::{Entry, ReadError, Tail};
+pub(crate) use restore::newest_snapshot;
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
 pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};
 pub use writer::{Journal, JournalError, Progress};

@@ -85,7 +85,7 @@ pub fn newest(folder: &Path) -> std::io::Result<u64> {
         .map_or(0, |(number, _)| *number))
 }
 
-fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), RestoreError> {
+pub(crate) fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), RestoreError> {
     pick(folder, list(folder)?.into_iter().rev())
 }
 
