@@ -301,7 +301,7 @@ def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["steps"] == "10"
     assert (rows["reward, first 5 steps"], rows["reward, last 5 steps"]) == ("0.300", "0.800")
     assert rows["held-out, exact (version 0 -> 10)"] == "0.200 -> 0.450"
-    assert rows["held-out, reward (version 0 -> 10)"] == "0.400 -> 0.900 (0.800 to 1.000)"
+    assert rows["held-out, reward (version 0 -> 10)"] == "0.400 -> 0.900 [0.800, 1.000]"
     assert rows["held-out, pass@1 (version 0 -> 10)"] == "0.700"
     assert rows["sampled tokens/s"] == "2,000"
     assert rows["staleness (share of samples)"] == "1: 75%  2: 25%"

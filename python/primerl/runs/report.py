@@ -139,7 +139,7 @@ def _evaluations(results: Results) -> list[tuple[str, str]]:
 def _interval(evaluation: dict[str, Any], score: str) -> str:
     """That of 95 %, where the evaluation has one. It need not be as wide to both sides: scores have bounds."""
     low, high = evaluation.get(f"{score}/low"), evaluation.get(f"{score}/high")
-    return "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
 def _measured(first: dict[str, Any], last: dict[str, Any]) -> str:
