@@ -10,14 +10,17 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from primerl.config.environment import EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
@@ -309,7 +312,7 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     launcher.orchestrator.url = "http://127.0.0.1:1"
     processes = SimpleNamespace(by_name={}, guard_end=None)
     kinds = {"orchestrator": "orchestrator", "env": "env-worker", "trainer": "trainer"}
-    launcher.described = {name: SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()}  # type: ignore[misc]
+    launcher.described = {name: SimpleNamespace(name=name, kind=kind, config=None) for name, kind in kinds.items()}  # type: ignore[misc]
 
     def start(_: Any, described: Any) -> Process:
         processes.by_name[described.name] = Process(described.name, folder / f"{described.name}.log", pid=1)
@@ -320,6 +323,39 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     monkeypatch.setattr(launch_run, "start", start)
     monkeypatch.setattr(launch_run, "wait_for_orchestrator", lambda *_: launcher.orchestrator.url)
     return launcher, processes
+
+
+def test_rollouts_of_a_killed_worker_are_handed_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    described = launcher.described["env"]
+    described.config = EnvWorkerConfig.model_construct(worker_name="task-0")  # type: ignore[misc]
+    killed = processes.by_name["env"]
+    workers = [{"worker": 4, "name": f"task-0:{killed.pid + 1}"}, {"worker": 5, "name": f"task-0:{killed.pid}"}]
+    told = []
+
+    class Orchestrator(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer({"workers": workers})
+
+        def do_POST(self) -> None:
+            assert self.headers["Content-Type"] == "application/json"
+            told.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self._answer({})
+
+        def _answer(self, content: dict[str, Any]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Orchestrator) as server:
+        threading.Thread(target=server.serve_forever).start()
+        launcher.orchestrator.url = f"http://127.0.0.1:{server.server_port}"
+        end(launcher, processes, "env", -9)
+        server.shutdown()
+    assert told == [("/envs/leave", {"worker": 5})]
+    assert processes.by_name["env"] is not killed
 
 
 def end(launcher: Launcher, processes: Any, name: str, code: int) -> None:

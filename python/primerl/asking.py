@@ -19,10 +19,20 @@ def ask(url: str, path: str, *, within_s: float, **query: object) -> tuple[int, 
 
     Raises UnansweredError.
     """
+    return _said(url, "GET", f"{path}?{urlencode(query)}" if query else path, None, within_s)
+
+
+def tell(url: str, path: str, body: dict[str, Any], *, within_s: float) -> tuple[int, dict[str, Any]]:
+    """`POST path` with JSON, and the same of the answer. Raises UnansweredError."""
+    return _said(url, "POST", path, json.dumps(body), within_s)
+
+
+def _said(url: str, method: str, path: str, body: str | None, within_s: float) -> tuple[int, dict[str, Any]]:
+    headers = {**run_key_header(), **({} if body is None else {"Content-Type": "application/json"})}
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=within_s)
     try:
-        connection.request("GET", f"{path}?{urlencode(query)}" if query else path, headers=run_key_header())
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         content = answer.read()
     except (OSError, http.client.HTTPException, ValueError) as error:

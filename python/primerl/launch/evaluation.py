@@ -221,6 +221,7 @@ class Evaluation:
         if not was_killed or not self.restarts.has_one_left(process.name):
             raise failure_of(process)
         self.console.say(f"{process.name} {process.describe_end()}; it is started again")
+        self.orchestrator.sign_off(process, self.described[process.name])
         again = start(processes, self.described[process.name])
         if kind != "orchestrator":
             return

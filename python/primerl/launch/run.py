@@ -357,6 +357,7 @@ class Launcher:
         """The same command."""
         why = tailnet.lost(self.described[killed.name], killed)
         self.console.say(f"{killed.name} {killed.describe_end()}{f' ({why})' if why else ''}; it is started again")
+        self.orchestrator.sign_off(killed, self.described[killed.name])
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from primerl.asking import UnansweredError, ask
+from primerl.asking import UnansweredError, ask, tell
 
 ANSWER_S = 3.0
 
@@ -85,6 +86,16 @@ def worker_pids(status: dict[str, Any]) -> set[int]:
     """Process ids of the registered env workers, which end their names."""
     ends = [str(worker.get("name", "")).rpartition(":")[2] for worker in status.get("workers", [])]
     return {int(end) for end in ends if end.isdigit()}
+
+
+def sign_off(url: str, worker_name: str) -> None:
+    """Says that an env worker has ended: its rollouts are handed out again now. Where nobody answers, they are after
+    `timeouts.worker_s`."""
+    status = fetch(url) or {}
+    for worker in status.get("workers", []):
+        if worker.get("name") == worker_name:
+            with contextlib.suppress(UnansweredError):
+                tell(url, "/envs/leave", {"worker": worker["worker"]}, within_s=ANSWER_S)
 
 
 @dataclass(slots=True)

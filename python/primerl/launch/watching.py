@@ -10,11 +10,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from primerl.config.environment import EnvWorkerConfig
 from primerl.config.evaluation import EvalTimeouts
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RunTimeouts
 from primerl.launch import status as orchestrator_status
-from primerl.launch.processes import Processes
+from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import RunFailedError
 
 # The orchestrator lives but does not answer: as bad as dead.
@@ -112,6 +113,11 @@ class OrchestratorWatch:
         elif now - self.heard > ORCHESTRATOR_ANSWER_S:
             raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
         return status
+
+    def sign_off(self, killed: Process, described: ProcessConfig) -> None:
+        """Of an env worker: it has no rollouts any more."""
+        if self.url and isinstance(described.config, EnvWorkerConfig):
+            orchestrator_status.sign_off(self.url, f"{described.config.worker_name}:{killed.pid}")
 
     def ready(self, now: float) -> None:
         """All parts have reported."""
