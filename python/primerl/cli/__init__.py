@@ -1,6 +1,6 @@
 """The `primerl` command. Nothing heavy is imported before the subcommand is known.
 
-Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted.
+Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was trained or lost), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def usage() -> str:
         f"{commands}\n\n"
         "`primerl COMMAND --help` shows the most used keys of its config, `primerl config explain KEY` what one means\n"
         "(each can be set in the file or on the command line).\n"
-        "Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted."
+        "Exit codes: 0 done, 1 failed, 2 bad input (nothing was trained or lost), 130 interrupted."
     )
 
 

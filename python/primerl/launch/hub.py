@@ -69,6 +69,6 @@ def folder_of(name: str) -> Path:
     except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ConfigError(
-            f"model.path: {name!r} is neither a folder nor in the hub's cache of this machine ({HF_HUB_CACHE}), and it "
-            f"cannot be downloaded ({type(error).__name__}: {reason}); {mend}"
+            f"model.path: there is no folder {resolve.absolute(name)}, nor a model {name!r} in the hub's cache of this "
+            f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {mend}"
         ) from None
