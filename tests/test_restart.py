@@ -132,6 +132,8 @@ def test_a_changed_config_is_refused_by_its_name(
     runs.append(run)
     assert run.ended(120)[0] == 0
     shutil.copytree(run.output, tmp_path / "before")
-    assert main(["rl", *arguments_of(model, run.output, *SMALL, "--max-steps", "2", "--seed", "9")]) == 2
-    assert "seed = 0, and now seed = 9" in capsys.readouterr().out
+    for dry_run in ([], ["--dry-run"]):
+        changed = arguments_of(model, run.output, *SMALL, "--max-steps", "2", "--seed", "9", *dry_run)
+        assert main(["rl", *changed]) == 2
+        assert "seed = 0, and now seed = 9" in capsys.readouterr().err
     assert read_lines(run.output / "steps.jsonl") == read_lines(tmp_path / "before" / "steps.jsonl")
