@@ -217,7 +217,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "[model]", "[store]\nkeep = -5\n\n[model]", [],
      "store.keep (in run.toml, line 4): Input should be greater than or equal to -1 (it is -5)"),
     (FULL, "[model]", "[inference]\nreplicas = 0\n\n[model]", [],
-     "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (in run.toml, line 4)"),
+     "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (engines of other "
+     "machines are named there, as in [\"http://node:8001\"]) (in run.toml, line 4)"),
     (FULL, "[model]", "[sampling]\nmax_tokens = 3\n\n[model]", [],
      "two forms of config are mixed: sampling (in run.toml, line 3) is of the short form (Hosted Training's), and "
      "model (in run.toml, line 6), orchestrator (in run.toml, line 9) are of the full form; write all in one of "

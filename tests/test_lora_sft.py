@@ -124,5 +124,5 @@ def test_the_command_refuses_what_does_not_fit_before_it_starts(base: Path, tmp_
     command = [sys.executable, "-m", "primerl", "sft", "@", str(config), "--model.lora.target-modules", '["q"]']
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "model.lora.target_modules: no layer of the model in" in done.stderr
+    assert "model.lora.target_modules (on the command line): no layer of the model in" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -85,7 +85,7 @@ def test_unknown_and_ambiguous_ids_name_the_near_ones(tmp_path: Path) -> None:
         registry.find("abc")
     one, two = begin(tmp_path / "one", name="reverse"), begin(tmp_path / "two", name="reverse")
     with Registry() as registry:
-        with pytest.raises(UnknownRunError, match=rf"{two} \(reverse\), {one} \(reverse\)"):
+        with pytest.raises(UnknownRunError, match=rf"{two} \(\S+/two\), {one} \(\S+/one\)"):
             registry.find("reverse")
         with pytest.raises(UnknownRunError, match=rf"did you mean .*{one} \(reverse\)"):
             registry.find(one[:-1] + ("0" if one[-1] != "0" else "1"))
