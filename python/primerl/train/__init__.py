@@ -33,6 +33,7 @@ In the order in which they are best read:
 | `mixture`, `packing`, `validation` | the order of rows; steps of micro-batches; the loss on held-out rows |
 | **several ranks** | |
 | `start_ranks`, `distributed`, `parallel` | starting them; sums over them; the model divided among them |
+| `heartbeats` | which of them are alive |
 | `shards`, `meeting` | weights divided among them; where their threads hear of each other |
 | **what is kept and said** | |
 | `checkpoint`, `checkpoint_proof` | what training goes on from, and the model folder a run ends with; its hashes |

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from primerl.train.config import ConfigError
+from primerl.train.heartbeats import Heartbeats, last_words
 
 SAID_WITHIN_S = 3.0
 """Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
@@ -40,6 +41,8 @@ class Ranks:
     """Where the ranks say what they do."""
     timeout: timedelta | None = None
     """Time that a rank may be missing where all meet."""
+    heartbeats: Heartbeats | None = None
+    """Of ranks that have a store."""
 
     @classmethod
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
@@ -66,7 +69,10 @@ class Ranks:
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         shape, names = ((size,), ("dp_shard",)) if replicas == 1 else ((replicas, size // replicas), HYBRID)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-        return cls(rank, size, device, mesh, torch.distributed.PrefixStore("primerl", store), timeout)  # type: ignore[attr-defined]
+        words: Any = torch.distributed.PrefixStore("primerl", store)  # type: ignore[attr-defined]
+        heartbeats = Heartbeats(words.clone(), rank, size)
+        heartbeats.start()
+        return cls(rank, size, device, mesh, words, timeout, heartbeats)
 
     @property
     def leads(self) -> bool:
@@ -74,6 +80,8 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
+        if self.heartbeats is not None:
+            self.heartbeats.stop()
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -105,10 +113,7 @@ class Ranks:
 
     def last_words(self, rank: int) -> str:
         """Of a rank that does not come to where it should be."""
-        if not self.store.check([f"at/{rank}"]):
-            return f"rank {rank} is gone or hangs"
-        since, _, what = self.store.get(f"at/{rank}").decode().partition(" ")
-        return f"rank {rank} is gone or hangs, for {time.time() - float(since):.0f} s at: {what}"
+        return last_words(self.store, rank)
 
     def agree(self, value: Any) -> Any:
         """The leading rank's value, on all of them."""

@@ -21,7 +21,8 @@ from primerl.train.distributed import RankError, Ranks
 
 LOOK_EVERY_S = 0.02
 PATIENCE_S = 1800.0
-"""For a disk that takes what is written, and does not come to an end."""
+"""For a disk that takes what is written, and does not come to an end. A rank without a heartbeat has the ranks' own
+`timeout`."""
 FOR_THE_VERDICT_S = 30.0
 """Longer than that, so that the leading rank, which knows who is missing, is the first to give up."""
 
@@ -95,13 +96,19 @@ class Meeting:
     def _key(self, rank: int | str, count: int | None = None) -> str:
         return f"{self._count if count is None else count}/{rank}"
 
+    def _is_silent(self, rank: int) -> bool:
+        """For as long as it may be missing anywhere: it is stopped, or gone."""
+        heartbeats, timeout = self._ranks.heartbeats, self._ranks.timeout
+        return heartbeats is not None and timeout is not None and heartbeats.silent_s(rank) > timeout.total_seconds()
+
     def _lead(self, own: dict[str, Any], what: str) -> tuple[str, list[Any]]:
-        deadline = time.monotonic() + self._patience_s
+        began = time.monotonic()
         answers, verdict = [], ""
         for rank in range(self._ranks.size):
-            word = self._word(self._key(rank), deadline) if rank else json.dumps(own)
+            word = self._word(self._key(rank), rank, began + self._patience_s) if rank else json.dumps(own)
             if word is None:
-                verdict = f"{self._ranks.last_words(rank)}; it did not {what} within {self._patience_s:g} s"
+                waited_s = time.monotonic() - began
+                verdict = f"{self._ranks.last_words(rank)}; it did not {what} within {waited_s:.0f} s"
                 break
             said = json.loads(word)
             if "failed" in said:
@@ -118,17 +125,18 @@ class Meeting:
         self._store.set(self._key(self._ranks.rank), json.dumps(own))
         if "failed" in own:
             return str(own["failed"])
-        patience_s = self._patience_s + FOR_THE_VERDICT_S
-        verdict = self._word(self._key("verdict"), time.monotonic() + patience_s)
+        began, patience_s = time.monotonic(), self._patience_s + FOR_THE_VERDICT_S
+        verdict = self._word(self._key("verdict"), 0, began + patience_s)
         if verdict is None:
-            return f"{self._ranks.last_words(0)}; it did not say within {patience_s:g} s whether all could {what}"
+            waited_s = time.monotonic() - began
+            return f"{self._ranks.last_words(0)}; it did not say within {waited_s:.0f} s whether all could {what}"
         return verdict.decode()
 
-    def _word(self, key: str, deadline: float) -> bytes | None:
-        """None where nobody says it in time."""
+    def _word(self, key: str, rank: int, deadline: float) -> bytes | None:
+        """None where the rank does not say it in time."""
         # The store's own wait would keep signals from being handled, and other threads from its connection.
         while not self._store.check([key]):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._is_silent(rank):
                 return None
             if self._left.wait(LOOK_EVERY_S):
                 raise RankError("this rank has left")

@@ -321,6 +321,7 @@ class Run:
         the disk while training goes on."""
         source = model_folder(self.config)
         began = time.monotonic()
+        self.ranks.at(f"step {self.step}: saving")
         ckpt = self.config.ckpt
         separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
         with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
