@@ -234,7 +234,7 @@ def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, 
     until(lambda: len(marked(mark)) >= 2, 60, "a check")
     checking.send_signal(signal.SIGINT)
     _, stderr = checking.communicate(timeout=30)
-    assert checking.returncode == 130
+    assert checking.returncode == 130, stderr
     assert stderr == "interrupted\n"
     assert marked(mark) == []
     assert not (tmp_path / "run").exists()

@@ -54,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a full disk can be told
         return code
     except KeyboardInterrupt:
+        # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as one that nobody handles,
+        # and would end by the signal whatever is returned; the next `exec` forgets it.
+        exec("")
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

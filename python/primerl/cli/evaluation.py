@@ -13,14 +13,15 @@ SHORT = {"-m": "--model", "-n": "--num-examples", "-k": "--rollouts-per-example"
 
 def evaluate(arguments: list[str]) -> int:
     with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
-        from primerl.config.evaluation import EvalConfig
-        from primerl.config.load import ConfigError, fail, load
-
+        with checker.interrupted_after():
+            from primerl.config.evaluation import EvalConfig
+            from primerl.config.late import placed
+            from primerl.config.load import ConfigError, fail, load
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
-            from primerl.config.late import placed
-            from primerl.launch import evaluation
+            with checker.interrupted_after():
+                from primerl.launch import evaluation
 
             with placed(config, given):
                 return evaluation.run(config)

@@ -49,7 +49,7 @@ def running(
     command = [python, "-m", module, *arguments]
     process = None
     try:
-        with _interrupted_after():
+        with interrupted_after():
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
         yield process
     finally:
@@ -60,8 +60,9 @@ def running(
 
 
 @contextlib.contextmanager
-def _interrupted_after() -> Iterator[None]:
-    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of."""
+def interrupted_after() -> Iterator[None]:
+    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of, and
+    within an import pydantic makes another error of it, or nobody hears of it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # It is the main thread that is interrupted.
         return
