@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 
 MAIN = """
 import json, os, shutil, sys
@@ -20,7 +20,7 @@ rank = int(os.environ["RANK"])
 for case in json.load(sys.stdin):
     if rank >= case["ranks"]:
         continue
-    os.environ |= {"WORLD_SIZE": str(case["ranks"]), "MASTER_PORT": str(case["port"])}
+    os.environ |= {"WORLD_SIZE": str(case["ranks"])} | case["places"]
     if case["copied_from"] and rank == 0:
         # The others wait for this one to begin.
         shutil.copytree(case["copied_from"], case["values"]["output_dir"])
@@ -28,6 +28,22 @@ for case in json.load(sys.stdin):
     if code != case["code"]:
         sys.exit(f"rank {rank} of {case['values']}: {code}")
 """
+
+
+class Meeting:
+    """Where the ranks of one run find each other: a store of this process, as `torchrun` has one. That port is taken
+    from the start; one that is chosen for rank 0 to listen on may be another's by then."""
+
+    def __init__(self) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class Case:
     """A folder that becomes its `output_dir` first."""
     code: int = 0
     """Exit code that all ranks end with."""
-    port: int = field(default_factory=lambda: free_port())
+    meeting: Meeting = field(default_factory=lambda: Meeting())
 
     def __post_init__(self) -> None:
         self.values["ranks"] = self.ranks
@@ -50,15 +66,14 @@ class Case:
     def output(self) -> Path:
         return Path(self.values["output_dir"])
 
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    def told(self) -> dict[str, Any]:
+        given = {"kind": self.kind, "ranks": self.ranks, "values": self.values, "places": self.meeting.environment}
+        return given | {"copied_from": self.copied_from, "code": self.code}
 
 
 def start_ranks(cases: list[Case], program: str = MAIN) -> list[subprocess.Popen[str]]:
     """As many processes as the largest case has ranks; each imports torch once."""
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     processes = []
     for rank in range(max(case.ranks for case in cases)):
         process = subprocess.Popen(
@@ -70,7 +85,7 @@ def start_ranks(cases: list[Case], program: str = MAIN) -> list[subprocess.Popen
             text=True,
         )
         assert process.stdin is not None
-        process.stdin.write(json.dumps([asdict(case) for case in cases]))
+        process.stdin.write(json.dumps([case.told() for case in cases]))
         process.stdin.close()
         process.stdin = None
         processes.append(process)

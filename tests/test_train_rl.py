@@ -19,7 +19,7 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
-from rank_helpers import load_shards
+from rank_helpers import Meeting, load_shards
 from safetensors.torch import load_file
 from train_helpers import AHEAD, Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
 from transformers import AutoModelForCausalLM
@@ -502,11 +502,6 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.timeout(300)  # two more processes import torch, on what may be a busy machine
 def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     def share(step: int, rank: int) -> Answer:
@@ -520,7 +515,8 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
         assert rl.main(settings(double.url, folder, tmp_path / "one", max_steps=2)) == 0
     with OrchestratorDouble(share) as double:
         values = settings(double.url, folder, tmp_path / "two", max_steps=2, ranks=2)
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        meeting = Meeting()
+        shared = {"WORLD_SIZE": "2"} | meeting.environment
         with started(values, RANK="0", **shared) as leader, started(values, RANK="1", **shared) as follower:
             ranks = [leader, follower]
             outputs = [process.communicate(timeout=200)[0] for process in ranks]

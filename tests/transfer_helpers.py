@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rank_helpers import free_port
+from rank_helpers import Meeting
 
 SENDER = """
 import json, os, signal, sys, threading
@@ -150,11 +150,11 @@ def senders(model: Path, output: Path, ranks: int = 1, **changes: Any) -> Iterat
     """The ranks of a trainer, which publish and send what they hold."""
     given = {"model": str(model), "output": str(output), "ranks": ranks, "dtype": "float32", "bucket_bytes": 10_000}
     given["patience_s"] = 60.0
-    port = str(free_port())
+    meeting = Meeting()
     started = []
     try:
         for rank in range(ranks):
-            places = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            places = {"RANK": str(rank), "WORLD_SIZE": str(ranks)} | meeting.environment
             started.append(Told(SENDER, json.dumps(given | changes), **places))
         assert [sender.answer() for sender in started] == ["ready"] * ranks
         yield started
