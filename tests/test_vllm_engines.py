@@ -163,9 +163,10 @@ def out_and_back(run: Started, url: str, engine: int, stopped: Stopped) -> str:
 
 
 class Slowed:
-    """It has a thirtieth of its time, in slices too short to be taken for a hang, until it is left."""
+    """It works for 50 ms, and rests for 1.4 s, too short to be taken for a hang, until it is left. By the processor's
+    time, so that it gets on with something in each slice, also where others want the processor."""
 
-    RUNS_S, RESTS_S = 0.05, 1.4
+    WORKS_S, RESTS_S, LONGEST_S = 0.05, 1.4, 0.5
 
     def __init__(self, group: int) -> None:
         self.group = group
@@ -179,16 +180,32 @@ class Slowed:
         while not self.left.is_set():
             os.killpg(self.group, signal.SIGSTOP)
             self.left.wait(self.RESTS_S)
+            before, until_s = worked_s(self.group), time.monotonic() + self.LONGEST_S
             os.killpg(self.group, signal.SIGCONT)
-            self.left.wait(self.RUNS_S)
+            while worked_s(self.group) - before < self.WORKS_S and time.monotonic() < until_s:
+                self.left.wait(0.01)
+        os.killpg(self.group, signal.SIGCONT)
 
     def __exit__(self, *_: object) -> None:
         self.left.set()
         self.thread.join()
 
 
+def worked_s(group: int) -> float:
+    """Seconds of processor that the processes of the group have had."""
+    ticks = 0
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            # Behind the name, which may have spaces: state, parent, group, ..., and the times 11 places on.
+            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def slow_and_back(run: Started, url: str, engine: int, slowed: Slowed) -> None:
-    """A slow engine is named and gets little, but what it has begun ends there. Later it is as any other."""
+    """A slow engine is named, by its pace or for its old weights, and gets little, but what it has begun ends there.
+    Later it is as any other."""
 
     def counts() -> list[float]:
         return [answered(each) for each in status(url)["engines"]]
@@ -201,11 +218,11 @@ def slow_and_back(run: Started, url: str, engine: int, slowed: Slowed) -> None:
         return (after[engine] - before[engine]) / (sum(after) - sum(before))
 
     def is_slow(found: dict[str, Any]) -> bool:
-        return "slow: " in found["engines"][engine]["doing"]
+        return re.search("slow: |behind: ", found["engines"][engine]["doing"]) is not None
 
     with slowed:
         began = time.monotonic()
-        named = until_status(run, url, is_slow, 120, "its name among the slow")
+        named = until_status(run, url, is_slow, 120, "what is wrong with it")
         print(f"after {time.monotonic() - began:.1f} s: {named['engines'][engine]['doing']}")
         share = share_of(200)
         print(f"a slow engine has answered {share:.3f} of the requests")

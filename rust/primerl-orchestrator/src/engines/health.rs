@@ -7,6 +7,7 @@
 //! out    ── its penalty is over, and 3 good looks in a row ────> it proves its weights, and serves
 //! serves ── 30 s at a quarter of the others' pace, or 3 late looks ─> slow: an eighth of the requests
 //! slow   ── 15 s at half of it or more; 5 looks in time ──────────────> serves
+//! serves ── 30 s without the newest weights, which another has ─> said to be behind: by that it gets next to nothing
 //! ```
 //! Each way has a stricter condition back than out, so that an engine at the edge does not go to and fro. The penalty
 //! doubles with each loss, and is forgiven by steps while it serves. Only an engine that does not answer is taken out
@@ -39,6 +40,8 @@ const SLOW_SHARE: f64 = 0.25;
 const RECOVERED_SHARE: f64 = 0.5;
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 const RECOVERED_AFTER: Duration = Duration::from_secs(15);
+/// Some versions are there for less than a second.
+const BEHIND_AFTER: Duration = Duration::from_secs(30);
 /// A slow engine whose pace nobody sees any more gets another chance.
 const UNSEEN: Duration = Duration::from_secs(60);
 
@@ -55,13 +58,15 @@ pub(super) struct Health {
     pace: Pace,
     /// Tokens it has made, and when that number last moved, or could not.
     made: Option<(f64, Instant)>,
-    /// Since when it has been far behind the others, or close enough.
-    behind_since: Option<Instant>,
+    /// Since when its pace has been far below the others', or close enough.
+    low_since: Option<Instant>,
     level_since: Option<Instant>,
     /// Since when it or the others had too few requests to tell.
     unseen_since: Option<Instant>,
     /// Its pace and the others', when it was found to be slow.
-    behind: Option<(f64, f64)>,
+    low: Option<(f64, f64)>,
+    /// Since when another had newer weights, at every look.
+    behind_since: Option<Instant>,
     was_out: bool,
     losses: u32,
     out_since: Option<Instant>,
@@ -174,38 +179,44 @@ impl Health {
             // Requests may pause for a while: no reason to start counting anew.
             self.unseen_since.get_or_insert(now);
             if lasted(self.unseen_since, UNSEEN) {
-                (self.behind_since, self.level_since, self.behind) = (None, None, None);
+                (self.low_since, self.level_since, self.low) = (None, None, None);
             }
             return;
         };
         self.unseen_since = None;
         if own < SLOW_SHARE * others {
             self.level_since = None;
-            self.behind_since.get_or_insert(now);
-            if lasted(self.behind_since, SLOW_AFTER) {
-                self.behind = Some((own, others));
+            self.low_since.get_or_insert(now);
+            if lasted(self.low_since, SLOW_AFTER) {
+                self.low = Some((own, others));
             }
         } else if own < RECOVERED_SHARE * others {
-            (self.behind_since, self.level_since) = (None, None);
+            (self.low_since, self.level_since) = (None, None);
         } else {
-            self.behind_since = None;
+            self.low_since = None;
             self.level_since.get_or_insert(now);
             if lasted(self.level_since, RECOVERED_AFTER) {
-                self.behind = None;
+                self.low = None;
             }
         }
     }
 
+    /// `is_behind`: another engine has proved newer weights.
+    pub fn compare_weights(&mut self, now: Instant, is_behind: bool) {
+        let since = self.behind_since.filter(|_| is_behind);
+        self.behind_since = since.or(is_behind.then_some(now));
+    }
+
     /// It is to get little while others are not slow.
     pub fn is_slow(&self) -> bool {
-        self.is_late || self.behind.is_some()
+        self.is_late || self.low.is_some()
     }
 
     /// For people: what is wrong with an engine that serves.
     pub fn complaint(&self, now: Instant) -> Option<String> {
         self.describe_stall(now)
             .or_else(|| {
-                let (own, others) = self.behind?;
+                let (own, others) = self.low?;
                 Some(format!(
                     "slow: a request gets {own:.1} tokens/s, {others:.1} of the others"
                 ))
@@ -213,6 +224,13 @@ impl Health {
             .or_else(|| {
                 self.is_late
                     .then(|| "slow: it takes seconds to say that it is well".into())
+            })
+            .or_else(|| {
+                let behind = now.saturating_duration_since(self.behind_since?);
+                let seconds = behind.as_secs();
+                (behind >= BEHIND_AFTER).then(|| {
+                    format!("behind: for {seconds} s others have had newer weights, and get its requests")
+                })
             })
     }
 

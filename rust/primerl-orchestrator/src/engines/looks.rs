@@ -6,8 +6,8 @@ use super::error::EngineError;
 use super::fitness;
 use super::load::{LoadWatch, Reading};
 use super::pool::Engines;
-use super::state::{Engine, Served};
-use primerl_core::Event;
+use super::state::{Engine, EngineState, Served};
+use primerl_core::{Event, PolicyVersion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(super) async fn reach(pool: &Engines, engine: &Engine) {
     let mut last = String::new();
     let mut retry = FIRST_RETRY;
     loop {
-        let (others_serve, _) = pool.others(engine.id);
+        let others_serve = pool.others(engine.id).serve;
         let is_due = engine
             .state
             .lock()
@@ -107,10 +107,13 @@ pub(super) async fn ill(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) 
         if let Some(took) = check(engine).await {
             looked_good(engine, took);
         }
-        let state = engine.state.lock();
+        let newest = pool.others(engine.id).newest;
+        let mut state = engine.state.lock();
         if state.health.is_unreachable() {
             return state.doing.clone();
         }
+        compare_weights(&mut state, newest);
+        say_what_is_wrong(engine, &mut state);
     }
 }
 
@@ -127,7 +130,7 @@ pub(super) async fn tick(pool: &Engines, engine: &Engine, watch: &mut LoadWatch)
 /// As [`check`]; one that a request failed on has to say its version, too. The error says that it has other weights.
 async fn look_again(pool: &Engines, engine: &Engine) -> Result<bool, EngineError> {
     let Some(took) = check(engine).await else {
-        let (others_serve, _) = pool.others(engine.id);
+        let others_serve = pool.others(engine.id).serve;
         // Until it answers, new requests go where they are heard.
         engine.state.lock().suspected |= others_serve;
         return Ok(false);
@@ -228,22 +231,32 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
     }
 }
 
-/// Why the engine is to be taken out, if it is. What is wrong with one that goes on is said when that changes.
+/// Why the engine is to be taken out, if it is.
 fn judge(pool: &Engines, engine: &Engine) -> Option<String> {
-    let (others_serve, pace) = pool.others(engine.id);
+    let others = pool.others(engine.id);
     let now = Instant::now();
     let mut state = engine.state.lock();
     if state.health.is_unreachable() {
         return Some(state.doing.clone());
     }
-    if let Some(reason) = state.health.lost(now, others_serve) {
+    if let Some(reason) = state.health.lost(now, others.serve) {
         return Some(reason);
     }
-    let was_said = state.complained;
-    state.health.compare(now, pace);
-    let complaint = state.health.complaint(now);
-    state.complained = complaint.is_some();
-    drop(state);
+    state.health.compare(now, others.pace);
+    compare_weights(&mut state, others.newest);
+    say_what_is_wrong(engine, &mut state);
+    None
+}
+
+fn compare_weights(state: &mut EngineState, newest: Option<PolicyVersion>) {
+    let is_behind = state.proved().is_some_and(|proved| Some(proved) < newest);
+    state.health.compare_weights(Instant::now(), is_behind);
+}
+
+/// Of an engine that goes on, when that changes.
+fn say_what_is_wrong(engine: &Engine, state: &mut EngineState) {
+    let complaint = state.health.complaint(Instant::now());
+    let was_said = std::mem::replace(&mut state.complained, complaint.is_some());
     match complaint {
         Some(complaint) if !was_said => {
             tracing::warn!(engine = %engine.client.url(), complaint, "engine is not well");
@@ -251,5 +264,4 @@ fn judge(pool: &Engines, engine: &Engine) -> Option<String> {
         None if was_said => tracing::info!(engine = %engine.client.url(), "engine is well again"),
         _ => {}
     }
-    None
 }

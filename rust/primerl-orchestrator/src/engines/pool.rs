@@ -67,6 +67,17 @@ pub struct EngineStatus {
     pub unfit: Option<String>,
 }
 
+/// All engines but one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Others {
+    /// One may have requests.
+    pub serve: bool,
+    /// What a request gets of those: tokens a second, in the median.
+    pub pace: Option<f64>,
+    /// The newest that one has proved; it may be busy with the next.
+    pub newest: Option<PolicyVersion>,
+}
+
 /// The pool.
 #[derive(Debug)]
 pub struct Engines {
@@ -187,11 +198,11 @@ impl Engines {
         engine
     }
 
-    /// Whether another engine serves, and the pace of those that do: the median, tokens a second of one request.
-    pub(super) fn others(&self, than: EngineId) -> (bool, Option<f64>) {
+    /// What the other engines do, to judge this one by.
+    pub(super) fn others(&self, than: EngineId) -> Others {
         let now = Instant::now();
         let mut paces = Vec::new();
-        let mut serve = false;
+        let mut others = Others::default();
         for engine in self
             .engines
             .read()
@@ -199,14 +210,16 @@ impl Engines {
             .filter(|engine| engine.id != than)
         {
             let state = engine.state.lock();
+            others.newest = others.newest.max(state.proved());
             if state.usable().is_some() {
-                serve = true;
+                others.serve = true;
                 paces.extend(state.health.pace(now));
             }
         }
         paces.sort_by(f64::total_cmp);
         // Of two, the slower one: the other may be alone in being fast.
-        (serve, paces.get(paces.len().saturating_sub(1) / 2).copied())
+        others.pace = paces.get(paces.len().saturating_sub(1) / 2).copied();
+        others
     }
 
     /// Run what asks engines, whoever waits for it.

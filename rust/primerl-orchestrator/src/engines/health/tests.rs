@@ -218,6 +218,27 @@ fn a_slow_engine_that_nobody_uses_gets_another_chance() {
 }
 
 #[test]
+fn an_engine_that_is_never_up_to_date_is_said_to_be_behind() {
+    let (mut health, start) = (Health::default(), Instant::now());
+    let at = |count: u32| start + seconds(f64::from(count));
+    let looks = |health: &mut Health, from: u32, until: u32, is_behind: bool| {
+        (from..until).for_each(|second| health.compare_weights(at(second), is_behind));
+    };
+    looks(&mut health, 0, 29, true);
+    looks(&mut health, 29, 30, false);
+    looks(&mut health, 30, 60, true);
+    assert_eq!(health.complaint(at(59)), None);
+    let said = health.complaint(at(60)).expect("a complaint");
+    assert!(said.starts_with("behind: for 30 s"), "{said}");
+    assert!(
+        !health.is_slow(),
+        "once it is up to date, it is as any other"
+    );
+    looks(&mut health, 60, 61, false);
+    assert_eq!(health.complaint(at(61)), None);
+}
+
+#[test]
 fn late_looks_make_it_slow_and_timely_ones_end_it() {
     let mut health = Health::default();
     let late = seconds(2.5);
