@@ -251,7 +251,7 @@ def test_an_adapter_learns_from_teacher_and_rewards(
     values = tomllib.loads(file.read_text())
     values["trainer"]["model"] = {"lora": {"rank": 8, "alpha": 32.0}}
     values["trainer"]["loss"] = {"rl_weight": 1.0}
-    values["trainer"]["optim"]["lr"] = 4e-3
+    values["trainer"]["optim"]["lr"] = 2e-3
     file.write_text(tomli_w.dumps(values))
     run(file)
     distance = column(output, "loss/ref_kl/mean")
