@@ -203,6 +203,9 @@ def test_weights_only_and_the_end_only(tmp_path: Path) -> None:
     assert not (tmp_path / "weights" / "checkpoints").exists()
     assert sft.main(values(tmp_path, "end", interval=None)) == 0
     assert os.listdir(tmp_path / "end" / "checkpoints") == ["step_17"]
+    assert sft.main(values(tmp_path, "last", interval=8, weights={"only_last": True})) == 0
+    assert sorted(os.listdir(tmp_path / "last" / "checkpoints")) == ["step_16", "step_17", "step_8"]
+    assert sorted(os.listdir(tmp_path / "last" / "weights")) == ["step_0", "step_17"]
 
 
 def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(

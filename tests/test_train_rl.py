@@ -618,6 +618,25 @@ def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(
     assert (tmp_path / "metrics.jsonl").read_text() == lines
 
 
+def test_each_checkpoint_has_its_model_folder(folder: Path, tmp_path: Path) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        values = settings(double.url, folder, tmp_path, max_steps=5, ckpt={"interval": 2, "keep_last": 2})
+        assert rl.main(values) == 0
+    for kind in ("checkpoints", "weights"):
+        assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["step_4", "step_5"]
+    for step in (4, 5):
+        saved = load_file(tmp_path / "weights" / f"step_{step}" / "model.safetensors")
+        broadcast = published(tmp_path, step)
+        assert saved.keys() == broadcast.keys()
+        assert all(torch.equal(saved[name], broadcast[name]) for name in saved)
+    with OrchestratorDouble(whole_batch) as double:
+        output = tmp_path / "last"
+        ckpt = {"interval": 2, "keep_last": 2, "weights": {"only_last": True}}
+        assert rl.main(settings(double.url, folder, output, max_steps=5, ckpt=ckpt)) == 0
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
+    assert [path.name for path in (output / "weights").iterdir()] == ["step_5"]
+
+
 def test_weights_only(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path, max_steps=5, ckpt={"interval": 2, "weights_only": True})

@@ -69,7 +69,9 @@ class AdaptedModel(Section):
 
 
 class CheckpointWeights(Section):
-    """What is in `weights/step_<N>` beside the model."""
+    """The model folders `weights/step_<N>`."""
 
+    only_last: bool = False
+    """Save the last one only, and not one with every checkpoint."""
     save_adapter_separately: bool = False
     """With LoRA, save the adapter in peft's layout too, in `weights/step_<N>/lora_adapters`."""

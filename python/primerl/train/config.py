@@ -119,8 +119,10 @@ class WeightsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointWeightsConfig:
-    """What is in `weights/step_<N>` beside the model."""
+    """The model folders `weights/step_<N>`."""
 
+    only_last: bool = False
+    """Not with every checkpoint."""
     save_adapter_separately: bool = False
     """The adapter in peft's layout, in `lora_adapters`."""
 

@@ -7,7 +7,7 @@
         ask for batch k + 1              (a thread fetches it, should it be there already)
         clip, update                         policy v(k-1) becomes v(k)
         begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
-        begin to save a checkpoint       (every `ckpt.interval` steps; a thread writes it)
+        save a model folder, and begin to save a checkpoint      (every `ckpt.interval` steps; a thread writes it)
     save the last policy as a model folder
 
 The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
@@ -96,6 +96,7 @@ class Trainer:
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.trained = Trained()
+        self.weights_saved: int | None = None  # their step
         self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
     def restore(self) -> int:
@@ -288,14 +289,15 @@ class Trainer:
         if self.config.ckpt is None or (between and not is_last):
             self.tell_of(self.checkpoints.saved())
             return
-        if self.ckpt.weights_only:
-            if not is_last:  # a run ends with its weights anyhow
-                self.save_weights(step)
-                clock.lap("save_ckpt")
-            return
         self.doing(step, "waiting for the checkpoint before")
         self.tell_of(self.checkpoints.finish())
         clock.lap("wait_for_ckpt")
+        # Before the checkpoint: where there is one, its weights are there too, unless only the last are wanted.
+        if is_last or self.ckpt.weights_only or not self.ckpt.weights.only_last:
+            self.save_weights(step)
+            clock.lap("save_ckpt")
+        if self.ckpt.weights_only:
+            return
         self.doing(step, "saving a checkpoint")
         state = TrainerState(
             step,
@@ -310,7 +312,9 @@ class Trainer:
         clock.lap("save_ckpt")
 
     def save_weights(self, step: int) -> None:
-        """The model folder `weights/step_<step>`."""
+        """The model folder `weights/step_<step>`, unless it is saved already."""
+        if step == self.weights_saved:
+            return
         self.doing(step, "saving the model")
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
@@ -319,6 +323,7 @@ class Trainer:
             saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
+        self.weights_saved = step
         log.info("saved %s", saved)
 
     def finish(self, step: int, *, over: bool = False) -> None:

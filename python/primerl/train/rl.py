@@ -104,7 +104,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()
-            checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks)
+            beside = output_dir / "weights" if config.ckpt else None
+            checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, beside=beside)
             parts = (model, adapter, performance, loss, optimizer, batches, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()

@@ -317,20 +317,23 @@ class Run:
         return self.step == self.last or (interval is not None and self.step % interval == 0)
 
     def save(self) -> None:
-        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too. The checkpoint comes to
-        the disk while training goes on."""
-        source = model_folder(self.config)
-        began = time.monotonic()
+        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too, unless only the last
+        are wanted. The checkpoint comes to the disk while training goes on."""
         self.ranks.at(f"step {self.step}: saving")
-        ckpt = self.config.ckpt
-        separate = self.adapter if ckpt is not None and ckpt.weights.save_adapter_separately else None
-        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
-            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
-        if ckpt is not None and not ckpt.weights_only:
+        ckpt = self.config.ckpt or SFTCheckpointConfig(weights_only=True)
+        if self.step == self.last or ckpt.weights_only or not ckpt.weights.only_last:
+            self._save_weights(ckpt.weights.save_adapter_separately)
+        if not ckpt.weights_only:
             with saving(self.output_dir / "checkpoints"):
                 self.checkpoints.save(self._state(), self.model, self.optimizer)
-        elif ckpt is not None and self.ranks.leads:
+        elif self.ranks.leads:
             keep_newest(self.output_dir / "weights", ckpt.keep_last, ckpt.keep_interval)
+
+    def _save_weights(self, adapter_too: bool) -> None:
+        began = time.monotonic()
+        source, separate = model_folder(self.config), self.adapter if adapter_too else None
+        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
+            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
     def _state(self) -> TrainerState:
