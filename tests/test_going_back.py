@@ -1,24 +1,22 @@
-"""`primerl rl --ckpt.resume-step N`: the same batches again, or a refusal that changes nothing."""
+"""`primerl rl --ckpt.resume-step N`: the run is what it was at that step, or a refusal that changes nothing."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end import launch, read_lines, until
+from end_to_end import launch, primerl, read_lines, until
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch import going_back
-from primerl.launch.starting import RefusedError
 from primerl.models.tiny import TinyConfig, write_model
 from pydantic import ValidationError
-from train_helpers import OrchestratorDouble, gone
 
 SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
 # All stay; the last two with the batches after them.
@@ -45,8 +43,12 @@ def with_checkpoints(output: Path, *steps: int) -> Path:
     return output
 
 
-def folders(output: Path) -> list[str]:
-    return sorted(path.name for path in (output / "checkpoints").iterdir())
+def folders(output: Path, kind: str = "checkpoints") -> list[str]:
+    return sorted(path.name for path in (output / kind).iterdir())
+
+
+def weights(output: Path) -> list[str]:
+    return folders(output, "weights")
 
 
 def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> None:
@@ -59,8 +61,6 @@ def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         going_back.check(config(tmp_path, resume_step=4), tmp_path)
     assert str(caught.value) == f"{told}{there}; there are: 2, 6"
-    for step in (6, -1, None):
-        going_back.check(config(tmp_path, resume_step=step), tmp_path)
     for given, message in (
         ({"resume_step": 0}, "ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint"),
         ({"resume_step": 2, "weights_only": True}, "ckpt.weights_only saves nothing to go on from"),
@@ -71,25 +71,18 @@ def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> No
         RLConfig.model_validate({**config(tmp_path, resume_step=2).model_dump(), "clean_output_dir": True})
 
 
-def test_the_orchestrator_is_asked_before_anything_is_set_aside(tmp_path: Path) -> None:
+def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp_path: Path) -> None:
     output = with_checkpoints(tmp_path, 2, 4, 6)
-    refusal = json.dumps({"error": {"message": "batches before step 5 are gone"}}).encode()
-    with OrchestratorDouble(lambda step, rank: gone()) as double:
-        double.answer = lambda path, fields: (409, refusal)  # type: ignore[method-assign]
-        with pytest.raises(RefusedError) as caught:
-            going_back.go_back(config(output, resume_step=2), output, double.url)
-    assert "ckpt.resume_step is 2, and there are checkpoints of steps 2, 4, 6, but " in str(caught.value)
-    assert "batches before step 5 are gone" in str(caught.value)
-    with pytest.raises(RefusedError, match="is over, and only one that is not can go back"):
-        going_back.go_back(config(output, resume_step=2), output, None)
+    (output / "checkpoints" / "step_4" / "orchestrator").mkdir()
+    (output / "checkpoints" / "step_4" / "orchestrator" / "000000000012.snapshot").touch()
+    with pytest.raises(ConfigError) as caught:
+        going_back.check(config(output, resume_step=2), output)
+    assert "ckpt.resume_step is 2, but beside the trainer's checkpoint of that step" in str(caught.value)
+    assert str(caught.value).endswith("steps that have it, and the newest: 4, 6")
+    for step, flags in ((4, ["--resume-step", "4"]), (6, []), (-1, []), (None, [])):
+        going_back.check(config(output, resume_step=step), output)
+        assert going_back.flags(config(output, resume_step=step), output) == flags
     assert folders(output) == ["step_2", "step_4", "step_6"]
-    with OrchestratorDouble(lambda step, rank: gone()) as double:
-        assert going_back.go_back(config(output, resume_step=-1), output, double.url) == []
-        assert double.calls == []
-        names = [path.name for path in going_back.go_back(config(output, resume_step=4), output, double.url)]
-        assert double.calls == [("/trainer/resume", {"step": 4})]
-    assert names == ["replaced_step_6"] * 2, "weights and checkpoints"
-    assert folders(output) == ["replaced_step_6", "step_2", "step_4"]
 
 
 def timeless(output: Path) -> dict[int, dict[str, Any]]:
@@ -99,9 +92,9 @@ def timeless(output: Path) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.end_to_end
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
-def test_a_run_goes_back_and_trains_the_same_batches_again(tmp_path: Path) -> None:
+def test_a_run_goes_back_to_what_it_was(tmp_path: Path) -> None:
     model, run = tmp_path / "tiny", tmp_path / "run"
     write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
 
@@ -111,22 +104,25 @@ def test_a_run_goes_back_and_trains_the_same_batches_again(tmp_path: Path) -> No
     code, output = ended("--max-steps", "9")
     assert code == 0, output
     before, saved = timeless(run), folders(run)
-    assert saved == ["step_2", "step_4", "step_6", "step_8", "step_9"]
-    # By step 8 the trainer has told that batches up to 4 are not needed; whether its last words were heard, which say
-    # 6, depends on when the orchestrator ended.
-    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "2")
+    assert saved == ["step_2", "step_4", "step_6", "step_8", "step_9"] == weights(run)
+    shutil.rmtree(run / "checkpoints" / "step_4" / "orchestrator")
+    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "4")
     assert code == 2, output
-    assert re.search("go on from a checkpoint of step [46] or later", " ".join(output.split())), output
     assert (timeless(run), folders(run)) == (before, saved)
-    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "6")
+    # Of a run that is over, and further back than batches are kept.
+    code, output = ended("--max-steps", "10", "--ckpt.resume-step", "2")
     assert code == 0, output
     after = timeless(run)
     assert sorted(after) == list(range(1, 11))
-    # Bit by bit, on the batches that the spool has kept.
-    assert {step: after[step] for step in before} == before
-    assert folders(run) == [
-        *("replaced_step_8", "replaced_step_9", "step_10", "step_2", "step_4", "step_6", "step_8"),
-    ]
+    assert {step: after[step] for step in (1, 2)} == {step: before[step] for step in (1, 2)}
+    assert [line["step"] for line in read_lines(run / "steps.jsonl")] == list(range(1, 11))
+    aside = ["replaced_step_4", "replaced_step_6", "replaced_step_8", "replaced_step_9"]
+    assert folders(run) == [*aside, "step_10", "step_2", "step_4", "step_6", "step_8"] == weights(run)
+    assert "every invariant holds" in primerl("trace", str(run), "--check")
+    # The newest by its name is the newest.
+    code, output = ended("--max-steps", "11", "--ckpt.resume-step", "10")
+    assert code == 0, output
+    assert {step: line for step, line in timeless(run).items() if step <= 10} == after
 
 
 @pytest.mark.end_to_end

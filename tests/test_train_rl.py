@@ -177,14 +177,14 @@ def test_a_checkpoint_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     saves = {"interval": 2}
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 4 else gone()) as double:
         assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
-        assert double.called("/trainer/checkpoint") == [{"step": 2}]
+        assert double.called("/trainer/checkpoint") == [{"step": 2, "saved": 2}]
     assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step_2"]
     with OrchestratorDouble(whole_batch) as double:
         assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
         assert double.called("/trainer/resume") == [{"step": 2}]
         assert [fields["version"] for fields in double.called("/trainer/weights")] == [2, 3, 4]
         assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
-        assert double.called("/trainer/checkpoint") == [{"step": 4}]
+        assert double.called("/trainer/checkpoint") == [{"step": 4, "saved": 4}]
     for version in (3, 4):
         one, other = published(whole, version), published(halves, version)
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -198,7 +198,7 @@ def test_without_an_interval_there_is_one_checkpoint_at_the_end(folder: Path, tm
         with OrchestratorDouble(whole_batch) as double:
             assert rl.main(settings(double.url, folder, tmp_path, max_steps=max_steps, ckpt={})) == 0
             assert [fields["step"] for fields in double.called("/trainer/batch")] == trained
-            assert double.called("/trainer/checkpoint") == [{"step": max_steps}]
+            assert double.called("/trainer/checkpoint") == [{"step": max_steps, "saved": max_steps}]
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step_{max_steps}"]
 
 

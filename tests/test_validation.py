@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
 from primerl.config.rl import RLConfig
 from primerl.envs import adapter
-from primerl.launch.going_back import EVALUATIONS, REPLACED_EVALUATIONS, set_aside_evaluations
 from primerl.monitors.collect import evaluation_metrics
 
 TASK = {"split": "train", "num_examples": 20, "letters": "a-j"}
@@ -184,24 +181,3 @@ def test_monitors_tell_validations_by_the_training_environment() -> None:
     metrics = evaluation_metrics("a-val", line)
     assert (metrics["val/a/avg@1"], metrics["val/a/exact"]) == (0.5, 1.0)
     assert all(name.startswith("val/a/") for name in metrics)
-
-
-def test_evaluations_of_steps_that_a_run_has_left_are_set_aside(tmp_path: Path) -> None:
-    def line(version: int, **more: Any) -> str:
-        return json.dumps({"environment": "a", "version": version, **more}) + "\n"
-
-    other = json.dumps({"environment": "b", "model": "m", "policy_at_the_time": 6}) + "\n"
-    file, replaced = tmp_path / EVALUATIONS, tmp_path / REPLACED_EVALUATIONS
-    assert set_aside_evaluations(tmp_path, 3) is None
-    file.write_text(line(0) + line(3) + other + line(6))
-    assert set_aside_evaluations(tmp_path, 6) is None
-    assert set_aside_evaluations(tmp_path, 3) == replaced
-    assert (file.read_text(), replaced.read_text()) == (line(0) + line(3), other + line(6))
-    # Killed between the two writes: nothing is there twice.
-    file.write_text(line(0) + line(3) + other + line(6))
-    set_aside_evaluations(tmp_path, 3)
-    assert (file.read_text(), replaced.read_text()) == (line(0) + line(3), other + line(6))
-    # Gone back once more: what was measured since is added.
-    file.write_text(line(0) + line(3) + line(6, again=True))
-    set_aside_evaluations(tmp_path, 0)
-    assert replaced.read_text() == other + line(6) + line(3) + line(6, again=True)

@@ -111,8 +111,8 @@ def store_worker(arguments: list[str]) -> int:
 
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
-    if len(arguments) == 2 and arguments[0] == "@":
-        return leave(native_orchestrator(["--config", arguments[1]]))
+    if len(arguments) >= 2 and arguments[0] == "@" and arguments[2:3] in ([], ["--resume-step"]):
+        return leave(native_orchestrator(["--config", *arguments[1:]]))
     if "@" not in arguments and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:

@@ -129,19 +129,18 @@ class Checkpoints(Section):
     """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
 
     interval: PositiveInt | None = None
-    """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end only,
-    so that a run that was stopped trains again from step 1, on the same batches."""
+    """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end
+    only, so that a run that was stopped trains again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
-    """Newest checkpoints that are kept, with their model folders and the batches after the oldest of them, so that
-    `resume_step` can name each of them."""
+    """Newest checkpoints that are kept, with their model folders."""
     keep_interval: PositiveInt | None = None
-    """Checkpoints and model folders at multiples of this step are kept beside the newest; their batches are not."""
+    """Checkpoints and model folders at multiples of this step are kept beside the newest."""
     weights_only: bool = False
     """Save model folders (`weights/step_<N>`) in place of checkpoints: there is nothing to go on from, so a run that
     was stopped trains again from step 1, on the same batches. `keep_last` and `keep_interval` are of these folders."""
     resume_step: int | None = Field(default=None, ge=-1)
-    """Go on from the checkpoint of this step, on the batches that came after it; those of later steps are renamed to
-    `replaced_step_<N>`. -1, or left out: from the newest one."""
+    """Go back to the checkpoint of this step: the whole run becomes what it was then, and what came later is set aside
+    (`replaced_step_<N>`, `replaced_journal`). -1, or left out: on from the newest one."""
     weights: CheckpointWeights = CheckpointWeights()
 
     @property

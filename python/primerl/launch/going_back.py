@@ -1,21 +1,19 @@
-"""`ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed."""
+"""`ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed.
+
+The orchestrator goes back first, to its part of the checkpoint, and sets aside what came after it: its journal and
+batches, evaluations, later checkpoints and model folders. So the trainer finds that checkpoint as the newest."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from primerl.config.load import ConfigError
-from primerl.config.resolve import write_text
 from primerl.config.rl import RLConfig
 from primerl.launch import status as orchestrator_status
 from primerl.launch.starting import RefusedError
-from primerl.train.client import OrchestratorClient, OrchestratorError
-from primerl.train.step_folders import saved_steps, set_aside_later
+from primerl.train.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 KEY = "ckpt.resume_step"
-ANSWER_S = 30.0
-EVALUATIONS, REPLACED_EVALUATIONS = "evals.jsonl", "replaced_evals.jsonl"
 
 
 def wanted(config: RLConfig) -> int | None:
@@ -24,72 +22,39 @@ def wanted(config: RLConfig) -> int | None:
     return None if ckpt is None else ckpt.goes_back_to
 
 
-def check(config: RLConfig, folder: Path) -> None:
-    """Raises ConfigError where there is no such checkpoint. Whether its batches are there the orchestrator knows."""
+def needed(config: RLConfig, folder: Path) -> int | None:
+    """The step to go back to; None where the run goes on from its newest checkpoint."""
     step = wanted(config)
     there = saved_steps(folder / "checkpoints")
+    return None if there and step == there[-1] else step
+
+
+def flags(config: RLConfig, folder: Path) -> list[str]:
+    """Of the orchestrator's first start."""
+    step = needed(config, folder)
+    return [] if step is None else ["--resume-step", str(step)]
+
+
+def check(config: RLConfig, folder: Path) -> None:
+    """Raises ConfigError where there is no such checkpoint, or no state of the run beside it."""
+    step, checkpoints = wanted(config), folder / "checkpoints"
+    there = saved_steps(checkpoints)
     if step is not None and step not in there:
-        listed = ", ".join(map(str, there)) or "none"
+        raise ConfigError(f"{KEY}: there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}")
+    if needed(config, folder) is not None and not _has_state(checkpoints, step):
+        whole = [one for one in there if one == there[-1] or _has_state(checkpoints, one)]
         raise ConfigError(
-            f"{KEY}: there is no checkpoint of step {step} in {folder / 'checkpoints'}; there are: {listed}"
+            f"{KEY} is {step}, but beside the trainer's checkpoint of that step the orchestrator has saved nothing to "
+            f"go back to; steps that have it, and the newest: {_listed(whole)}"
         )
 
 
-def go_back(config: RLConfig, folder: Path, url: str | None) -> list[Path]:
-    """With the orchestrator at `url` (None: it says that the run is over), and before the trainer is started. Returns
-    what was set aside.
-
-    Raises RefusedError, after which the run is as it was.
-    """
-    step = wanted(config)
-    if step is None:
-        return []
-    if url is None:
-        raise RefusedError(
-            f"{KEY} is {step}, but the run in {folder} is over, and only one that is not can go back; leave it out, "
-            "or begin anew from a model folder of it"
-        )
-    client = OrchestratorClient(url, ANSWER_S)
-    try:
-        client.resume(step)
-    except OrchestratorError as error:
-        there = ", ".join(map(str, saved_steps(folder / "checkpoints")))
-        raise RefusedError(f"{KEY} is {step}, and there are checkpoints of steps {there}, but {error}") from None
-    finally:
-        client.close()
-    aside = set_aside_later(folder, step)
-    evaluations = set_aside_evaluations(folder, step)
-    return [*aside, *([] if evaluations is None else [evaluations])]
+def _has_state(checkpoints: Path, step: int | None) -> bool:
+    return any((checkpoints / f"step_{step}" / ORCHESTRATOR_FOLDER).glob("*.snapshot"))
 
 
-def set_aside_evaluations(folder: Path, step: int) -> Path | None:
-    """Moves the lines of `evals.jsonl` that are of later versions than `step` to a file of their own: they are of
-    weights that the run has left. Returns the file; None where there is no such line.
-
-    The file is written before they are taken out: a start that is killed in between moves them again.
-    """
-    file = folder / EVALUATIONS
-    if not file.is_file():
-        return None
-    # What a kill has cut short at the end is the orchestrator's to mend.
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    left = [line for line in whole if _version(line) > step]
-    if not left:
-        return None
-    replaced = folder / REPLACED_EVALUATIONS
-    before = replaced.read_text() if replaced.is_file() else ""
-    write_text(replaced, before + "".join(line for line in left if line not in before))
-    write_text(file, "".join(line for line in whole if line not in left))
-    return replaced
-
-
-def _version(line: str) -> int:
-    """The version that was measured, or that was newest when another model was; -1 where the line does not say it."""
-    try:
-        found = json.loads(line)
-        return int(found["version"] if "version" in found else found["policy_at_the_time"])
-    except (ValueError, LookupError, TypeError):
-        return -1
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
 
 
 def check_steps(config: RLConfig, url: str) -> None:

@@ -225,12 +225,10 @@ class Launcher:
         self.described[orchestrator.name] = orchestrator
         with unchanged_if_refused(orchestrator.file):
             resolve.write(orchestrator)
-            started = start(processes, orchestrator)
+            started = start(processes, orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
         if url is not None:
             going_back.check_steps(self.config, url)
-        for path in going_back.go_back(self.config, self.folder, url):
-            self.console.say(f"of later steps than the one this run goes on from: renamed to {path}")
         self._start_uploads(processes)
         self._start_monitors(processes)
         if url is None:

@@ -36,8 +36,9 @@ class RefusedError(RunFailedError):
     """The orchestrator cannot use its input, such as a changed setting: the message is its own."""
 
 
-def start(processes: Processes, process: ProcessConfig) -> Process:
-    command = [process.python or sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file)]
+def start(processes: Processes, process: ProcessConfig, *flags: str) -> Process:
+    """`flags`: of this start alone."""
+    command = [process.python or sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file), *flags]
     environment = environment_of(process)
     if process.python is not None:
         folder = process.file.parent.parent / "run" / "package"

@@ -22,7 +22,13 @@ from primerl.train.meeting import Meeting
 from primerl.train.merging import adapter_state
 from primerl.train.optim import Optimizer
 from primerl.train.shards import MAX_SHARD_BYTES, Files, by_file, computing_dtype, gathered, own_tensors, plan, shares
-from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, saved_steps
+from primerl.train.step_folders import (
+    ORCHESTRATOR_FOLDER,
+    SavingError,
+    keep_newest,
+    remove_unfinished,
+    saved_steps,
+)
 
 if TYPE_CHECKING:
     from primerl.train.lora import Adapter
@@ -91,13 +97,16 @@ class Checkpoints:
         ranks: Ranks = ALONE,
         *,
         beside: Path | None = None,
+        with_orchestrator: bool = False,
     ) -> None:
-        """`beside`: a folder of which the same steps are kept."""
+        """`beside`: a folder of which the same steps are kept. `with_orchestrator`: it adds its part to each, in a
+        folder that it finds there."""
         self._folder = output_dir / "checkpoints"
         self._keep_last = keep_last
         self._keep_interval = keep_interval
         self._ranks = ranks
         self._beside = beside
+        self._with_orchestrator = with_orchestrator
         # The thread's messages to other ranks must not mix with those of training.
         self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -201,6 +210,8 @@ class Checkpoints:
         if self._ranks.leads:
             remove_unfinished(self._folder)
             (folder / STATE_FILE).parent.mkdir(parents=True)
+            if self._with_orchestrator:
+                (folder / ORCHESTRATOR_FOLDER).mkdir()
             torch.save(vars(replace(state, model_config=model_facts(model))), folder / STATE_FILE)
         self._ranks.wait()
         _say_nothing_of_one_process()

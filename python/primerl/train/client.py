@@ -116,13 +116,14 @@ class OrchestratorClient:
         """Tell that training goes on after `step` (0: from the start). Raises OrchestratorError."""
         self._accepted("/trainer/resume", {"step": step})
 
-    def checkpoint(self, step: int) -> None:
-        """Tell that batches up to `step` will not be asked for again.
+    def checkpoint(self, step: int, saved: int) -> None:
+        """Tell that batches up to `step` will not be asked for again, and that the checkpoint of step `saved` is on the
+        disk, beside which the orchestrator keeps the run's state.
 
         Nothing depends on it: the next one says more, and after the last one the orchestrator may have ended.
         """
         try:
-            self._accepted("/trainer/checkpoint", {"step": step}, repeat_for_s=0.0)
+            self._accepted("/trainer/checkpoint", {"step": step, "saved": saved}, repeat_for_s=0.0)
         except OrchestratorError as error:
             log.info("checkpoint of step %d: %s", step, error)
 

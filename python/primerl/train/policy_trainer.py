@@ -339,7 +339,7 @@ class Trainer:
     def tell_of(self, saved: int | None) -> None:
         """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
         if saved is not None and self.ranks.leads:
-            self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0])
+            self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0], saved)
 
     def doing(self, step: int, what: str) -> None:
         """For the orchestrator, and for the other ranks."""

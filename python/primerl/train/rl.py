@@ -105,7 +105,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()
             beside = output_dir / "weights" if config.ckpt else None
-            checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, beside=beside)
+            kept = (ckpt.keep_last, ckpt.keep_interval)
+            checkpoints = Checkpoints(output_dir, *kept, ranks, beside=beside, with_orchestrator=True)
             parts = (model, adapter, performance, loss, optimizer, batches, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()

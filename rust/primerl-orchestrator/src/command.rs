@@ -8,6 +8,7 @@ use crate::log;
 use crate::run::Prepared;
 use crate::runtime;
 use clap::Parser;
+use primerl_core::Step;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,6 +32,9 @@ struct Arguments {
     /// Check config and model folder, start nothing
     #[arg(long)]
     check: bool,
+    /// Go back to the trainer's checkpoint of this step, at this start: what the run did after it is set aside
+    #[arg(long, value_name = "STEP")]
+    resume_step: Option<u64>,
 }
 
 /// Run the command with `arguments` (without the program's name); the result is the exit code. `functions` calls
@@ -64,6 +68,7 @@ where
         println!("{}: fine", arguments.config.display());
         return EXIT_FINISHED;
     }
+    let prepared = prepared.going_back_to(arguments.resume_step.map(Step));
     log::to_stderr(&prepared.config().log.level);
     let runtime = match runtime::build() {
         Ok(runtime) => runtime,

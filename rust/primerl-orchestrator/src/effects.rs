@@ -10,7 +10,7 @@ use crate::gateway::rollouts::Rollouts;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
-use primerl_core::{Core, Effect, RolloutId, WorkerId};
+use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -74,6 +74,11 @@ impl Effects {
     /// Have the core written, as it was after event `number`.
     pub fn snapshot(&self, number: u64, core: Box<Core>) {
         self.recorder.snapshot(number, core);
+    }
+
+    /// Have it written beside the trainer's checkpoint of `step`.
+    pub fn keep_state(&self, step: Step, number: u64, core: Box<Core>) {
+        self.recorder.keep_state(step, number, core);
     }
 
     /// Answers to leases are the driver's; everything else is done here. `waiter` belongs to a batch.

@@ -42,6 +42,15 @@ pub enum RunError {
         was: String,
         is: String,
     },
+    #[error(
+        "the run cannot go back to the checkpoint of step {step}: {folder} has no state of the orchestrator ({why}); \
+         go back to another one, or begin a new run with its weights"
+    )]
+    NoState {
+        step: u64,
+        folder: PathBuf,
+        why: String,
+    },
     #[error("cannot read the batch in {path}: {source}")]
     Spool {
         path: PathBuf,
@@ -98,6 +107,7 @@ impl RunError {
                 | RunError::OutputFolderInUse { .. }
                 | RunError::Changed { .. }
                 | RunError::Restore(_)
+                | RunError::NoState { .. }
         )
     }
 }

@@ -60,6 +60,28 @@ fn write(
     File::open(folder)?.sync_all()
 }
 
+/// Another name for a file that is whole and will not change, over one that is there; a copy where the disk knows no
+/// links.
+pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    match fs::hard_link(from, to) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+        Err(_) => {
+            fs::copy(from, to)?;
+            File::open(to)?.sync_all()
+        }
+    }
+}
+
+/// Make what was made, renamed or removed in a folder outlive a power loss.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
 /// Append one line and make it durable.
 pub fn append_line(path: &Path, line: &str) -> Result<(), WriteError> {
     let append = || {

@@ -158,7 +158,7 @@ impl InProcess {
     pub fn checkpoint_saved(&self, step: u64) -> Pending<Result<(), InProcessError>> {
         let app = Arc::clone(&self.app);
         self.spawn(async move {
-            match endpoints::checkpoint_saved(&app, Step(step)).await {
+            match endpoints::checkpoint_saved(&app, Step(step), None).await {
                 // The last checkpoint comes when all is trained: nobody will ask for batches.
                 Err(error) if error.code == Some(RUN_OVER) => Ok(()),
                 outcome => outcome.map_err(InProcessError::Refused),

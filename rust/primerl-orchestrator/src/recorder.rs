@@ -1,4 +1,5 @@
-//! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`, snapshots of the core. Jobs are done
+//! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`, snapshots of the core, its part of
+//! the trainer's checkpoints. Jobs are done
 //! in order, so a batch is on disk before its first answer, and everything is on disk before the run counts as finished.
 //!
 //! After a restart the core says again what it had said since the last snapshot: what is on disk is not written twice.
@@ -8,6 +9,7 @@ use crate::driver::BatchReply;
 use crate::failure::{Failures, RunError};
 use crate::files::{self, WriteError};
 use crate::journal::{self, Identity};
+use crate::kept_state::State;
 use crate::spool::Spool;
 use crate::telemetry::{Overdue, Telemetry};
 use crate::trainer::batch;
@@ -42,6 +44,8 @@ enum Job {
     Forget(Step),
     Evaluated(EvaluationReport),
     Snapshot(u64, Box<Core>),
+    /// The core after so many events, beside the trainer's checkpoint of a step.
+    State(Step, u64, Box<Core>),
     Finished(String),
     Failed(String),
 }
@@ -60,6 +64,10 @@ impl Job {
             ),
             Job::Snapshot(number, _) => (
                 format!("the disk to take the core after event {number}"),
+                Overdue::IsNamed,
+            ),
+            Job::State(step, ..) => (
+                format!("the disk to take the state at the checkpoint of step {step}"),
                 Overdue::IsNamed,
             ),
             Job::Forget(_) => ("the disk to delete batches".into(), Overdue::IsNamed),
@@ -147,6 +155,10 @@ impl Recorder {
         self.send(Job::Snapshot(number, core));
     }
 
+    pub fn keep_state(&self, step: Step, number: u64, core: Box<Core>) {
+        self.send(Job::State(step, number, core));
+    }
+
     pub fn finished(&self, reason: String) {
         self.send(Job::Finished(reason));
     }
@@ -211,6 +223,10 @@ impl Writer {
             Job::Forget(before) => Ok(self.spool.forget(before)?),
             Job::Evaluated(report) => self.evaluated(report),
             Job::Snapshot(number, core) => self.snapshot(number, &core),
+            Job::State(step, number, core) => {
+                let (output_dir, identity) = (&self.place.output_dir, &self.place.identity);
+                Ok(State::new(output_dir, step).keep(&self.spool, number, identity, &core)?)
+            }
             Job::Finished(reason) => {
                 self.finished.send_replace(Some(reason));
                 Ok(())

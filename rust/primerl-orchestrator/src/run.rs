@@ -19,6 +19,7 @@ use crate::failure::RunError;
 use crate::files;
 use crate::gateway::Gateway;
 use crate::gateway::access::{self, Access};
+use crate::going_back;
 use crate::journal::Identity;
 use crate::monitor;
 use crate::page::Page;
@@ -28,7 +29,7 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
-use primerl_core::{Core, Event};
+use primerl_core::{Core, Event, Step};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,8 @@ pub struct Prepared {
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
     limits: Limits,
+    /// The checkpoint that the run goes back to.
+    goes_back_to: Option<Step>,
 }
 
 /// A run that is going on.
@@ -131,7 +134,16 @@ impl Prepared {
             functions,
             run_key: access::run_key()?,
             limits: Limits::default(),
+            goes_back_to: None,
         })
+    }
+
+    /// Go back to the checkpoint that the trainer has saved of this step.
+    pub fn going_back_to(self, step: Option<Step>) -> Prepared {
+        Prepared {
+            goes_back_to: step,
+            ..self
+        }
     }
 
     /// Another key than the environment's.
@@ -164,6 +176,10 @@ impl Prepared {
                 source,
             }
         })?;
+        going_back::complete(&output_dir)?;
+        if let Some(step) = self.goes_back_to {
+            going_back::go_back(&output_dir, step, &self.identity)?;
+        }
         let folder = output_dir.join("journal");
         let story = Story::open(&folder, self.core, &self.identity)?;
         let url = format!("http://{address}");

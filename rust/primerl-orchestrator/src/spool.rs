@@ -2,7 +2,7 @@
 //! checkpoint of the trainer covers it.
 
 use crate::failure::RunError;
-use crate::files::{WriteError, write_whole};
+use crate::files::{WriteError, link_or_copy, write_whole};
 use bytes::Bytes;
 use primerl_core::Step;
 use std::path::{Path, PathBuf};
@@ -47,8 +47,34 @@ impl Spool {
         found.is_file().then_some(found.len())
     }
 
+    /// The batch of `step` in `folder`, which has the spool's layout then; the same files where the disk allows it.
+    pub fn link(&self, step: Step, folder: &Path) -> std::io::Result<()> {
+        link_all(&self.of_step(step), &folder.join(format!("step_{step}")))
+    }
+
+    /// Make the spool have the batches of steps after `after` and up to `cut`, those it lacks out of `folder`, and none
+    /// of later steps.
+    pub fn go_back(&self, after: Step, cut: Step, folder: &Path) -> Result<(), WriteError> {
+        let failed = |source| WriteError {
+            path: self.folder.clone(),
+            source,
+        };
+        self.remove(|step| step > cut)?;
+        for step in (after.0 + 1..=cut.0).map(Step) {
+            if !self.has(step) {
+                let kept = folder.join(format!("step_{step}"));
+                link_all(&kept, &self.of_step(step)).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Delete the batches of steps before this one.
     pub fn forget(&self, before: Step) -> Result<(), WriteError> {
+        self.remove(|step| step < before)
+    }
+
+    fn remove(&self, goes: impl Fn(Step) -> bool) -> Result<(), WriteError> {
         let step_of = |path: &Path| -> Option<Step> {
             let name = path.file_name()?.to_str()?;
             name.strip_prefix("step_")?.parse().ok().map(Step)
@@ -57,18 +83,36 @@ impl Spool {
             path: self.folder.clone(),
             source,
         };
-        for entry in std::fs::read_dir(&self.folder).map_err(failed)? {
+        let entries = match std::fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
             let path = entry.map_err(failed)?.path();
-            if step_of(&path).is_some_and(|step| step < before) {
+            if step_of(&path).is_some_and(&goes) {
                 std::fs::remove_dir_all(&path).map_err(failed)?;
             }
         }
         Ok(())
     }
 
-    fn file(&self, step: Step, rank: u32) -> PathBuf {
-        self.folder.join(format!("step_{step}/rank_{rank}.msgpack"))
+    fn of_step(&self, step: Step) -> PathBuf {
+        self.folder.join(format!("step_{step}"))
     }
+
+    fn file(&self, step: Step, rank: u32) -> PathBuf {
+        self.of_step(step).join(format!("rank_{rank}.msgpack"))
+    }
+}
+
+/// Files of a folder, linked into another one, which is made.
+fn link_all(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let file = entry?;
+        link_or_copy(&file.path(), &to.join(file.file_name()))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

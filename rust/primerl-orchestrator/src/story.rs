@@ -188,7 +188,7 @@ fn append(
     Ok(())
 }
 
-fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError> {
+pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError> {
     let names = was.keys().chain(is.keys());
     let Some(name) = names
         .into_iter()

@@ -43,6 +43,8 @@ pub(crate) enum Reply {
     Accepted(oneshot::Sender<bool>),
     /// Told once the event is durable; the error says why the trainer is not followed.
     Verdict(oneshot::Sender<Result<(), String>>),
+    /// The same, of a trainer whose checkpoint of this step has come to the disk: the run's state is kept beside it.
+    Saved(oneshot::Sender<Result<(), String>>, Step),
 }
 
 #[expect(
@@ -101,7 +103,7 @@ impl DriverHandle {
     async fn ask<T>(
         &self,
         event: Event,
-        reply: fn(oneshot::Sender<T>) -> Reply,
+        reply: impl FnOnce(oneshot::Sender<T>) -> Reply,
     ) -> Result<T, RunOver> {
         let (sender, answer) = oneshot::channel();
         self.send_with(event, Some(reply(sender)))?;
@@ -181,10 +183,18 @@ impl DriverHandle {
             .await
     }
 
-    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot have saved that step.
-    pub async fn checkpoint_saved(&self, step: Step) -> Result<Result<(), String>, RunOver> {
-        self.ask(Event::CheckpointSaved { step }, Reply::Verdict)
-            .await
+    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot have saved that step. `saved`:
+    /// the checkpoint that has just come to the disk, which may be of a later step than those that need no batches.
+    pub async fn checkpoint_saved(
+        &self,
+        step: Step,
+        saved: Option<Step>,
+    ) -> Result<Result<(), String>, RunOver> {
+        let event = Event::CheckpointSaved { step };
+        match saved {
+            None => self.ask(event, Reply::Verdict).await,
+            Some(saved) => self.ask(event, |waiter| Reply::Saved(waiter, saved)).await,
+        }
     }
 
     /// Long poll for rollouts.

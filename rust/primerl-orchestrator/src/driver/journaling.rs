@@ -56,9 +56,21 @@ impl Driver {
         self.wait_for_journal(number, Durable::Snapshot(core));
     }
 
+    /// What a run goes back to together with the trainer's checkpoint of `step`. The events so far end a segment, so that
+    /// none of them need be written anew then.
+    pub(super) fn keep_state(&mut self, step: Step, number: u64) -> Result<(), JournalError> {
+        if self.core.finished().is_some() {
+            return Ok(());
+        }
+        self.journal.end_segment()?;
+        let core = Box::new(self.core.clone());
+        self.wait_for_journal(number, Durable::State(step, core));
+        Ok(())
+    }
+
     pub(super) fn wait_for_journal(&mut self, number: u64, what: Durable) {
         let urgency = match what {
-            Durable::Accepted(..) | Durable::Snapshot(_) => Urgency::Soon,
+            Durable::Accepted(..) | Durable::Snapshot(_) | Durable::State(..) => Urgency::Soon,
             Durable::Effect(..) | Durable::Verdict(..) => Urgency::Now,
         };
         self.urgency = self.urgency.max(urgency);
@@ -117,6 +129,9 @@ impl Driver {
                     self.effects.carry_out(effect, waiter)
                 }
                 Some((number, Durable::Snapshot(core))) => self.effects.snapshot(number, core),
+                Some((number, Durable::State(step, core))) => {
+                    self.effects.keep_state(step, number, core);
+                }
                 Some((_, Durable::Accepted(waiter, open))) => {
                     let _ = waiter.send(open);
                 }

@@ -22,7 +22,7 @@ use crate::failure::{Failures, RunError};
 use crate::journal::{Journal, JournalError, Progress};
 use crate::telemetry::{Overdue, Telemetry, Waiting};
 use handle::Message;
-use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Time};
+use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Step, Time};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,6 +61,8 @@ enum Urgency {
 enum Durable {
     Effect(Effect, Option<oneshot::Sender<BatchReply>>),
     Snapshot(Box<Core>),
+    /// Beside the trainer's checkpoint of this step.
+    State(Step, Box<Core>),
     Accepted(oneshot::Sender<bool>, bool),
     Verdict(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
@@ -231,6 +233,7 @@ impl Driver {
             Event::ShutdownRequested { .. } => self.journal.appended(),
             _ => self.journal.append(now, &event)?,
         };
+        let mut saved = None;
         match (reply, &event) {
             (Some(Reply::Written(waiter)), _) => {
                 self.written.push_back((number, waiter));
@@ -253,6 +256,11 @@ impl Driver {
                 | Event::CheckpointSaved { .. },
             ) => {
                 let verdict = self.refusal(&event).map_or(Ok(()), Err);
+                self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
+            }
+            (Some(Reply::Saved(waiter, step)), _) => {
+                let verdict = self.refusal(&event).map_or(Ok(()), Err);
+                saved = verdict.is_ok().then_some(step);
                 self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
             }
             (
@@ -282,6 +290,9 @@ impl Driver {
             } else {
                 self.carry_out(effect);
             }
+        }
+        if let Some(step) = saved {
+            self.keep_state(step, number)?;
         }
         if self.journal.bytes() - self.snapshot_at >= BETWEEN_SNAPSHOTS {
             self.take_snapshot(number);

@@ -24,8 +24,8 @@ pub use follow::{Follower, Place, read_at};
 pub use reader::{Entry, ReadError, Tail};
 pub(crate) use restore::newest_snapshot;
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
-pub use snapshot::{Identity, Snapshot, retain, write as write_snapshot};
-pub use writer::{Journal, JournalError, Progress};
+pub use snapshot::{Identity, Snapshot, link_before, retain, write as write_snapshot};
+pub use writer::{Journal, JournalError, Progress, begin_segment};
 
 use std::path::{Path, PathBuf};
 

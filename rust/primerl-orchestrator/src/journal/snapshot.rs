@@ -1,7 +1,7 @@
 //! The whole core on disk, and what may be deleted once it is.
 
 use super::{SEGMENT, SNAPSHOT, files, path_of};
-use crate::files::{WriteError, write_whole_with};
+use crate::files::{WriteError, link_or_copy, write_whole_with};
 use primerl_core::Core;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -95,6 +95,21 @@ pub(super) fn read(path: &Path) -> Result<Snapshot, String> {
         return Err("it does not match its checksum".into());
     }
     rmp_serde::from_slice(body).map_err(|error| format!("it is of another version: {error}"))
+}
+
+/// What is there of the first `number` events, linked into another folder: `number` has to be where a segment ends.
+///
+/// # Errors
+/// The folders cannot be read or changed.
+pub fn link_before(folder: &Path, number: u64, to: &Path) -> std::io::Result<()> {
+    for extension in [SEGMENT, SNAPSHOT] {
+        for (first, path) in files(folder, extension)? {
+            if first < number {
+                link_or_copy(&path, &path_of(to, first, extension))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Delete the oldest snapshots, with the events before the next one, while the journal is larger than `bytes`.

@@ -49,6 +49,8 @@ struct Job {
     events: u64,
     /// Somebody waits for everything up to here.
     sync: bool,
+    /// What comes after these is in another segment.
+    last: bool,
 }
 
 /// Appends events. Dropping it writes and syncs what is left.
@@ -164,6 +166,12 @@ impl Journal {
         self.hand_over(false)
     }
 
+    /// What is appended from here on is in a segment of its own: one that begins after so many events.
+    pub fn end_segment(&mut self) -> Result<(), JournalError> {
+        self.waiting.last = true;
+        self.hand_over(false)
+    }
+
     /// A view of how far the journal is.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()
@@ -203,6 +211,14 @@ fn failed(path: &Path, source: io::Error) -> JournalError {
         path: path.to_owned(),
         source: Arc::new(source),
     }
+}
+
+/// Make the segment of what comes after the first `events` events, empty.
+///
+/// # Errors
+/// It is there, or cannot be written.
+pub fn begin_segment(folder: &Path, events: u64) -> Result<(), JournalError> {
+    Segment::create(folder, events).map(drop)
 }
 
 struct Segment {
@@ -251,6 +267,15 @@ impl Segment {
         })
     }
 
+    /// The next one begins after the first `written` events.
+    fn end(&mut self, written: u64) -> Result<(), JournalError> {
+        self.file.sync_data().map_err(|error| self.failed(error))?;
+        if self.bytes > MAGIC.len() as u64 {
+            *self = Segment::create(&self.folder, written)?;
+        }
+        Ok(())
+    }
+
     fn failed(&self, source: io::Error) -> JournalError {
         failed(&self.path, source)
     }
@@ -268,10 +293,14 @@ fn write_until_closed(
                 records,
                 events,
                 sync,
+                last,
                 closed,
             } => {
                 let mut outcome = write_group(&mut segment, written, &records);
                 written += events;
+                if outcome.is_ok() && last {
+                    outcome = segment.end(written);
+                }
                 if outcome.is_ok() && events > 0 {
                     progress.send_modify(|progress| progress.written = written);
                 }
@@ -320,6 +349,7 @@ enum Group {
         records: Vec<Vec<u8>>,
         events: u64,
         sync: bool,
+        last: bool,
         closed: bool,
     },
     Idle,
@@ -333,16 +363,21 @@ fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
         Err(mpsc::RecvTimeoutError::Disconnected) => None,
     };
     let closed = first.is_none();
-    let (mut records, mut events, mut sync) = (Vec::new(), 0, false);
-    for job in first.into_iter().chain(jobs.try_iter()) {
+    let (mut records, mut events, mut sync, mut last) = (Vec::new(), 0, false, false);
+    let mut next = first;
+    while let Some(job) = next {
         events += job.events;
         sync |= job.sync;
+        last = job.last;
         records.push(job.bytes);
+        // A segment's last events are the last of their group.
+        next = if last { None } else { jobs.try_recv().ok() };
     }
     Group::Events {
         records,
         events,
         sync,
+        last,
         closed,
     }
 }
@@ -354,11 +389,7 @@ fn write_group(
 ) -> Result<(), JournalError> {
     let bytes: usize = records.iter().map(Vec::len).sum();
     if segment.bytes >= SEGMENT_BYTES && bytes > 0 {
-        segment
-            .file
-            .sync_data()
-            .map_err(|error| segment.failed(error))?;
-        *segment = Segment::create(&segment.folder, written)?;
+        segment.end(written)?;
     }
     segment.bytes += bytes as u64;
     // Not joined first: where the disk is behind, that would be megabytes of fresh memory.

@@ -43,10 +43,19 @@ pub struct HeartbeatRequest {
     leaving: bool,
 }
 
-/// A step of the trainer's: the one it goes on after, or the one it has saved.
+/// The step that the trainer goes on after.
 #[derive(Debug, Deserialize)]
-pub struct StepRequest {
+pub struct ResumeRequest {
     step: Step,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct CheckpointRequest {
+    /// Batches up to here are not needed any more.
+    step: Step,
+    /// The checkpoint that has just come to the disk.
+    #[serde(default)]
+    saved: Option<Step>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -150,26 +159,27 @@ pub async fn resume_after(app: &App, step: Step) -> Result<(), ApiError> {
 
 pub async fn resume(
     State(app): State<Arc<App>>,
-    Wire { body, encoding }: Wire<StepRequest>,
+    Wire { body, encoding }: Wire<ResumeRequest>,
 ) -> Result<Response, ApiError> {
     resume_after(&app, body.step).await?;
     Ok(encoding.ok(&Empty {}))
 }
 
-/// Batches up to `step` will not be asked for again; durable.
-pub async fn checkpoint_saved(app: &App, step: Step) -> Result<(), ApiError> {
+/// Batches up to `step` will not be asked for again; durable. `saved`: the checkpoint beside which the run's state is
+/// to be kept.
+pub async fn checkpoint_saved(app: &App, step: Step, saved: Option<Step>) -> Result<(), ApiError> {
     app.telemetry.trainer.heard();
-    let saved = app.driver.checkpoint_saved(step).await;
-    saved
+    let verdict = app.driver.checkpoint_saved(step, saved).await;
+    verdict
         .map_err(|_| app.over())?
         .map_err(|why| ApiError::conflict("step_not_trained", why).param("step"))
 }
 
 pub async fn checkpoint(
     State(app): State<Arc<App>>,
-    Wire { body, encoding }: Wire<StepRequest>,
+    Wire { body, encoding }: Wire<CheckpointRequest>,
 ) -> Result<Response, ApiError> {
-    checkpoint_saved(&app, body.step).await?;
+    checkpoint_saved(&app, body.step, body.saved).await?;
     Ok(encoding.ok(&Empty {}))
 }
 

@@ -1,0 +1,445 @@
+//! A run goes back to a checkpoint of its trainer: it becomes what it was when that came to the disk. What it did after
+//! that is set aside.
+//!
+//! ```text
+//! journal.going_back/     put together: what came before, the checkpoint's snapshot, GONE_BACK
+//! journal/             -> replaced_journal/
+//! journal.going_back/  -> journal/
+//! checkpoints/, weights/  later steps are renamed to replaced_step_<j>
+//! spool, steps.jsonl, evals.jsonl become what that journal says; then GONE_BACK is removed
+//! ```
+//! A process that is killed leaves the run as it was, or gone back: whoever starts next ends what was begun
+//! ([`complete`]).
+
+use crate::failure::RunError;
+use crate::files::{self, sync_folder, whole_lines, write_whole};
+use crate::journal::{self, Identity};
+use crate::kept_state::{State, remove_all};
+use crate::spool::Spool;
+use crate::story::same_run;
+use primerl_core::Step;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// In the journal of a run that has gone back, until everything else has, too.
+const GONE_BACK: &str = "gone_back.json";
+
+#[derive(Debug, Deserialize, Serialize)]
+struct GoneBack {
+    /// Of the checkpoint.
+    step: Step,
+    /// The last one that was cut by then.
+    cut: Step,
+    ranks: u32,
+}
+
+struct Places<'a> {
+    output_dir: &'a Path,
+    journal: PathBuf,
+    building: PathBuf,
+    replaced: PathBuf,
+}
+
+impl<'a> Places<'a> {
+    fn of(output_dir: &'a Path) -> Places<'a> {
+        Places {
+            output_dir,
+            journal: output_dir.join("journal"),
+            building: output_dir.join("journal.going_back"),
+            replaced: output_dir.join("replaced_journal"),
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> RunError {
+        RunError::OutputFolder {
+            path: self.output_dir.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Make the run in `output_dir`, which nobody else may be at, what it was at the checkpoint of `step`.
+///
+/// # Errors
+/// The checkpoint has no part of the orchestrator's, or is of a run with another config: nothing has changed. Or the
+/// folder cannot be written.
+pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Result<(), RunError> {
+    let places = Places::of(output_dir);
+    let state = State::new(output_dir, step);
+    let snapshot = state.read().map_err(|why| RunError::NoState {
+        step: step.0,
+        folder: state.folder().to_owned(),
+        why,
+    })?;
+    same_run(&places.journal, &snapshot.identity, identity)?;
+    let gone_back = GoneBack {
+        step,
+        cut: Step(snapshot.core.next_step().0 - 1),
+        ranks: snapshot.core.config().data_ranks,
+    };
+    build(&places, &state, snapshot.number, &gone_back).map_err(|source| places.failed(source))?;
+    journal::begin_segment(&places.building, snapshot.number).map_err(RunError::Journal)?;
+    swap(&places).map_err(|source| places.failed(source))?;
+    complete(output_dir)?;
+    tracing::info!(%step, "gone back to the checkpoint of this step; what came after it is in replaced_journal");
+    Ok(())
+}
+
+/// What a process that was killed while it went back has left to do, if there was one.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
+    let places = Places::of(output_dir);
+    let moved = match (places.building.exists(), places.journal.exists()) {
+        (true, false) => rename(&places.building, &places.journal),
+        // It is not known to be whole.
+        (true, true) => remove_all(&places.building),
+        (false, _) => Ok(()),
+    };
+    moved.map_err(|source| places.failed(source))?;
+    let marker = places.journal.join(GONE_BACK);
+    let gone_back: GoneBack = match std::fs::read(&marker) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read
+            .and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::other))
+            .map_err(|source| places.failed(source))?,
+    };
+    for name in ["checkpoints", "weights"] {
+        let set_aside = set_folders_aside(&output_dir.join(name), gone_back.step);
+        set_aside.map_err(|source| places.failed(source))?;
+    }
+    let state = State::new(output_dir, gone_back.step);
+    Spool::new(output_dir, gone_back.ranks).go_back(
+        gone_back.step,
+        gone_back.cut,
+        state.folder(),
+    )?;
+    let later = |line: &serde_json::Value, keys: [&str; 2], last: Step| {
+        let number = keys.iter().find_map(|key| line[key].as_u64());
+        number.is_some_and(|number| number > last.0)
+    };
+    // An evaluation of another model than the policy says which version was newest then.
+    let versions = ["version", "policy_at_the_time"];
+    let set_aside = |name, goes: &dyn Fn(&serde_json::Value) -> bool| {
+        set_lines_aside(output_dir, name, goes).map_err(|source| places.failed(source))
+    };
+    set_aside("steps.jsonl", &|line| {
+        later(line, ["step"; 2], gone_back.cut)
+    })?;
+    set_aside("evals.jsonl", &|line| later(line, versions, gone_back.step))?;
+    let done = std::fs::remove_file(&marker).and_then(|()| sync_folder(&places.journal));
+    done.map_err(|source| places.failed(source))
+}
+
+fn build(places: &Places, state: &State, number: u64, gone_back: &GoneBack) -> io::Result<()> {
+    remove_all(&places.building)?;
+    std::fs::create_dir_all(&places.building)?;
+    journal::link_before(&places.journal, number, &places.building)?;
+    journal::link_before(state.folder(), number + 1, &places.building)?;
+    let content = serde_json::to_vec(gone_back)?;
+    write_whole(&places.building.join(GONE_BACK), &content).map_err(|error| error.source)?;
+    sync_folder(&places.building)
+}
+
+fn swap(places: &Places) -> io::Result<()> {
+    remove_all(&places.replaced)?;
+    rename(&places.journal, &places.replaced)?;
+    rename(&places.building, &places.journal)
+}
+
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    std::fs::rename(from, to)?;
+    sync_folder(to.parent().unwrap_or(to))
+}
+
+/// What the trainer has saved of steps after `step`, so that it goes on from there. As it does it itself.
+fn set_folders_aside(folder: &Path, step: Step) -> io::Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?.collect::<io::Result<Vec<_>>>()?,
+    };
+    for entry in entries {
+        let name = entry.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix("step_")?.parse::<u64>().ok());
+        if let Some(later) = number.filter(|number| *number > step.0) {
+            let target = folder.join(format!("replaced_step_{later}"));
+            remove_all(&target)?;
+            rename(&entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves lines of a file of JSON lines to the end of `replaced_<name>`. That is written first: whoever is killed in
+/// between moves them again.
+fn set_lines_aside(
+    output_dir: &Path,
+    name: &str,
+    goes: &dyn Fn(&serde_json::Value) -> bool,
+) -> io::Result<()> {
+    let path = output_dir.join(name);
+    let (gone, kept): (Vec<String>, Vec<String>) = whole_lines(&path)?
+        .into_iter()
+        .partition(|line| serde_json::from_str(line).is_ok_and(|value| goes(&value)));
+    if gone.is_empty() {
+        return Ok(());
+    }
+    let replaced = output_dir.join(format!("replaced_{name}"));
+    let mut all = whole_lines(&replaced)?;
+    let new: Vec<String> = gone
+        .into_iter()
+        .filter(|line| !all.contains(line))
+        .collect();
+    all.extend(new);
+    for (path, lines) in [(&replaced, all), (&path, kept)] {
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        files::write_whole(path, text.as_bytes()).map_err(|error| error.source)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Entry, Journal, read_from};
+    use crate::story::Story;
+    use primerl_core::testing::config;
+    use primerl_core::{Core, Event};
+
+    const STEP: Step = Step(2);
+
+    fn journal_in(output_dir: &Path) -> PathBuf {
+        output_dir.join("journal")
+    }
+
+    fn say(story: &mut Story, reason: &str) {
+        let event = Event::ShutdownRequested {
+            reason: reason.into(),
+        };
+        story
+            .journal
+            .append(story.core.now(), &event)
+            .expect("is written");
+    }
+
+    fn said(folder: &Path) -> Vec<String> {
+        let mut said = Vec::new();
+        let note = |_, Entry(_, event)| {
+            if let Event::ShutdownRequested { reason } = event {
+                said.push(reason);
+            }
+        };
+        read_from(folder, 0, note).expect("is whole");
+        said
+    }
+
+    /// A run of five events that has a state after the third.
+    fn begun() -> tempfile::TempDir {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let output_dir = place.path();
+        let core = Core::new(config()).expect("a valid config");
+        let mut story =
+            Story::open(&journal_in(output_dir), core.clone(), &Identity::new()).expect("begins");
+        for reason in ["one", "two", "three"] {
+            say(&mut story, reason);
+        }
+        story.journal.end_segment().expect("is written");
+        let state = State::new(output_dir, STEP);
+        std::fs::create_dir_all(state.folder()).expect("is made");
+        let spool = Spool::new(output_dir, 1);
+        state
+            .keep(&spool, 3, &Identity::new(), &core)
+            .expect("is kept");
+        for reason in ["four", "five"] {
+            say(&mut story, reason);
+        }
+        drop(story);
+        for step in 1..=4 {
+            spool
+                .write(Step(step), &[vec![step as u8].into()])
+                .expect("is written");
+        }
+        let lines = |name: &str, key: &str| {
+            let text: String = (0..=3)
+                .map(|number| format!("{{\"{key}\": {number}}}\n"))
+                .collect();
+            std::fs::write(output_dir.join(name), text).expect("is written");
+        };
+        lines("steps.jsonl", "step");
+        lines("evals.jsonl", "version");
+        for name in [
+            "checkpoints/step_3",
+            "checkpoints/replaced_step_3/old",
+            "weights/step_2",
+            "weights/step_3",
+        ] {
+            std::fs::create_dir_all(output_dir.join(name)).expect("is made");
+        }
+        place
+    }
+
+    fn lines_of(output_dir: &Path, name: &str) -> usize {
+        whole_lines(&output_dir.join(name)).expect("reads").len()
+    }
+
+    fn has_gone_back(output_dir: &Path) {
+        assert_eq!(said(&journal_in(output_dir)), ["one", "two", "three"]);
+        let all = ["one", "two", "three", "four", "five"];
+        assert_eq!(said(&output_dir.join("replaced_journal")), all);
+        // No step was cut by then; what is of version 2 is of the checkpoint itself.
+        assert_eq!(
+            ["steps.jsonl", "evals.jsonl"].map(|name| lines_of(output_dir, name)),
+            [1, 3]
+        );
+        let replaced = ["replaced_steps.jsonl", "replaced_evals.jsonl"];
+        assert_eq!(replaced.map(|name| lines_of(output_dir, name)), [3, 1]);
+        let spool = Spool::new(output_dir, 1);
+        assert!((1..=4).all(|step| !spool.has(Step(step))));
+        assert!(!journal_in(output_dir).join(GONE_BACK).exists());
+        let is_there = |name: &str| output_dir.join(name).exists();
+        assert!(is_there("checkpoints/step_2") && is_there("weights/step_2"));
+        assert!(!is_there("checkpoints/step_3") && !is_there("weights/step_3"));
+        assert!(is_there("checkpoints/replaced_step_3") && is_there("weights/replaced_step_3"));
+        assert!(!is_there("checkpoints/replaced_step_3/old"));
+        assert!(!output_dir.join("journal.going_back").exists());
+        // And what is written now is not in the story that was left.
+        let core = Core::new(config()).expect("a valid config");
+        let mut story =
+            Story::open(&journal_in(output_dir), core, &Identity::new()).expect("goes on");
+        say(&mut story, "another");
+        drop(story);
+        assert_eq!(
+            said(&journal_in(output_dir)),
+            ["one", "two", "three", "another"]
+        );
+        assert_eq!(said(&output_dir.join("replaced_journal")), all);
+    }
+
+    fn is_as_it_was(output_dir: &Path) {
+        assert_eq!(said(&journal_in(output_dir)).len(), 5);
+        assert_eq!(
+            ["steps.jsonl", "evals.jsonl"].map(|name| lines_of(output_dir, name)),
+            [4, 4]
+        );
+        assert!(Spool::new(output_dir, 1).has(Step(4)));
+        assert!(output_dir.join("checkpoints/step_3").exists());
+    }
+
+    #[test]
+    fn everything_becomes_what_it_was() {
+        let place = begun();
+        complete(place.path()).expect("there is nothing to do");
+        is_as_it_was(place.path());
+        go_back(place.path(), STEP, &Identity::new()).expect("goes back");
+        has_gone_back(place.path());
+        // And once more, from what came after.
+        go_back(place.path(), STEP, &Identity::new()).expect("goes back");
+        assert_eq!(said(&journal_in(place.path())), ["one", "two", "three"]);
+    }
+
+    /// The steps of `go_back` up to one of them, as of a process that was killed there.
+    fn killed_after(output_dir: &Path, last: usize) {
+        let places = Places::of(output_dir);
+        let state = State::new(output_dir, STEP);
+        let gone_back = GoneBack {
+            step: STEP,
+            cut: Step(0),
+            ranks: 1,
+        };
+        build(&places, &state, 3, &gone_back).expect("is built");
+        if last >= 1 {
+            journal::begin_segment(&places.building, 3).expect("is begun");
+        }
+        if last >= 2 {
+            rename(&places.journal, &places.replaced).expect("is renamed");
+        }
+        if last >= 3 {
+            rename(&places.building, &places.journal).expect("is renamed");
+        }
+        if last >= 4 {
+            Spool::new(output_dir, 1)
+                .go_back(STEP, Step(0), state.folder())
+                .expect("goes back");
+            set_lines_aside(output_dir, "steps.jsonl", &|line| {
+                line["step"].as_u64() > Some(0)
+            })
+            .expect("are moved");
+        }
+    }
+
+    #[test]
+    fn whoever_is_killed_leaves_one_or_the_other() {
+        for last in 0..=4 {
+            let place = begun();
+            killed_after(place.path(), last);
+            complete(place.path()).expect("is completed");
+            match last {
+                0 | 1 => is_as_it_was(place.path()),
+                _ => has_gone_back(place.path()),
+            }
+            assert!(!place.path().join("journal.going_back").exists(), "{last}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_state_or_another_config_is_refused_and_stays() {
+        let place = begun();
+        let told = |step, identity: &Identity| {
+            let error = go_back(place.path(), step, identity).expect_err("is refused");
+            assert!(error.is_input());
+            is_as_it_was(place.path());
+            error.to_string()
+        };
+        let no_folder = told(Step(3), &Identity::new());
+        assert!(
+            no_folder.contains("step 3") && no_folder.contains("earlier version"),
+            "{no_folder}"
+        );
+        std::fs::create_dir_all(State::new(place.path(), Step(4)).folder()).expect("is made");
+        assert!(told(Step(4), &Identity::new()).contains("did not come to write it"));
+        let other = Identity::from([("seed".to_owned(), "2".to_owned())]);
+        assert!(told(STEP, &other).contains("seed = not set, and now seed = 2"));
+    }
+
+    #[test]
+    fn a_state_is_not_kept_where_the_trainer_has_no_checkpoint() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let core = Core::new(config()).expect("a valid config");
+        let state = State::new(place.path(), STEP);
+        let spool = Spool::new(place.path(), 1);
+        state
+            .keep(&spool, 3, &Identity::new(), &core)
+            .expect("is no error");
+        assert!(!place.path().join("checkpoints").exists());
+    }
+
+    #[test]
+    fn a_segment_ends_where_a_state_was_kept() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let folder = journal_in(place.path());
+        let mut journal = Journal::create(&folder).expect("begins");
+        let tick = |journal: &mut Journal| {
+            journal
+                .append(primerl_core::Time(0), &Event::Tick)
+                .expect("is written")
+        };
+        for _ in 0..3 {
+            tick(&mut journal);
+        }
+        journal.end_segment().expect("is written");
+        journal.end_segment().expect("there is nothing new");
+        tick(&mut journal);
+        drop(journal);
+        let segments = ["000000000000.log", "000000000003.log"];
+        assert!(segments.iter().all(|name| folder.join(name).is_file()));
+        assert_eq!(std::fs::read_dir(&folder).expect("lists").count(), 2);
+        assert_eq!(
+            read_from(&folder, 0, |_, _| ()).expect("is whole").events,
+            4
+        );
+    }
+}
