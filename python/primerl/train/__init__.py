@@ -14,6 +14,7 @@ In the order in which they are best read:
 | `proof` | that it computes there what it computes by itself |
 | `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
+| `loading` | from a model folder to what is trained, also divided among ranks |
 | **what is learnt** | |
 | `loss`, `losses/` | the loss and its components; one file a policy loss |
 | `cross_entropy` | the loss of supervised fine-tuning |

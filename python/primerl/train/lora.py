@@ -126,8 +126,9 @@ class Adapter:
             log.warning("%s does not say which weights it was trained on; its shapes fit", file)
 
 
-def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int) -> Adapter:
-    """Freeze the model's own weights, loaded from the folder `base`, and give it an adapter to train.
+def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_digest: str | None = None) -> Adapter:
+    """Freeze the model's own weights, loaded from the folder `base`, and give it an adapter to train. Where the model
+    has its shape only (torch's meta device), so has the adapter. `base_digest`: of the folder, where it is known.
 
     Raises:
         ConfigError: layers that are not there or cannot have one; an adapter to begin with that does not fit.
@@ -160,8 +161,8 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int) -> Adapte
         if is_adapter(name):
             parameter.data = parameter.data.float()
         parameter.requires_grad_(is_adapter(name))
-    adapter = Adapter(model, config, peft_config, folder_digest(base))
-    if config.adapter_path is not None:
+    adapter = Adapter(model, config, peft_config, base_digest or folder_digest(base))
+    if config.adapter_path is not None and not next(model.parameters()).is_meta:
         adapter.load(Path(config.adapter_path), base)
         said = given.get("base_model_name_or_path")
         log.info("beginning with the adapter in %s (of %s)", config.adapter_path, said)

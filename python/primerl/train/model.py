@@ -11,7 +11,8 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -214,20 +215,12 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
 
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
-    AttentionInterface.register(ATTENTION, packed_attention)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
     load: Any = AutoModelForCausalLM.from_pretrained
-    try:
+    with _reading(path) as folder:
+        how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
         model, loaded = load(folder, **how, output_loading_info=True)
-    except Exception as error:  # of whatever a config or a file that is not sound runs into
-        raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -236,6 +229,33 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
     return model.to(device).train()
+
+
+def model_shape(path: str | Path) -> Any:
+    """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_config
+    with _reading(path) as folder, torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return make(config, dtype=torch.float32, attn_implementation=ATTENTION).train()
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[Path]:
+    """A checkpoint's folder, for `transformers`, which knows our attention then."""
+    from transformers import AttentionInterface
+    from transformers.utils import logging
+
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    AttentionInterface.register(ATTENTION, packed_attention)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield folder
+    except Exception as error:  # of whatever a config or a file that is not sound runs into
+        raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from primerl.train.model import ModelError, PackedSequences, output_head, predicted_hidden
+from primerl.train.parallel import packed_logprobs
 
 LENGTHS = (7, 9, 5)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
@@ -24,10 +25,7 @@ def prove(model: Any) -> None:
     """Raises ModelError."""
     name = type(model).__name__
     _check_config(model, name)
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    most = min(model.get_input_embeddings().num_embeddings, model.config.get_text_config().vocab_size)
-    sequences = [torch.randint(0, most, (length,), generator=generator).to(device) for length in LENGTHS]
+    sequences = list(torch.split(_random_tokens(model)[0], list(LENGTHS)))
     with torch.no_grad():
         alone = _states(model, [sequences[1]])
         packed = _states(model, sequences)[LENGTHS[0] - 1 : LENGTHS[0] + LENGTHS[1] - 2]
@@ -44,6 +42,34 @@ def prove(model: Any) -> None:
             f"{name}: its logits are not those of its output layer (with a bias, a scale and a soft cap, as its config "
             "names them); the architecture is not supported"
         )
+
+
+def sample(model: Any) -> list[float]:
+    """Log-probabilities of a few random tokens."""
+    token_ids, packed = _random_tokens(model)
+    targets = (packed.position_ids.squeeze(0) > 0).nonzero().squeeze(1)
+    with torch.no_grad():
+        logprobs, _ = packed_logprobs(model, token_ids, packed, targets)
+    found: list[float] = logprobs.tolist()
+    return found
+
+
+def check_same(model: Any, expected: list[float], dtype: torch.dtype) -> None:
+    """Of a model that is divided among ranks, which computes in `dtype`: it has to compute what it did before. All
+    ranks have to call it. Raises ModelError."""
+    found = sample(model)
+    if not _near(torch.tensor(found), torch.tensor(expected), TOLERANCE[dtype]):
+        raise ModelError(
+            f"{type(model).__name__}: divided among ranks it computes something else than whole; the architecture is "
+            "not supported on several ranks: train it on one"
+        )
+
+
+def _random_tokens(model: Any) -> tuple[Tensor, PackedSequences]:
+    device = next(model.parameters()).device
+    most = min(model.get_input_embeddings().num_embeddings, model.config.get_text_config().vocab_size)
+    token_ids = torch.randint(0, most, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0)).to(device)
+    return token_ids, PackedSequences.from_lengths(LENGTHS, device)
 
 
 def _check_config(model: Any, name: str) -> None:

@@ -21,17 +21,14 @@ from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
 from primerl.train.exposed import ExposedMetrics
-from primerl.train.flops import Performance
-from primerl.train.lora import add_adapter, new_publisher
+from primerl.train.loading import load, make_ready, together
+from primerl.train.lora import new_publisher
 from primerl.train.loss import Loss, LossError
-from primerl.train.memory import prepare
 from primerl.train.metrics import MetricsWriter, log_to_stdout
-from primerl.train.model import DTYPES, ModelError, load_model
+from primerl.train.model import ModelError
 from primerl.train.optim import Optimizer
-from primerl.train.parallel import shard
 from primerl.train.policy_trainer import Trainer
 from primerl.train.progress import taking
-from primerl.train.proof import prove
 from primerl.train.step_folders import SavingError
 from primerl.train.stop import Stopped, stop_on_signals
 
@@ -89,16 +86,10 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         with ranks.naming_the_missing():
             heartbeat.doing(0, "loading the model")
             with importing():
-                # A model that is divided among ranks is kept in fp32.
-                given = (config.dtype, ranks.device) if ranks.size == 1 else ()
+                folder = Path(config.model.path)
                 with taking("loading the model"):
-                    model = load_model(config.model.path, *given)
-            prove(model)
-            lora, base = config.model.lora, Path(config.model.path)
-            adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
-            prepare(model, config.activation_checkpointing, config.compile)
-            performance = Performance.of(model, DTYPES[config.dtype], ranks)
-            shard(model, ranks, DTYPES[config.dtype])
+                    model = together(ranks, lambda: load(folder, config.dtype, ranks))
+            adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)

@@ -39,16 +39,14 @@ from primerl.train.cross_entropy import forward_backward, row_losses
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
-from primerl.train.lora import Adapter, add_adapter, check_facts
-from primerl.train.memory import prepare
+from primerl.train.loading import load, make_ready, together
+from primerl.train.lora import Adapter, check_facts
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
-from primerl.train.model import DTYPES, ModelError, load_model
+from primerl.train.model import ModelError
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
-from primerl.train.parallel import shard
 from primerl.train.progress import taking
-from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
@@ -137,16 +135,11 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             loading = beside.submit(_load_model, folder, config.dtype, ranks)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
-                model = loading.result()
+                model = together(ranks, loading.result)
         check_batch_size(config, rows)
         mixture = mixture_of(config, rows)
         last = last_step(config, rows)
-        prove(model)
-        lora = config.model.lora
-        adapter = None if lora is None else add_adapter(model, lora, folder, config.seed)
-        prepare(model, config.activation_checkpointing, config.compile)
-        performance = Performance.of(model, DTYPES[config.dtype], ranks)
-        shard(model, ranks, DTYPES[config.dtype])
+        adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
         optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
     parts = (model, adapter, performance, optimizer, checkpoints, ranks)
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
@@ -354,7 +347,7 @@ def _training_s(times: dict[str, float]) -> float:
 
 def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
     with importing():
-        return load_model(folder, dtype, ranks.device) if ranks.size == 1 else load_model(folder)
+        return load(folder, dtype, ranks)
 
 
 def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

@@ -1,0 +1,131 @@
+"""From a model folder to a model that can be trained, on one rank or divided among several.
+
+    load          leading rank: whole, on the CPU, in fp32       others: its shape, without memory for it
+    make_ready    proved (by the leading rank), adapter, what is computed again, compiled, divided;
+                  then each tensor from the leading rank to the others, who keep their share
+
+So there is one whole model in memory, on one machine, and for a moment one whole tensor on each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from primerl.train.adapter_files import folder_digest
+from primerl.train.config import ComputationConfig, ConfigError, LoraConfig
+from primerl.train.distributed import Ranks
+from primerl.train.flops import Performance
+from primerl.train.lora import Adapter, add_adapter
+from primerl.train.memory import prepare
+from primerl.train.model import DTYPES, ModelError, load_model, model_shape
+from primerl.train.parallel import shard
+from primerl.train.proof import check_same, prove, sample
+
+Answer = TypeVar("Answer")
+
+
+def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
+    """No rank waits for another: a thread may do it. What it raises on the leading rank is raised on all of them where
+    the answer goes through `together`.
+
+    Raises ModelError.
+    """
+    if ranks.size == 1:
+        return load_model(folder, dtype, ranks.device)
+    return load_model(folder) if ranks.leads else model_shape(folder)
+
+
+def make_ready(
+    model: Any, config: ComputationConfig, lora: LoraConfig | None, folder: Path, seed: int, ranks: Ranks
+) -> tuple[Adapter | None, Performance]:
+    """What `load` has loaded from `folder` becomes what is trained. All ranks have to call it.
+
+    Raises:
+        ModelError: it does not compute here what it computes by itself; its layers cannot be run as they should be.
+        ConfigError: the adapter.
+    """
+    dtype = DTYPES[config.dtype]
+    together(ranks, lambda: prove(model) if ranks.leads else None)
+    adapter = None
+    if lora is not None:
+        digest = ranks.agree(together(ranks, lambda: folder_digest(folder) if ranks.leads else ""))
+        adapter = together(ranks, lambda: add_adapter(model, lora, folder, seed, digest))
+    prepare(model, config.activation_checkpointing, config.compile)
+    performance = Performance.of(model, dtype, ranks)
+    if ranks.size > 1:
+        _divide(model, ranks, dtype)
+    return adapter, performance
+
+
+def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:
+    """Each rank does it; a ModelError or ConfigError of one is raised on all of them."""
+    answer, error = None, None
+    try:
+        answer = action()
+    except (ModelError, ConfigError) as own:
+        error = own
+    said = ranks.union([] if error is None else [str(error)])
+    if error is not None:
+        raise error
+    if said:
+        raise ModelError(said[0])
+    return answer  # type: ignore[return-value]
+
+
+def _divide(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
+    whole = {name: tensor for name, tensor, _ in _tensors(model)}
+    together(ranks, partial(_check_shape, ranks.agree({name: tensor.shape for name, tensor in whole.items()}), whole))
+    expected = sample(model) if ranks.leads else []
+    shard(model, ranks, dtype)
+    if not ranks.leads:
+        model.to_empty(device=ranks.device)
+    fill(model, whole, ranks)
+    together(ranks, partial(check_same, model, ranks.agree(expected), dtype))
+    # What stays whole until a backward pass: an optimizer would take it for the shares.
+    model.reshard()
+
+
+def _check_shape(leading: dict[str, torch.Size], own: dict[str, Tensor]) -> None:
+    """Raises ModelError where the model is made otherwise by its config than by its files."""
+    other = [name for name in leading.keys() | own.keys() if name not in own or leading.get(name) != own[name].shape]
+    if other:
+        raise ModelError(
+            f"its config.json describes another model than its files hold ({min(other)}), so it cannot be divided "
+            "among ranks; mend config.json (tie_word_embeddings, or sizes), or train it on one rank"
+        )
+
+
+@torch.no_grad()
+def fill(model: Any, whole: dict[str, Tensor], ranks: Ranks) -> None:
+    """Each tensor of a model that is divided among ranks takes the leading rank's value, of which each keeps its share.
+    `whole`: by name, the leading rank's with values; used up."""
+    for name, tensor, put in _tensors(model):
+        given = whole.pop(name)
+        given = given.to(ranks.device) if ranks.leads else torch.empty_like(given, device=ranks.device)
+        if isinstance(tensor, DTensor):
+            # Scattered from the first rank of the mesh.
+            tensor.copy_(distribute_tensor(given, tensor.device_mesh, tensor.placements))
+        else:
+            given = given.contiguous()
+            torch.distributed.broadcast(given, src=0)
+            put(given)
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
+    """Parameters, buffers, and what modules hold besides, each once and in the same order on all ranks; with how to
+    put another one in its place."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        own = {**module._parameters, **module._buffers}
+        own |= {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+        for name, tensor in own.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{name}", tensor, partial(setattr, module, name)

@@ -1,0 +1,121 @@
+"""A model that is divided among ranks is loaded by the leading one, and is the same on all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.train.model import load_model, model_shape
+from rank_helpers import Case, Meeting, start_ranks
+from sft_helpers import settings, write_rows
+from test_train_families import FAMILIES, SMALL
+from transformers import AutoConfig, AutoModelForCausalLM
+
+RANKS = 2
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+import torch
+from primerl.train.config import ComputationConfig, LoraConfig
+from primerl.train.distributed import Ranks
+from primerl.train.loading import load, make_ready, together
+from primerl.train.model import load_model
+from primerl.train.parallel import local, whole
+(case,) = json.load(sys.stdin)
+os.environ |= {"WORLD_SIZE": str(case["ranks"])} | case["places"]
+torch.set_num_threads(1)
+ranks = Ranks.join(case["ranks"], 1, 120.0)
+for folder in case["values"]["folders"]:
+    lora = LoraConfig(rank=2) if case["values"]["lora"] else None
+    model = load(Path(folder), "float32", ranks)
+    held = [tensor for tensor in model.parameters() if not tensor.is_meta]
+    assert bool(held) == ranks.leads, "one whole model is in memory"
+    make_ready(model, ComputationConfig(ranks=case["ranks"]), lora, Path(folder), 0, ranks)
+    parameters = list(model.parameters())
+    assert sum(local(one).numel() for one in parameters) < sum(one.numel() for one in parameters)
+    found = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
+    if lora is None:
+        expected = load_model(folder).state_dict()
+        assert found.keys() == expected.keys(), folder
+        wrong = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+        assert not wrong, (folder, wrong)
+    buffers = {name: tensor for name, tensor in model.named_buffers()}
+    mine = {name: tensor.double().sum().item() for name, tensor in {**found, **buffers}.items()}
+    assert ranks.agree(mine) == mine, "the same on all ranks, buffers and adapters too"
+    print(folder, "is the same")
+ranks.leave()
+"""
+
+
+def on_ranks(folders: list[str], *, lora: bool = False) -> str:
+    case = Case("sft", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
+    processes = start_ranks([case], PROGRAM)
+    said = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
+    return said[0]
+
+
+@pytest.mark.timeout(240)
+def test_every_family_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    folders = []
+    for family, changes in FAMILIES.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **changes}))
+        folders.append(str(tmp_path / family))
+        model.save_pretrained(folders[-1])
+    assert on_ranks(folders).count("is the same") == len(FAMILIES)
+
+
+@pytest.mark.timeout(240)
+def test_adapters_begin_the_same_on_all_ranks(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny", TinyConfig(), seed=1)
+    assert "is the same" in on_ranks([str(tmp_path / "tiny")], lora=True)
+
+
+def test_the_shape_of_a_model_is_its_own(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny", TinyConfig(), seed=1)
+    shape, model = model_shape(tmp_path / "tiny"), load_model(tmp_path / "tiny")
+    assert all(tensor.is_meta for tensor in shape.parameters())
+    assert [(name, tensor.shape) for name, tensor in shape.named_parameters()] == [
+        (name, tensor.shape) for name, tensor in model.named_parameters()
+    ]
+
+
+def refused(values: dict[str, Any]) -> list[str]:
+    """By all ranks, with exit code 2; what each of them said."""
+    case = Case("sft", RANKS, values, code=2)
+    processes = start_ranks([case])
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
+    return said
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts ranks")
+@pytest.mark.parametrize("what", ["weights", "adapter"])
+def test_what_the_leading_rank_finds_ends_all_of_them(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    write_model(folder, TinyConfig(), seed=1)
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    model: dict[str, Any] = {"path": str(folder)}
+    if what == "weights":
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**described, "num_hidden_layers": 4, "layer_types": None}))
+        message = "lacks tensors that its config.json asks for"
+    else:
+        adapter = tmp_path / "adapter"
+        adapter.mkdir()
+        told = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["q_proj"]}
+        (adapter / "adapter_config.json").write_text(json.dumps(told))
+        (adapter / "adapter_model.safetensors").write_bytes(b"no tensors")
+        model["lora"] = {"adapter_path": str(adapter), "target_modules": ["q_proj"]}
+        message = "adapter_model.safetensors"
+    values = settings(tmp_path, output_dir=str(tmp_path / "run"), model=model, dist_timeout_s=60.0)
+    for said in refused(values):
+        assert message in said, said
