@@ -137,6 +137,7 @@ class Reader:
         with pytest.MonkeyPatch.context() as patch, contextlib.chdir(self.folder):
             for name, value in self._variables().items():
                 patch.setenv(name, value)
+            patch.setattr(sys, "path", [os.fspath(self.installed), *sys.path])  # as PYTHONPATH has it
             code, output = captured(arguments)
         assert code == 0, f"{command}: exit code {code}\n{output}"
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
-from primerl.launch import checker
+import pytest
+from primerl.config import resolve
+from primerl.config.rl import RLConfig
+from primerl.launch import checker, preflight
+from primerl.launch.preflight_environments import Wanted
+from test_config import tree
 
 
 def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
@@ -38,3 +49,41 @@ def test_who_does_not_end_in_time_is_told_apart() -> None:
     with checker.environments() as process:
         assert checker.ended(process, 0.01) is None
     assert process.returncode is not None
+
+
+FINE, REFUSES = "pass", "import sys; print('error: max_steps: no', file=sys.stderr); sys.exit(2)"
+LONG, LATER = "import time; time.sleep(600)", "import time; time.sleep(1)"
+EMPTY, USABLE = "print('[[\"has no examples\", null]]')", "print('[[null, null]]')"
+
+
+@pytest.mark.parametrize(
+    ("orchestrator", "environments", "problems"),
+    [
+        (REFUSES, LONG, ["max_steps: no"]),  # told at once, and the other one is ended
+        (FINE, EMPTY, ["environment 'e': has no examples"]),
+        (LATER, EMPTY, ["environment 'e': has no examples"]),  # which is waited for
+        (FINE, USABLE, []),
+    ],
+)
+def test_what_the_orchestrator_refuses_is_told_without_waiting_for_environments(
+    orchestrator: str, environments: str, problems: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {"primerl": orchestrator, checker.ENVIRONMENTS: environments}
+    started = []
+
+    @contextlib.contextmanager
+    def running(module: str, *_: str, **__: object) -> Iterator[subprocess.Popen[str]]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", programs[module]]
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            started.append(process)
+            yield process
+            process.kill()
+
+    monkeypatch.setattr(checker, "running", running)
+    process = resolve.orchestrator(RLConfig.model_validate(tree(output_dir=str(tmp_path))))
+    wanted = [Wanted("e", sys.executable, ("e", {}, {}, "train", 8))]
+    began = time.monotonic()
+    assert preflight.check_beside(process, wanted, 300, print, begins=True) == problems
+    assert time.monotonic() - began < 60
+    assert [one.returncode is not None for one in started] == [True, True]

@@ -131,13 +131,13 @@ def taught(mode: str) -> dict[str, Any]:
         ({"orchestrator__sampling__top_p": 0.9}, "orchestrator.sampling", 'set truncated to "replay"'),
         (
             {"orchestrator__sampling__truncated": "replay", "orchestrator__sampling__top_p": 0},
-            "orchestrator.sampling",
-            "more than 0 and at most 1",
+            "orchestrator.sampling.top_p",
+            "greater than 0",
         ),
         (
             {"orchestrator__sampling__truncated": "replay", "orchestrator__sampling__min_p": 2},
-            "orchestrator.sampling",
-            "from 0 to 1",
+            "orchestrator.sampling.min_p",
+            "less than or equal to 1",
         ),
         ({"orchestrator__sampling__top_k": -2}, "orchestrator.sampling.top_k", "greater than or equal to -1"),
         (
@@ -255,8 +255,8 @@ def taught(mode: str) -> dict[str, Any]:
         ),
         (
             {"ckpt__weights__save_adapter_separately": True},
-            "ckpt.weights.save_adapter_separately: there is no `model.lora`",
-            "no adapter to save",
+            "ckpt.weights.save_adapter_separately (in ",
+            "there is no `model.lora`, so no adapter to save",
         ),
     ],
 )

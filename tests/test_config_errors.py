@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from primerl.cli import main
-from primerl.config.load import ConfigError
+from primerl.config.load import ConfigError, load
 from primerl.config.run_forms import load_run
+from primerl.config.sft import SFTConfig
+from primerl.config.simulate import SimulateConfig
 
 SHORT = """\
 model = "owner/name"
@@ -104,8 +106,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\nversion = "1.0"', [],
      "env[0].version (in run.toml, line 11): no key here: write it into the id, as owner/name@version"),
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env]]\nid = "other/reverse-text"', [],
-     "env: two environments are called 'reverse-text'; give one of them another `name` (it names metrics, logs and "
-     "files) (in run.toml, line 9)"),
+     "env[1] (in run.toml, line 12): two environments are called 'reverse-text'; give one of them another `name` (it "
+     "names metrics, logs and files)"),
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env.taskset.rewards]]\nweight = 0.5', [],
      "env[0].taskset.rewards[0].fn (in run.toml, line 12): missing; it has no default, so set it"),
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[[env.taskset.rewards]]\nfn = "no function"', [],
@@ -170,8 +172,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, "", "", ["--orchestrator.batch-size", "8"],
      "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 3), "
      "rollouts_per_example (in run.toml, line 4), sampling (in run.toml, line 6), env (in run.toml, line 9) are of "
-     "the short form (Hosted Training's), and orchestrator is of the full form; write all in one of them "
-     "(docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the full one)"),
+     "the short form (Hosted Training's), and orchestrator (on the command line) is of the full form; write all in one "
+     "of them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the full one)"),
     (SHORT, "", "", ["--sampling.temperature", "-1"],
      "sampling.temperature (on the command line): Input should be greater than or equal to 0 (it is '-1')"),
     (SHORT, "", "", ["--no-such-key", "1"],
@@ -235,6 +237,84 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "", "", ["--max-steps", "[1"],
      "max_steps (on the command line): Input should be a valid integer, unable to parse string as an integer (it "
      "is '[1')"),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[eval]\n[[eval.env]]\nid = "a"\n'
+     '[[eval.env]]\nid = "reverse-text"', [],
+     "eval.env[1] (in run.toml, line 15): two environments are called 'reverse-text'; give one of them another `name` "
+     "(it names metrics, logs and files)"),
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\n\n[[orchestrator.eval.env]]\nid = "a"\n'
+     '[[orchestrator.eval.env]]\nid = "reverse-text"', [],
+     "orchestrator.eval.env[1] (in run.toml, line 15): two environments are called 'reverse-text'; give one of them "
+     "another `name` (it names metrics, logs and files)"),
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\n\n[orchestrator.val]\n\n[[orchestrator.eval.env]]\n'
+     'id = "reverse-text-val"', [],
+     "orchestrator.eval.env[0] (in run.toml, line 15): two environments are called 'reverse-text-val'; give one of "
+     "them another `name` (it names metrics, logs and files)"),
+    (SHORT, "[sampling]", "[[sampling]]", [],
+     "sampling (in run.toml, line 6): only one of these may stand here, under [sampling]; write it for [[sampling]]"),
+    (SHORT, "[sampling]\nmax_tokens = 64\n", "", ["--sampling=3"],
+     "--sampling: [sampling] is a section; set keys of it, as in --sampling.max-tokens VALUE"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nwandb = 5", [],
+     "wandb (in run.toml, line 3): a table is expected; write its keys below [wandb] (it is 5)"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_file = "a.env"', [],
+     'env_file (in run.toml, line 3): a list is expected; write ["a.env"] (it is \'a.env\')'),
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\ntaskset = "train"\nargs = 3', [],
+     "env[0].args (in run.toml, line 12): a table is expected; write its keys below [env.args] (it is 3)\n"
+     "env[0].taskset (in run.toml, line 11): a table is expected; write its keys below [env.taskset] (it is 'train')"),
+    (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", ["--env", '["reverse-text"]'],
+     "env[0] (on the command line): a table is expected for each entry; write its keys below [[env]] (it is "
+     "'reverse-text')"),
+    (FULL, "[model]", "[trainer.optim]\nbetas = 0.9\n\n[model]", [],
+     "trainer.optim.betas (in run.toml, line 4): a list is expected; write its values between [ and ] (it is 0.9)"),
+    (FULL, "[model]", "[model]\npth = 1\nkind = 2", [],
+     "model.pth (in run.toml, line 4): unknown key; did you mean 'path'?\n"
+     "model.kind (in run.toml, line 5): unknown key; known keys here: name, path"),
+    (FULL, "[model]", "[model]\nhub = 1\nkind = 2", [],
+     "model.hub (in run.toml, line 4): unknown key; known keys here: name, path\n"
+     "model.kind (in run.toml, line 5): unknown key"),
+    (FULL, "max_steps = 10", "max_steps = 99999999999999999999999", [],
+     "max_steps (in run.toml, line 1): Input should be less than or equal to 9223372036854775807 (it is "
+     "99999999999999999999999)"),
+    (FULL, "max_steps = 10", f"max_steps = 0x{'f' * 4000}", [],
+     "max_steps (in run.toml, line 1): Input should be less than or equal to 9223372036854775807 (it is a number of "
+     "thousands of digits)"),
+    (FULL, "", "", ["--max-steps", "99999999999999999999999"],
+     "max_steps (on the command line): Input should be less than or equal to 9223372036854775807 (it is "
+     "'99999999999999999999999')"),
+    (FULL, "batch_size = 16", "batch_size = 4000000000", [],
+     "orchestrator.batch_size (in run.toml, line 7): Input should be less than or equal to 1000000 (it is "
+     "4000000000)"),
+    (FULL, "batch_size = 16", "batch_size = 16\noversampling_factor = 1e30", [],
+     "orchestrator.oversampling_factor (in run.toml, line 8): Input should be less than or equal to 1000 (it is "
+     "1e+30)"),
+    (FULL, "[model]", "[inference]\nmax_num_seqs = 1000000000000\n\n[model]", [],
+     "inference.max_num_seqs (in run.toml, line 4): Input should be less than or equal to 65536 (it is "
+     "1000000000000)"),
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\nmax_concurrent = 5000000000\n'
+     "taskset.seeds = [1, 99999999999999999999]", [],
+     "orchestrator.train.env[0].taskset (in run.toml, line 13): seeds[1] is more than the 64 bits of an integer "
+     "hold; write it as a string\n"
+     "orchestrator.train.env[0].max_concurrent (in run.toml, line 12): Input should be less than or equal to "
+     "4294967295 (it is 5000000000)"),
+    (SHORT, "[[env]]", "[val]\ninterval = 99999999999999999999999\n\n[[env]]", [],
+     "val.interval (in run.toml, line 10): Input should be less than or equal to 9223372036854775807 (it is "
+     "99999999999999999999999)"),
+    (SHORT, "max_tokens = 64", "max_tokens = 4000000000", [],
+     "sampling.max_tokens (in run.toml, line 7): Input should be less than or equal to 536870912 (it is 4000000000)"),
+    (FULL, "[model]", '[inference]\nvllm = { api-key = "x" }\n\n[model]', [],
+     "inference.vllm.api-key (in run.toml, line 4): the orchestrator sends engines no key; keep inference.host on an "
+     "address that only the run reaches"),
+    (FULL, "[model]", "[timeouts]\ncheck_s = 1e300\n\n[model]", [],
+     "timeouts.check_s (in run.toml, line 4): Input should be less than or equal to 31536000 (it is 1e+300)"),
+    (FULL, "batch_size = 16", "batch_size = 16\nmax_async_level = 9", [],
+     "orchestrator (in run.toml, line 8): max_off_policy_steps (8) must be at least max_async_level (9): rollouts "
+     "would be generated only to be too old to train on; raise the first, or lower the second"),
+    (SHORT, "batch_size = 16", "batch_size = 16\nmax_async_level = 9", [],
+     "max_off_policy_steps (8) must be at least max_async_level (9): rollouts would be generated only to be too old "
+     "to train on; raise the first, or lower the second (in run.toml, line 4)"),
+    (FULL, "batch_size = 16", 'batch_size = 16\nengines = ["http://a:1", "foo"]', [],
+     "orchestrator (in run.toml, line 8): engines[1] (foo) is no URL like http://host:port; give one"),
+    (FULL, "batch_size = 16", 'batch_size = 16\nengines = ["http://[bad"]', [],
+     "orchestrator (in run.toml, line 8): engines[0] (http://[bad) is no URL like http://host:port; give one"),
 ]
 # fmt: on
 
@@ -328,6 +408,34 @@ def test_a_broken_file_is_told_by_its_place_and_not_by_its_text(capsys: pytest.C
         said = capsys.readouterr().err
         assert re.search(rf"Invalid (YAML|JSON|TOML) in {name}: .*line \d+", said), said
         assert "secret-123" not in said
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read() -> None:
+    Path("run.toml").write_bytes(b"\xef\xbb\xbf" + SHORT.replace("max_steps = 10", "max_steps = 0").encode())
+    with pytest.raises(ConfigError, match=r"^max_steps \(in run\.toml, line 2\): Input should be greater than 0"):
+        load_run(["@", "run.toml"], program="primerl rl")
+    Path("plan.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"max_steps": 7}).encode())
+    Path("run.toml").write_text(SHORT)
+    assert load_run(["@", "run.toml", "@", "plan.json"], program="primerl rl").max_steps == 7
+
+
+def test_known_keys_are_listed_once() -> None:
+    Path("run.toml").write_text(FULL)
+    with pytest.raises(ConfigError) as caught:
+        load(SFTConfig, ["@", "run.toml"], program="primerl sft")
+    assert str(caught.value).count("known keys here: ") == 1
+    assert "orchestrator (in run.toml, line" in str(caught.value)
+
+
+def test_keys_of_sections_that_are_one_of_several_are_named() -> None:
+    Path("plan.toml").write_text('[environment.turns]\ntype = "uniform"\nmin = -1\nmx = 4\n')
+    with pytest.raises(ConfigError) as caught:
+        load(SimulateConfig, ["@", "plan.toml"], program="primerl simulate")
+    assert str(caught.value).splitlines() == [
+        "environment.turns.min (in plan.toml, line 3): Input should be greater than or equal to 0 (it is -1)",
+        "environment.turns.max (in plan.toml, line 1): missing; it has no default, so set it",
+        "environment.turns.mx (in plan.toml, line 4): unknown key; did you mean 'max'?",
+    ]
 
 
 def test_the_short_form_is_known_in_every_kind_of_file() -> None:

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from primerl.cli import main
@@ -104,6 +106,55 @@ def test_an_unknown_key_has_the_nearest_ones(asked: str, near: str) -> None:
         explain("zzzzzzzzz")
 
 
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_how_a_key_is_written_is_valid_toml(name: str) -> None:
+    for knob in forms.tree(name).all_knobs():
+        if not isinstance(fields.find(forms.tree(name), knob.path), fields.Knob):
+            continue  # explained as a section
+        (line,) = re.findall(r"in a file  (.*)", re.sub(r"\n {13}", " ", explain(knob.path, name)))
+        header, _, key = line.removesuffix(" = ..").rpartition(" ")
+        tree: Any = tomllib.loads(f"{header}\n{key} = 1\n")
+        for part in re.sub(r"\[\]", "", knob.path).split("."):
+            tree = tree[0][part] if isinstance(tree, list) else tree[part]
+        assert tree == 1, knob.path
+
+
+def test_sections_whose_names_are_the_users_have_a_level_for_them() -> None:
+    for asked in (
+        "env.taskset.toolsets.tools",
+        "env[].taskset.toolsets.NAME.tools",
+        "env.taskset.toolsets.search.tools",
+    ):
+        assert "[env.taskset.toolsets.NAME] tools = .." in explain(asked, "hosted")
+    assert explain("env.taskset.toolsets", "hosted").startswith("[env.taskset.toolsets.NAME]  (primerl rl, short form)")
+    assert "### `[env.taskset.toolsets.NAME]`" in reference.page()
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "fact"),
+    [
+        ("hosted", "sampling.temperature", "number, 0.001 to 10; 1.0"),
+        ("hosted", "checkpoints.keep_cloud", "integer, -1 or at least 1; 5"),
+        ("hosted", "adapters.keep_last", "integer, -1 or at least 1; 3"),
+        ("hosted", "val.num_examples", "integer, -1 or at least 1; 64"),
+        ("hosted", "eval.env[].num_examples", "integer, -1 or at least 1; left out"),
+        ("hosted", "max_steps", "integer, > 0; required"),
+        ("rl", "store.keep", "integer, -1 or at least 1; 5"),
+        ("rl", "orchestrator.sampling.top_p", "number, > 0, <= 1; 1.0"),
+        ("rl", "orchestrator.sampling.min_p", "number, 0 to 1; 0.0"),
+        ("rl", "tailscale.hostname_prefix", 'string, 1 to 30 of a-z, 0-9 and -, the first a letter; "primerl"'),
+        ("rl", "tailscale.auth_key", "string; left out"),
+        ("rl", "wandb.api_key", "string; left out"),
+        ("rl", "inference.max_num_seqs", "integer, > 0, <= 65536; 128"),
+        ("rl", "orchestrator.oversampling_factor", "number, 1 to 1000; 1.0"),
+    ],
+)
+def test_types_and_bounds_are_those_that_are_checked(form: str, path: str, fact: str) -> None:
+    knob = fields.find(forms.tree(form), path)
+    assert isinstance(knob, fields.Knob)
+    assert f"{knob.kind}{', ' + knob.bound if knob.bound else ''}; {knob.default}" == fact
+
+
 def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gradients" in said("config", "explain", "optim.max_norm", "--of", "sft", capsys=capsys).lower()
     assert main(["config", "explain", "no.such.key"]) == 2
@@ -125,6 +176,15 @@ def test_help_is_short_fits_a_terminal_and_says_where_the_rest_is(
     assert all(f"  {knob.name}  " in everything for knob in forms.tree(name).all_knobs())
     for hint in re.findall(rf"primerl {command} --help (\S+)|primerl config explain (\S+)", text):
         assert explain("".join(hint), name)
+
+
+def test_help_names_the_other_form_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "  primerl rl @ SHORT_FORM.toml --help " in said("rl", "--help", capsys=capsys)
+    (tmp_path / "short.toml").write_text('model = "owner/name"\n')
+    short = said("rl", "@", str(tmp_path / "short.toml"), "--help", capsys=capsys)
+    assert "--rollouts-per-example" in short
+    assert "SHORT_FORM" not in short
+    assert "  primerl env-worker --join --help " in said("env-worker", "--help", capsys=capsys)
 
 
 def test_help_of_a_section_and_of_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,6 +258,10 @@ def test_who_reads_a_key_of_a_run_is_known() -> None:
     known = {knob.path: forms.FORMS["rl"].read_by(knob.path) for knob in forms.tree("rl").all_knobs()}
     assert known["orchestrator.train.env[].taskset"] == "the env workers"
     assert known["inference.max_num_seqs"] == "the engines"
+    for role in ("train", "eval"):
+        assert known[f"orchestrator.{role}.env[].metrics_port"] == "the env workers"
+        assert known[f"orchestrator.{role}.env[].python.path"].startswith("the launcher, ")
+    assert forms.FORMS["eval"].read_by("env[].python.requirements").startswith("the launcher, ")
     stale = {path for path in forms.RL_READERS if path and fields.find(forms.tree("rl"), path) is None}
     assert not stale
 

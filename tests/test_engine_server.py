@@ -82,9 +82,9 @@ def test_interrupt_while_joining(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("made_up = 1", "made_up: no such setting"),
-        ("max_num_seqs = 0", "max_num_seqs: must be a whole number from 1"),
-        ('dtype = "float8"', "dtype: must be one of float32, bfloat16"),
+        ("made_up = 1", "made_up (in "),
+        ("max_num_seqs = 0", "line 1): Input should be greater than 0 (it is 0)"),
+        ('dtype = "float8"', "Input should be 'float32' or 'bfloat16' (it is 'float8')"),
         ("kv_cache_tokens = 100", "kv_cache_tokens: 100 does not hold one sequence"),
         ("max_model_len = 4096", "max_model_len: 4096 is more than the model's 2048 positions"),
     ],
@@ -119,6 +119,8 @@ def test_from_toml_needs_a_model() -> None:
         InferenceConfig.from_toml({"model": {"name": "x"}})
     with pytest.raises(ValueError, match=r"model\.seed: no such setting"):
         InferenceConfig.from_toml({"model": {"path": "x", "seed": 1}})
+    with pytest.raises(ValueError, match="max_num_seqs: must be a whole number from 1 to 65536, not 0"):
+        InferenceConfig.from_toml({"model": {"path": "x"}, "max_num_seqs": 0})
     assert InferenceConfig.from_toml({"model": {"path": "a/b"}}).served_name == "b"
 
 

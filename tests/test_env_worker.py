@@ -300,9 +300,9 @@ def test_the_check_accepts_or_says_in_one_line_what_is_wrong(
     [
         ({"id": "x", "environment": "x"}, "orchestrator_url is missing"),
         ({"orchestrator_url": "u", "id": "x", "environment": "x", "seeds": 1}, "unknown key 'seeds'"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "role": "test"}, "role must be"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "max_concurrent": 0}, "max_concurrent must be"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "unreachable_s": 0}, "unreachable_s must be"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "role": "test"}, "role: must be"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "max_concurrent": 0}, "max_concurrent: must be"),
+        ({"orchestrator_url": "u", "id": "x", "environment": "x", "unreachable_s": 0}, "unreachable_s: must be"),
     ],
 )
 def test_a_config_is_refused_by_the_name_of_its_key(values: dict[str, Any], words: str) -> None:

@@ -136,7 +136,7 @@ def test_kv_cache_of_a_cpu(model: Path) -> None:
     ],
 )
 def test_options_that_are_not_free_are_refused(model: Path, name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=rf"^inference\.vllm\.{name}: .*{words}"):
+    with pytest.raises(ValueError, match=rf"^vllm\.{name}: .*{words}"):
         config(model, vllm={name: 1})
 
 

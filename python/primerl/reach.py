@@ -53,6 +53,16 @@ def _way(url: str) -> tuple[str, str]:
         return str(asking.getsockname()[0]), str(asking.getpeername()[0])
 
 
+def is_reached_from_elsewhere(host: str) -> bool:
+    """Whether a server that listens there can be reached from other machines; not where the name is not known."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]
+    except (OSError, UnicodeError):
+        return False
+    address = ipaddress.ip_address(str(found).split("%")[0])
+    return not (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     if host == "localhost":
         return ipaddress.ip_address("127.0.0.1")

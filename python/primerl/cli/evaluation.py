@@ -6,6 +6,7 @@ import contextlib
 import json
 
 from primerl.config import asked
+from primerl.config.command_line import with_long_names
 from primerl.launch import checker
 
 SHORT = {"-m": "--model", "-n": "--num-examples", "-k": "--rollouts-per-example", "-o": "--output-dir"}
@@ -35,7 +36,7 @@ def written_out(arguments: list[str]) -> list[str]:
     rest = list(arguments)
     while rest and not rest[0].startswith(("-", "@")):
         names.append(rest.pop(0))
-    rest = [SHORT.get(argument, argument) for argument in rest]
+    rest = with_long_names(rest, SHORT)
     if names:
         rest += ["--env", json.dumps([{"id": name} for name in names])]
     return rest

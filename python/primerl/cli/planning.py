@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from primerl.config.command_line import with_long_names
 from primerl.config.load import ConfigError, fail, load
 
 
@@ -14,8 +15,8 @@ def simulate(arguments: list[str]) -> int:
 
     # How it is shown is no part of the plan.
     as_json = "--json" in arguments
-    short = {"--output": "--output-dir"}
-    plan = [short.get(argument, argument) for argument in arguments if argument != "--json"]
+    plan = [argument for argument in arguments if argument != "--json"]
+    plan = with_long_names(plan, {"--output": "--output-dir"})
     try:
         config = load(SimulateConfig, plan, program="primerl simulate")
     except ConfigError as error:

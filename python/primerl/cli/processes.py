@@ -1,12 +1,15 @@
 """The processes of a run, one subcommand each. The launcher starts them with a resolved file and nothing else.
 
-Such a file is read without the config library, which would cost each process half a second of start-up, and which a
-machine that only trains need not have; the process's own reader refuses unknown keys just as well.
+Such a file was checked when it was written, and is read without the config library, which would cost each process half
+a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not have. What
+anyone else gives is checked by the config's class first, which names file, line and the nearest key; the process's own
+reader refuses what is wrong just as well, in fewer words.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.config import asked
+from primerl.launch.guard import MARK
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -111,14 +115,20 @@ def store_worker(arguments: list[str]) -> int:
 
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
-    if len(arguments) >= 2 and arguments[0] == "@" and arguments[2:3] in ([], ["--resume-step"]):
-        return leave(native_orchestrator(["--config", *arguments[1:]]))
+    # Of the binary, not of the config: where a run goes back to a checkpoint, once.
+    going_back = arguments[2:] if arguments[2:3] == ["--resume-step"] else []
+    checked = arguments[: len(arguments) - len(going_back)]
+    is_file = is_resolved_file(checked)
+    if is_file and is_checked():
+        return leave(native_orchestrator(["--config", arguments[1], *going_back]))
     if "@" not in arguments and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
-        settings = settings_from(arguments, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
+        settings = settings_from(checked, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
     except BadInputError as error:
         return refuse(error)
+    if is_file:  # which messages name
+        return leave(native_orchestrator(["--config", arguments[1], *going_back]))
     from primerl.config.resolve import dump_toml
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
@@ -149,9 +159,20 @@ def leave(code: int) -> int:
     return code
 
 
+def is_resolved_file(arguments: list[str]) -> bool:
+    """`@ file`, and nothing set anew."""
+    return len(arguments) == 2 and arguments[0] == "@"
+
+
+def is_checked() -> bool:
+    """Whether who started this process has checked its file: the launcher, or the first of several ranks. Else, whether
+    there is nothing to check it by."""
+    return MARK in os.environ or "RANK" in os.environ or importlib.util.find_spec("pydantic_config") is None
+
+
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
     """The keys of a resolved file, or of files and overrides checked by the config library."""
-    if len(arguments) == 2 and arguments[0] == "@":
+    if is_resolved_file(arguments) and is_checked():
         return read_toml(Path(arguments[1]))
     from importlib import import_module
 
@@ -168,7 +189,7 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise BadInputError(f"there is no file {path}; give the path of a TOML file after `@`") from None
     except RecursionError:

@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import pydantic_config
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-MOST_PORTS = 65535
+from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What help and the reference say of a bound that a validator of ours checks. Among an annotation's metadata."""
+
+    text: str
+
+
+# The orchestrator's integers, and bounds of all others: a number that nobody means is told by its place in the user's
+# file, and not by the process that would fail on it.
+Count = Annotated[int, Field(gt=0, le=MOST_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+LargeCount = Annotated[int, Field(gt=0, le=MOST_LARGE_COUNT)]
+LargeCountOrZero = Annotated[int, Field(ge=0, le=MOST_LARGE_COUNT)]
+# A file is written for each.
+Processes = Annotated[int, Field(gt=0, le=10_000)]
+ProcessesOrZero = Annotated[int, Field(ge=0, le=10_000)]
+# As `seq_len` is a power of two of at least four answers, where it is left out.
+AnswerTokens = Annotated[int, Field(gt=0, le=2**29)]
+# Of a batch, and in flight as a multiple of it: within what 32 bits count, and beyond any run.
+MOST_ROLLOUTS = 1_000_000
+BatchSize = Annotated[int, Field(gt=0, le=MOST_ROLLOUTS)]
+Oversampling = Annotated[float, Field(ge=1, le=1000)]
 Port = Annotated[int, Field(ge=0, le=MOST_PORTS)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+SecondsOrZero = Annotated[float, Field(ge=0, le=LONGEST_S)]
 # Room above for what is derived from it by counting up, within what TOML can hold.
 Seed = Annotated[int, Field(ge=0, le=2**62)]
-# Beyond any machine's cores; torch crashes where it cannot start as many as it is told.
-Threads = Annotated[int, Field(ge=0, le=1024)]
+Threads = Annotated[int, Field(ge=0, le=MOST_THREADS)]
 # Also a folder name and a metric name.
 NAME_PATTERN, NAME_LENGTH = r"^[A-Za-z0-9][A-Za-z0-9._-]*$", 100
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
+
+
+def _as_toml(value: Any, place: str = "") -> Any:
+    """What keys that are not ours hold, as files can tell it to the processes: without what is left out. Raises
+    ValueError that names the key."""
+    if isinstance(value, dict):
+        given = {str(key): inner for key, inner in value.items() if inner is not None}
+        return {key: _as_toml(inner, f"{place}.{key}" if place else key) for key, inner in given.items()}
+    if isinstance(value, list):
+        return [_as_toml(inner, f"{place}[{index}]") for index, inner in enumerate(value)]
+    if value is None:
+        raise ValueError(f"{place} is null, which lists of TOML do not hold; leave it out")
+    if isinstance(value, int) and not -MOST_LARGE_COUNT <= value <= MOST_LARGE_COUNT:
+        raise ValueError(f"{place} is more than the 64 bits of an integer hold; write it as a string")
+    return value
+
+
+# A table whose keys are an environment's, a template's or another program's.
+Settings = Annotated[dict[str, Any], AfterValidator(_as_toml)]
 LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 
 

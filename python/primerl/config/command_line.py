@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from primerl.config.lines import Location
 
 SWITCHES = ("--dry-run", "--clean-output-dir")  # what comes after them is not theirs
 
 
+def names_of(flag: str) -> list[str]:
+    """`--orchestrator.train.env[0].max-concurrent=4` -> `["orchestrator", "train", "env", "0", "max_concurrent"]`."""
+    text = re.sub(r"\[(\d+)\]", r".\1", flag.removeprefix("--").split("=", 1)[0])
+    return text.replace("-", "_").split(".")
+
+
 def place_of(flag: str) -> Location:
-    """`--orchestrator.train.env[0].max-concurrent=4` -> `("orchestrator", "train", "env", 0, "max_concurrent")`."""
-    text = re.sub(r"\[(\d+)\]", r".\1", flag.removeprefix("--").removeprefix("no-").split("=", 1)[0])
-    return tuple(int(part) if part.isdigit() else part.replace("-", "_") for part in text.split("."))
+    """`--no-orchestrator.train.env[0].max-concurrent` -> `("orchestrator", "train", "env", 0, "max_concurrent")`."""
+    names = names_of(flag.removeprefix("--").removeprefix("no-"))
+    return tuple(int(name) if name.isdigit() else name for name in names)
+
+
+def with_long_names(arguments: list[str], short: Mapping[str, str]) -> list[str]:
+    """With the long name of each short flag: `-n 8` and `-n=8` -> `--num-examples 8` and `--num-examples=8`."""
+    parted = [argument.partition("=") for argument in arguments]
+    return [short.get(name, name) + equals + value for name, equals, value in parted]
 
 
 def split(arguments: list[str]) -> tuple[list[tuple[str | None, str]], list[str]]:

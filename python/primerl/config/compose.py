@@ -1,9 +1,7 @@
-"""From the files and flags of a command line to one tree, as far as the config library does not do it itself.
+"""From the files and flags of a command line to one tree, which the config's class then checks.
 
 Files for the whole come first, in their order, then files for a section (`--trainer @ trainer.toml`), in theirs; tables
-are merged, of one key the later file's counts, and flags win over all files. What is added to the library's rules:
-several files for one section are merged too, and a flag may name an entry of a list of tables by its number
-(`--orchestrator.train.env.0.ratio 2`).
+are merged, of one key the later file's counts, and flags win over all files.
 """
 
 from __future__ import annotations
@@ -15,38 +13,29 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from primerl.config import flags
 from primerl.config.command_line import place_of, split
-from primerl.config.fields import Knob, Table, find, table_of
 from primerl.config.lines import Location
 from primerl.config.load import ConfigError
 
 
-class Given(BaseModel):
-    """What files hold, unchecked: the config library merges it with the flags and checks the whole once."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-
-def compose(cls: type[BaseModel], arguments: list[str]) -> tuple[Given, list[str]]:
-    """The tree of all files with single entries of lists set, and the flags that are left for the config library.
+def compose(cls: type[BaseModel], arguments: list[str]) -> dict[str, Any]:
+    """The tree, unchecked.
 
     Raises:
-        ConfigError: A file cannot be read; two flags contradict each other; an entry does not exist.
+        ConfigError: A file or a flag cannot be read; two flags contradict each other; an entry does not exist.
     """
-    files, flags = split(arguments)
+    files, given = split(arguments)
     tree: dict[str, Any] = {}
     for file, flag in files:
         if file is None:
             raise ConfigError("@ stands last; give the path of a TOML file after it")
         tree = _with(tree, place_of(flag) if flag else (), read(file), flag)
-    _check_switches(cls, flags)
-    entries, rest = _entries(cls, flags)
-    for flag, value in entries:
-        _check_whole_list(flag, rest)
-        tree = _with(tree, place_of(flag), value, flag)
-    return Given(**tree), rest
+    for name, place, value in flags.read(cls, given):
+        tree = _with(tree, place, value, name)
+    return tree
 
 
 def read(file: str) -> dict[str, Any]:
@@ -57,7 +46,7 @@ def read(file: str) -> dict[str, Any]:
     """
     kind = Path(file).suffix.lower()
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"Config file not found: {file}; give the path of a TOML file after `@`") from None
     except (OSError, ValueError) as error:
@@ -107,9 +96,7 @@ def _with(tree: Any, path: Location, value: Any, flag: str) -> Any:
     first, rest = path[0], path[1:]
     if isinstance(first, int) and isinstance(tree, list):
         if first > len(tree):
-            raise ConfigError(
-                f"{flag.split('=', 1)[0]}: there are {len(tree)} entries, counted from 0; the next one is {len(tree)}"
-            )
+            raise ConfigError(f"{flag}: there are {len(tree)} entries, counted from 0; the next one is {len(tree)}")
         entries = deepcopy(tree) if first < len(tree) else [*tree, {}]
         entries[first] = _with(entries[first], rest, value, flag)
         return entries
@@ -119,93 +106,3 @@ def _with(tree: Any, path: Location, value: Any, flag: str) -> Any:
     if not isinstance(tree, dict):
         tree = {}
     return {**tree, first: _with(tree.get(first, {} if rest or isinstance(value, dict) else None), rest, value, flag)}
-
-
-def _entries(cls: type[BaseModel], flags: list[str]) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Flags that name an entry of a list by its number, with their values; and the others."""
-    if not any(_numbered(flag) for flag in flags):
-        return [], flags
-    root = table_of(cls)
-    entries: list[tuple[str, Any]] = []
-    rest: list[str] = []
-    i = 0
-    while i < len(flags):
-        flag, i = flags[i], i + 1
-        if not _numbered(flag) or not _is_entry(root, flag):
-            rest.append(flag)
-            continue
-        knob = find(root, flag.split("=", 1)[0])
-        if "=" in flag:
-            entries.append((flag, _value(flag.split("=", 1)[1], knob)))
-        elif flag.startswith("--no-"):
-            entries.append((flag, False))
-        elif i < len(flags) and not flags[i].startswith("--"):
-            entries.append((flag, _value(flags[i], knob)))
-            i += 1
-        else:
-            entries.append((flag, {} if isinstance(knob, Table) else True))
-    return entries, rest
-
-
-def _numbered(flag: str) -> bool:
-    return flag.startswith("--") and any(isinstance(part, int) for part in place_of(flag))
-
-
-def _is_entry(root: Table, flag: str) -> bool:
-    """Whether the first number comes after the name of a list of tables."""
-    path = place_of(flag)
-    number = next(i for i, part in enumerate(path) if isinstance(part, int))
-    lists = {knob.path for knob in root.all_knobs() if knob.kind == "list of tables"}
-    return ".".join(str(part) for part in path[:number]) in lists
-
-
-def _value(text: str, knob: Knob | Table | None) -> Any:
-    """JSON where it is some; a string where the field wants one, or it is no JSON."""
-    if text == "None":
-        return None
-    if isinstance(knob, Knob) and "string" in knob.kind and not text.startswith("["):
-        return text
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {"True": True, "False": False}.get(text, text)
-    return text if found is None else found
-
-
-def _check_whole_list(flag: str, rest: list[str]) -> None:
-    """Which of the two comes first would decide."""
-    path = place_of(flag)
-    number = next(i for i, part in enumerate(path) if isinstance(part, int))
-    for other in rest:
-        if other.startswith("--") and place_of(other) == path[:number]:
-            raise ConfigError(
-                f"{other.split('=', 1)[0]} gives the whole list, and {flag.split('=', 1)[0]} an entry of it; put the "
-                "entry's keys into the list"
-            )
-
-
-def _check_switches(cls: type[BaseModel], flags: list[str]) -> None:
-    negated = [flag for flag in flags if flag.startswith("--no-") and "=" not in flag]
-    if not negated:
-        return
-    root = table_of(cls)
-    for flag in negated:
-        path = place_of(flag)
-        found = find(root, flag)
-        if find(root, "no_" + flag.removeprefix("--no-")) is not None:
-            continue  # a key whose name begins so
-        if isinstance(found, Table):
-            if not found.has_none:
-                raise ConfigError(
-                    f"{flag}: [{found.path}] is always there; --no- is for switches and optional sections"
-                )
-            inner = [other for other in flags if not other.startswith("--no-") and place_of(other)[: len(path)] == path]
-            if any(other.startswith("--") for other in inner):
-                raise ConfigError(
-                    f"{flag} leaves [{found.path}] out, and {inner[0].split('=', 1)[0]} gives it; leave one of them out"
-                )
-        elif isinstance(found, Knob) and "true or false" not in found.kind:
-            raise ConfigError(
-                f"{flag}: {found.path} is no switch ({found.kind}); give --{flag.removeprefix('--no-')} VALUE"
-                + (", or None to leave it out" if found.default == "left out" else "")
-            )

@@ -5,15 +5,31 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import MOST_PORTS, NAME_LENGTH, NAME_PATTERN, Name, Port, RolloutLog, Seconds, Section, Seed
+from primerl.config.base import (
+    NAME_LENGTH,
+    NAME_PATTERN,
+    Count,
+    CountOrZero,
+    LargeCount,
+    Name,
+    Port,
+    Processes,
+    ProcessesOrZero,
+    RolloutLog,
+    Seconds,
+    Section,
+    Seed,
+    Settings,
+)
 from primerl.config.client import Client
 from primerl.config.tailscale import TailnetNode
+from primerl.envs.settings import LEAST_MEMORY_MB
+from primerl.typed import MOST_COUNT, MOST_PORTS
 
-# An env worker that has imported verifiers and does nothing has taken half of it.
-LEAST_MEMORY_MB = 1024
+MemoryMb = Annotated[int, Field(ge=LEAST_MEMORY_MB, le=MOST_COUNT)]
 
 
 class Limits(Section):
@@ -23,9 +39,9 @@ class Limits(Section):
     time_s: Seconds | None = None
     """Seconds since it was leased in which the model answers; below `timeouts.rollout_s`, at which it fails. No limit
     where it is left out."""
-    turns: PositiveInt | None = None
+    turns: Count | None = None
     """Answers of the model, over all conversations of a rollout. No limit where it is left out."""
-    tokens: PositiveInt | None = None
+    tokens: Count | None = None
     """Tokens sampled, over all conversations of a rollout; `sampling.rollout_max_tokens` counts as well. No limit where
     it is left out."""
 
@@ -91,20 +107,20 @@ class Workers(Section):
     """What env workers of this machine run."""
 
     python: Interpreter | None = None
-    taskset: dict[str, Any] = {}
+    taskset: Settings = {}
     """The taskset's own settings, passed to the environment unchanged."""
-    harness: dict[str, Any] = {}
+    harness: Settings = {}
     """The harness that plays the environment's seat: `id` of an installed one, and its own settings; verifiers' chat
     within the worker where it is left out. An environment of several seats takes it by seat, as
     `args.<seat>.harness`."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """The environment's other settings, passed to it unchanged."""
-    num_workers: NonNegativeInt = 1
+    num_workers: ProcessesOrZero = 1
     """Worker processes started on this machine; 0 where all of them join from elsewhere (`primerl env-worker --join`),
     for which the run waits (`timeouts.join_s`)."""
-    max_concurrent: PositiveInt = 128
+    max_concurrent: Count = 128
     """Rollouts one worker runs at the same time."""
-    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
     `MemoryError`. No limit where it is left out."""
     metrics_port: Port | None = None
@@ -135,7 +151,7 @@ class TrainSource(Environment):
 
     ratio: float | None = Field(default=None, gt=0)
     """Relative share of the groups that come from this environment; 1 where it is left out."""
-    max_retries: NonNegativeInt = 2
+    max_retries: CountOrZero = 2
     """How often a failed rollout is tried again before its group is dropped."""
     algorithm: Algorithm | None = None
     """How its rewards become advantages; the run's algorithm where it is left out."""
@@ -147,9 +163,9 @@ class EvaluationSampling(Section):
 
     temperature: float = Field(default=0.0, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
-    max_tokens: PositiveInt | None = None
+    max_tokens: Count | None = None
     """Longest completion of one turn, in tokens; as in training where it is left out."""
-    rollout_max_tokens: PositiveInt | None = None
+    rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout; as in training where it is left out."""
 
 
@@ -159,11 +175,11 @@ class EvaluationSource(Environment):
     validates: Name | None = None
     """Name of the training environment whose held out examples these are: results are told as `val/<name>`, in place of
     `eval/<name>`."""
-    num_examples: PositiveInt | None = None
+    num_examples: Count | None = None
     """Examples taken from the front of the list; all of them where it is left out."""
-    rollouts_per_example: PositiveInt = 1
+    rollouts_per_example: Count = 1
     """Rollouts of each example."""
-    interval: PositiveInt | None = None
+    interval: LargeCount | None = None
     """Evaluate after every so many steps; only at the end (and the start) where it is left out."""
     base_model: bool = True
     """Also evaluate the weights training starts from."""
@@ -182,7 +198,7 @@ class EvaluationSource(Environment):
 class TrainEnvironment(TrainSource, Workers):
     """An environment that is trained on, with its workers."""
 
-    held_out: NonNegativeInt = 0
+    held_out: CountOrZero = 0
     """Examples at the front of its list, in the run's seeded order, that are never trained; `val` sets it. An
     evaluation with the same id, settings and so many `num_examples` measures just these."""
 
@@ -194,19 +210,19 @@ class EvaluationEnvironment(EvaluationSource, Workers):
 class Validation(Section):
     """Validation: each training environment is also measured on examples that are never trained, as `val/<name>`."""
 
-    num_examples: PositiveInt | None = 64
+    num_examples: Count | None = 64
     """Examples of each environment: held out of its training examples, or, where `taskset` or `args` name another
     split, that split's first ones."""
-    rollouts_per_example: PositiveInt = 1
+    rollouts_per_example: Count = 1
     """Rollouts of each example."""
-    interval: PositiveInt = 5
+    interval: LargeCount = 5
     """Validate after every so many steps, and at the end."""
     base_model: bool = True
     """Also validate the weights training starts from."""
-    taskset: dict[str, Any] = {}
+    taskset: Settings = {}
     """How tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each training
     environment. v1 has no word for a split, each taskset has a setting of its own. Nothing is held out then."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """The same of the environments' other settings."""
     sampling: EvaluationSampling = EvaluationSampling()
 
@@ -264,34 +280,34 @@ class EvaluationEnvironments(Section):
 class JoinedSettings(Section):
     """What env workers that join are told (`primerl env-worker --join`)."""
 
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: Seed = 0
     """Seed of the order of examples."""
-    max_concurrent: PositiveInt = 128
+    max_concurrent: Count = 128
     """Rollouts one worker runs at the same time."""
-    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts."""
-    held_out: NonNegativeInt = 0
+    held_out: CountOrZero = 0
     """Examples at the front of the list that are left out."""
     log: RolloutLog = RolloutLog()
     variables: list[str] = []
     """Names of the variables that the run's own workers get; their values are not sent."""
-    local_workers: NonNegativeInt = 0
+    local_workers: CountOrZero = 0
     """Workers that the run has of its own: others are compared with them."""
 
 
 class ServedTrainSource(TrainSource):
     """An environment whose rollouts are trained on."""
 
-    worker: dict[str, Any] = {}
+    worker: Settings = {}
     """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
 
 
 class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
-    worker: dict[str, Any] = {}
+    worker: Settings = {}
     """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
 
 
@@ -313,7 +329,7 @@ class EnvWorkerConfig(Section):
     """One env worker process (`primerl env-worker @ file`). Workers for a run on another machine: `primerl env-worker
     --join URL --env NAME`, whose keys `primerl env-worker --join --help` shows."""
 
-    orchestrator_url: str
+    orchestrator_url: str = Field(min_length=1)
     """URL of the run's orchestrator."""
     environment: Name
     """Name of the environment in the run."""
@@ -323,15 +339,15 @@ class EnvWorkerConfig(Section):
     """Unique name of this process; made from host and process id where it is left out."""
     id: str = Field(min_length=1)
     """Name of the installed verifiers environment."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: Seed = 0
     """Seed of the order of examples; the same in all workers of an environment."""
-    held_out: NonNegativeInt = 0
+    held_out: CountOrZero = 0
     """Examples at the front of the list that are left out; the same in all workers of an environment."""
-    max_concurrent: PositiveInt = 128
+    max_concurrent: Count = 128
     """Rollouts run at the same time."""
-    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    memory_mb: MemoryMb | None = None
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
@@ -355,12 +371,12 @@ class JoinConfig(Section):
     """Name of the environment in the run."""
     role: Literal["train", "eval"] | None = None
     """Whether its rollouts are trained on; what the run says where it is left out."""
-    workers: PositiveInt = 1
+    workers: Processes = 1
     """Worker processes."""
     python: Interpreter | None = None
-    max_concurrent: PositiveInt | None = None
+    max_concurrent: Count | None = None
     """Rollouts one worker runs at the same time; the run's where it is left out."""
-    memory_mb: int | None = Field(default=None, ge=LEAST_MEMORY_MB)
+    memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; the run's where it is
     left out."""
     wait_s: Seconds = 300.0

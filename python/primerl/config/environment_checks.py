@@ -12,24 +12,36 @@ if TYPE_CHECKING:
 
 
 def check_environments(
-    orchestration: Orchestration, trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]
+    orchestration: Orchestration,
+    trained: Sequence[TrainSource],
+    evaluated: Sequence[EvaluationSource],
+    made: int = 0,
 ) -> None:
-    check_distinct([*trained, *evaluated])
+    """`made`: so many of the evaluated ones, the first, come from `val`."""
+    given = numbered("train.env", trained) + [("val", one) for one in evaluated[:made]]
+    check_distinct([*given, *numbered("eval.env", evaluated[made:])])
     check_groups(orchestration, trained)
     check_limits(orchestration, [*trained, *evaluated])
     check_validated(trained, evaluated)
 
 
-def check_distinct(environments: Sequence[Environment]) -> None:
+def numbered(name: str, environments: Sequence[Environment]) -> list[tuple[str, Environment]]:
+    """Each with its place: `train.env[0]`."""
+    return [(f"{name}[{index}]", environment) for index, environment in enumerate(environments)]
+
+
+def check_distinct(environments: Sequence[tuple[str, Environment]]) -> None:
+    """`environments`: each with its place, which a message begins with."""
     seen: set[str] = set()
-    for environment in environments:
+    for place, environment in environments:
         if environment.label == "all" or environment.label.startswith("staleness_"):
             raise ValueError(
-                f"an environment is called {environment.label!r}, which is a name of metrics; give it another `name`"
+                f"{place}: an environment is called {environment.label!r}, which is a name of metrics; give it "
+                "another `name`"
             )
         if environment.label in seen:
             raise ValueError(
-                f"two environments are called {environment.label!r}; "
+                f"{place}: two environments are called {environment.label!r}; "
                 "give one of them another `name` (it names metrics, logs and files)"
             )
         seen.add(environment.label)

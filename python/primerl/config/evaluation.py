@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from primerl.config.base import Name, RolloutLog, Seconds, Section, Seed, check_dry_run
+from primerl.config.base import (
+    AnswerTokens,
+    BatchSize,
+    Count,
+    CountOrZero,
+    Name,
+    RolloutLog,
+    Seconds,
+    Section,
+    Seed,
+    Settings,
+    check_dry_run,
+)
 from primerl.config.client import Client
 from primerl.config.environment import Environment, Workers
-from primerl.config.environment_checks import check_distinct
+from primerl.config.environment_checks import check_distinct, numbered
 from primerl.config.orchestrator import Parsers
 from primerl.config.rl import RunInference
 
@@ -21,15 +33,15 @@ DAY_S = 86_400.0
 class MeasuredEnvironment(Environment, Workers):
     """An environment that is measured; what is left out is as in the whole."""
 
-    num_examples: PositiveInt | None = None
+    num_examples: Count | None = None
     """Examples taken from the front of the list."""
-    rollouts_per_example: PositiveInt | None = None
+    rollouts_per_example: Count | None = None
     """Rollouts of each example."""
-    max_tokens: PositiveInt | None = None
+    max_tokens: AnswerTokens | None = None
     """Longest answer of one turn, in tokens."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
-    rollout_max_tokens: PositiveInt | None = None
+    rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns."""
 
 
@@ -73,21 +85,21 @@ class EvalConfig(Section):
     left out."""
     env: list[MeasuredEnvironment] = Field(min_length=1)
     """Environments, at least one."""
-    num_examples: PositiveInt | None = None
+    num_examples: Count | None = None
     """Examples of each environment, from the front of its list; all of them where it is left out."""
-    rollouts_per_example: PositiveInt = 1
+    rollouts_per_example: Count = 1
     """Rollouts of each example, the k of avg@k and pass@k."""
-    max_tokens: PositiveInt = 512
+    max_tokens: AnswerTokens = 512
     """Longest answer of one turn, in tokens."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
-    rollout_max_tokens: PositiveInt | None = None
+    rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out."""
-    concurrency: PositiveInt = 32
+    concurrency: BatchSize = 32
     """Rollouts at the same time."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Settings = {}
     """Variables of the chat template, such as `{ enable_thinking = false }`."""
-    seq_len: PositiveInt | None = None
+    seq_len: Count | None = None
     """Longest prompt and answer together, in tokens, of a checkpoint; where it is left out, four answers and at least
     2048, if the model can attend to so many."""
     seed: Seed = 0
@@ -96,7 +108,7 @@ class EvalConfig(Section):
     """Delete what an earlier evaluation left in output_dir."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
-    restarts: NonNegativeInt = 5
+    restarts: CountOrZero = 5
     """How often a process that was killed is started again within ten minutes."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
@@ -115,7 +127,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
-        check_distinct(self.env)
+        check_distinct(numbered("env", self.env))
         idle = next((entry for entry in self.env if entry.num_workers == 0), None)
         if idle is not None:
             raise ValueError(

@@ -67,9 +67,13 @@ def _of_knob(name: str, knob: Knob) -> str:
 
 def _in_file(path: str) -> str:
     section, _, key = path.rpartition(".")
-    if not section:
-        return f"{key} = .."
-    return f"[[{section.removesuffix('[]')}]] {key} = .." if section.endswith("[]") else f"[{section}] {key} = .."
+    return f"{header(section)} {key} = .." if section else f"{key} = .."
+
+
+def header(section: str) -> str:
+    """As it stands in a file: `env[].limits` -> `[env.limits]`, `env[]` -> `[[env]]`."""
+    name = section.replace("[]", "")
+    return f"[[{name}]]" if section.endswith("[]") else f"[{name}]"
 
 
 def also(name: str, knob: Knob) -> list[str]:
@@ -86,7 +90,7 @@ def also(name: str, knob: Knob) -> list[str]:
 def of_table(name: str, table: Table) -> str:
     """A section: its keys with their first sentences, and the sections below it."""
     optional = " Left out unless a key of it is given." if table.optional else ""
-    title = f"[{table.path}]  ({FORMS[name].title})" if table.path else FORMS[name].title
+    title = f"{header(table.path)}  ({FORMS[name].title})" if table.path else FORMS[name].title
     lines = [title, *wrapped(table.meaning + optional, "  ")]
     if table.knobs:
         lines += ["", *rows_of(table.knobs)]
@@ -106,13 +110,12 @@ def rows_of(knobs: Iterable[Knob]) -> list[str]:
 
 
 def sections_of(tables: Iterable[Table]) -> list[str]:
-    by_path = {table.path: first_sentence(table.meaning) for table in tables}
-    longest = max(len(path) for path in by_path) + 2
+    by_header = {header(table.path): first_sentence(table.meaning) for table in tables}
+    column = max(map(len, by_header)) + 4
     lines = []
-    for path, meaning in by_path.items():
-        lines += textwrap.wrap(
-            meaning, WIDTH, initial_indent=f"  [{path}]".ljust(longest + 4), subsequent_indent=" " * (longest + 4)
-        ) or [f"  [{path}]"]
+    for title, meaning in by_header.items():
+        begin = f"  {title}".ljust(column)
+        lines += textwrap.wrap(meaning, WIDTH, initial_indent=begin, subsequent_indent=" " * column) or [begin.rstrip()]
     return lines
 
 

@@ -10,14 +10,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from primerl.config.base import Section
+from primerl.config.base import Bound, Section
+from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
 
+ANY_NAME = ".NAME"
+"""Of a section within a table of sections, whose names are the user's."""
 LEFT_OUT, REQUIRED = "left out", "required"
+UNSAID = (MOST_COUNT, MOST_LARGE_COUNT, LONGEST_S)
+"""Bounds that nobody meets; the reference page names them once."""
 PLAIN: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "booleans"),
+    SecretStr: ("string", "strings"),
     int: ("integer", "integers"),
     float: ("number", "numbers"),
     str: ("string", "strings"),
@@ -46,7 +52,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One section; that of the whole file has the path ''."""
+    """One section; that of the whole file has the path '', one of a table of sections ends with `NAME`."""
 
     path: str
     cls: type[BaseModel]
@@ -95,15 +101,15 @@ def table_of(
         if not sections:
             table.knobs.append(_knob(cls, name, where, info, default))
             continue
-        is_list = list in origins(info.annotation)
-        if is_list or len(sections) > 1:
+        is_list, is_dict = list in origins(info.annotation), dict in origins(info.annotation)
+        if is_list or is_dict or len(sections) > 1:
             table.knobs.append(_knob(cls, name, where, info, default))
         for section in sections:
             # Of a list and of a choice of several the field's own row has the words.
-            described = one_line(info.description) if len(sections) == 1 and not is_list else ""
+            described = one_line(info.description) if len(sections) == 1 and not (is_list or is_dict) else ""
             instance = default if isinstance(default, section) else None
             kind = section.model_fields["type"].default if len(sections) > 1 else ""
-            inner = where + "[]" if is_list else where
+            inner = where + ("[]" if is_list else ANY_NAME if is_dict else "")
             table.tables.append(
                 table_of(
                     section,
@@ -187,10 +193,14 @@ def bounds(metadata: Any) -> str:
     """`> 0`, `0 to 1`, `at least 1 entry`; empty without any."""
     found: dict[str, Any] = {}
     for item in metadata:
+        if isinstance(item, Bound):
+            return item.text
         for source in (item, *getattr(item, "metadata", [])):
             for name in ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern"):
                 if getattr(source, name, None) is not None:
                     found[name] = getattr(source, name)
+    if found.get("le") in UNSAID:
+        del found["le"]
     if {"ge", "le"} <= found.keys():
         texts = [f"{number(found['ge'])} to {number(found['le'])}"]
     else:
@@ -209,7 +219,7 @@ def number(value: float) -> str:
     """Of a bound: `86400.0` -> `86400`, 2**62 -> `2^62`."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    if isinstance(value, int) and value >= 2**31 and value & (value - 1) == 0:
+    if isinstance(value, int) and value >= 2**24 and value & (value - 1) == 0:
         return f"2^{value.bit_length() - 1}"
     return literal(value)
 
@@ -260,12 +270,14 @@ def plain_path(asked: str) -> str:
 
 
 def find(root: Table, asked: str) -> Knob | Table | None:
-    """By dotted path, with or without brackets, numbers and dashes."""
+    """By dotted path, with or without brackets, numbers, dashes and the names of sections that are the user's."""
     wanted = plain_path(asked)
-    for table in root.all_tables():
-        if table.path and plain_path(table.path) == wanted:
-            return table
-    return next((knob for knob in root.all_knobs() if plain_path(knob.path) == wanted), None)
+    known: list[Knob | Table] = [*(table for table in root.all_tables() if table.path), *root.all_knobs()]
+    for name in ("", r"\.\w+"):  # left out, or given
+        for one in known:
+            if re.fullmatch(re.escape(plain_path(one.path)).replace(re.escape(ANY_NAME), name), wanted):
+                return one
+    return None
 
 
 def nearest(roots: Iterable[Table], asked: str, most: int = 4) -> list[str]:

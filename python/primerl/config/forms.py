@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ALL = "all processes"
 LAUNCHER = "the launcher"
+PYTHON = "the launcher, which starts the env workers with it"
 # By the longest beginning of the path.
 RL_READERS = {
     "": LAUNCHER,
@@ -55,9 +56,12 @@ RL_READERS = {
             "limits": "the orchestrator and the env workers",
             "max_concurrent": "the env workers",
             "memory_mb": "the env workers",
+            "metrics_port": "the env workers",
             "num_workers": LAUNCHER,
+            "python": PYTHON,
         }.items()
     },
+    "orchestrator.train.env.held_out": "the env workers",
 }
 
 EVAL_READERS = {
@@ -66,6 +70,7 @@ EVAL_READERS = {
     "seed": "the engine and the env workers",
     "env": "the env workers",
     "env.num_workers": LAUNCHER,
+    "env.python": PYTHON,
     "env_files": "the env workers, as variables",
     "inference": "the engine",
     "served_name": "the orchestrator and the engine",
@@ -87,6 +92,8 @@ class Form:
     """Paths that `--help` shows, in this order."""
     called: str = ""
     """Tells the forms of one command apart: `short form`."""
+    help_by: str = ""
+    """Of such a form: how its help is asked for."""
 
     @property
     def title(self) -> str:
@@ -160,7 +167,13 @@ FORMS: dict[str, Form] = {
             "dry_run",
         ),
     ),
-    "hosted": Form("primerl rl", "primerl.config.hosted.schema:HostedConfig", {"": LAUNCHER}, called="short form"),
+    "hosted": Form(
+        "primerl rl",
+        "primerl.config.hosted.schema:HostedConfig",
+        {"": LAUNCHER},
+        called="short form",
+        help_by="primerl rl @ SHORT_FORM.toml --help",
+    ),
     "eval": Form(
         "primerl eval",
         "primerl.config.evaluation:EvalConfig",
@@ -210,6 +223,7 @@ FORMS: dict[str, Form] = {
         {},
         ("join", "env", "workers", "wait_s", "env_files", "log_dir"),
         called="joining a run elsewhere",
+        help_by="primerl env-worker --join --help",
     ),
     "simulate": Form("primerl simulate", "primerl.config.simulate:SimulateConfig"),
 }

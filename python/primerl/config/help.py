@@ -64,10 +64,17 @@ def short(form: str, program: str) -> str:
         "",
         f"  {program} --help {section or key:<24} the keys of a section",
         f"  {program} --help-all {'':<20} all {len(list(root.all_knobs()))} keys",
+        *_other_forms(form, len(program) + 32),
         f"  primerl config explain {key}",
         "docs/configuration.md has every key of every command.",
     ]
     return "\n".join(lines)
+
+
+def _other_forms(form: str, column: int) -> list[str]:
+    """How to see the keys of other forms that the command reads (docs/configuration.md)."""
+    others = [other for name, other in FORMS.items() if name != form and other.command == FORMS[form].command]
+    return [f"  {other.help_by:<{column}} {other.called}" for other in others if other.help_by]
 
 
 def _row(knob: Knob) -> list[str]:

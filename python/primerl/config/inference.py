@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Threads
+from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.lora import EngineLora
+from primerl.inference.settings import MOST_NUM_SEQS
 from primerl.inference.vllm import flags
+from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
 
 
 class InferenceSettings(Section):
@@ -23,11 +25,11 @@ class InferenceSettings(Section):
     """Address to listen on."""
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
-    max_model_len: PositiveInt | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=MOST_COUNT)] | None = None
     """Longest prompt and completion together, in tokens; in `primerl rl` the run's seq_len where it is left out."""
-    max_num_seqs: PositiveInt = 128
+    max_num_seqs: Annotated[int, Field(gt=0, le=MOST_NUM_SEQS)] = 128
     """Requests that are decoded at the same time."""
-    kv_cache_tokens: PositiveInt | None = None
+    kv_cache_tokens: Annotated[int, Field(ge=2, le=MOST_LARGE_COUNT)] | None = None
     """Tokens the KV cache holds; where it is left out enough for max_num_seqs, of vLLM on a GPU what vLLM takes."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Number format of weights and activations; float32, of vLLM on a GPU bfloat16, where it is left out."""
@@ -36,7 +38,7 @@ class InferenceSettings(Section):
     left out: after them if it samples at a temperature other than 1 or may truncate, else before."""
     threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
-    vllm: dict[str, Any] = {}
+    vllm: Settings = {}
     """vLLM's own options, by their long names without dashes (docs/vllm.md); those that are primerl's are refused."""
     log: Log = Log()
 

@@ -26,8 +26,10 @@ from primerl.config.load import ConfigError, Written, dotted
 
 WORD = r"[a-z_]\w*(?:\[\d+\])*(?:\.[A-Za-z_]\w*(?:\[\d+\])*)*"
 # Neither part of a path or a flag, nor quoted.
-KEY = re.compile(rf"(?<![\w./'\"~@-]){WORD}(?![\w/'\"]|\.\w|-\w)")
+KEY = re.compile(rf"(?<![\w./'\"~@<-]){WORD}(?![\w/'\"]|\.\w|-\w)")
 LEADING = re.compile(rf"({WORD})(: | \(| = | is | must |, line )")
+# Of a file that a process shows, as TOML's parser does.
+FRAME = re.compile(r"\s*\d*\s*\|")
 ENVIRONMENT = re.compile(r"environment '([^']+)'(?:: )?")
 # The orchestrator and the engine name keys of their own configs.
 OF_EVALUATION = {"sampling.max_tokens": "max_tokens", "batch_size": "concurrency", "model.path": "model"}
@@ -50,6 +52,8 @@ class Source:
         return "\n".join(self._line(line) for line in message.split("\n"))
 
     def _line(self, line: str) -> str:
+        if FRAME.match(line):
+            return line
         named = ENVIRONMENT.match(line)
         if named is not None and named[1] in self._environments:
             return self._of_environment(line, self._environments[named[1]], named)

@@ -12,7 +12,7 @@ Location = tuple[int | str, ...]
 def of_file(path: str) -> dict[Location, int]:
     """Line, counted from 1, of every key of a TOML file, by its place in the tree; nothing of a file that is none."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         tomllib.loads(text)
         return of_text(text)
     except (OSError, ValueError, RecursionError):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pydantic_config
 from pydantic import BaseModel, ValidationError
 
-from primerl.config import asked, lines
+from primerl.config import asked, lines, mistakes
 from primerl.config.command_line import place_of, split
 from primerl.config.complaint import fail
 from primerl.config.lines import Location
@@ -17,7 +17,8 @@ from primerl.config.lines import Location
 __all__ = ["ConfigError", "describe", "dotted", "fail", "load"]
 
 C = TypeVar("C", bound=BaseModel)
-UnknownKey = "extra_forbidden"
+# A key that words begin with.
+LEADING = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w[\w-]*)*")
 
 
 class ConfigError(Exception):
@@ -33,21 +34,14 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
 
     show_help(cls, arguments, program)
     try:
-        files, flags = compose.compose(cls, arguments)
-        config: C = pydantic_config.cli(cls, args=flags, default=cast(C, files), prog=program)
-        return config
-    except pydantic_config.ConfigFileError as error:
-        if isinstance(error.__cause__, ValidationError):
-            raise ConfigError(describe(error.__cause__, cls, arguments)) from None
-        hint = "; a config file is given as `@ FILE.toml`" if error.message.startswith("Unrecognized") else ""
-        raise ConfigError(error.message + hint) from None
+        return cls.model_validate(compose.compose(cls, arguments))
+    except ValidationError as error:
+        raise ConfigError(describe(error, cls, arguments)) from None
     except RecursionError:
         raise ConfigError(
             f"{' and '.join([*_files(arguments), 'the command line'])}: a value is nested too deeply to be read; "
             "no key needs more than a few levels"
         ) from None
-    except ValueError as error:  # a list or table on the command line that is not JSON
-        raise ConfigError(f"a value on the command line is not valid JSON: {error}") from None
 
 
 def show_help(cls: type[BaseModel], arguments: list[str], program: str) -> None:
@@ -59,7 +53,8 @@ def show_help(cls: type[BaseModel], arguments: list[str], program: str) -> None:
 
     form = forms.form_of(cls)
     if form is None:
-        return  # the config library has help of its own
+        pydantic_config.cli(cls, args=["--help"], prog=program)
+        raise SystemExit(0)
     try:
         print(config_help.text(form, arguments, program))
     except config_help.UnknownFieldError as error:
@@ -82,72 +77,59 @@ def read_sources(arguments: list[str]) -> list[tuple[dict[str, Any], Location]]:
     return [(_tree(file), place) for file, place in sources(arguments)]
 
 
-def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] | None = None) -> str:
-    """One line a mistake: dotted field, where it was written, what is wrong, the nearest known name."""
+def describe(
+    error: ValidationError,
+    cls: type[BaseModel],
+    arguments: list[str] | None = None,
+    own: Callable[[Location], Location] = lambda location: location,
+) -> str:
+    """One line a mistake: dotted field, where it was written, what is wrong, the nearest known name.
+
+    Args:
+        own: Where the user has written what the class has at a place.
+    """
     written = Written(arguments or [])
-    # Keys that other programs know, with the reason why they are none here.
-    elsewhere: dict[str, str] = getattr(cls, "elsewhere", {})
+    listed: set[Location] = set()
     problems = []
     for detail in error.errors(include_url=False):
-        location = detail["loc"]
-        message = detail["msg"].removeprefix("Value error, ")
-        given = detail.get("input")
-        where = written.at(location)
-        if detail["type"] == UnknownKey:
-            reason = elsewhere.get(".".join(part for part in location if isinstance(part, str)))
-            message = "unknown key" + _suggestion(str(location[-1]), _siblings(cls, location[:-1]))
-            message = message if reason is None else f"no key here: {reason}"
-        elif detail["type"] == "missing":
-            message = "missing; it has no default, so set it"
-            where = written.near(location)
-        elif detail["type"] == "list_type" and isinstance(given, dict):
-            name = ".".join(part for part in location if isinstance(part, str))
-            message = f"several of these may stand here, each under [[{name}]]; write it for [{name}]"
-        elif not isinstance(given, dict | list | BaseModel) and given is not None and location[-1:] != ("api_key",):
-            message = f"{message} (it is {given!r})"
-        else:
-            # Of a whole section: the key that its words begin with, or another whose value they tell.
-            named = [re.split(r"[^\w.]", message)[0], *re.findall(r"([\w.]+) \(", message)]
-            where = next(filter(None, (written.at((*location, *name.split("."))) for name in named)), where)
+        mistake = mistakes.told(detail, cls, listed)
+        location, message = own(mistake.location), mistake.message
+        where = written.near(location) if mistake.is_missing else written.at(location)
+        if mistake.of_section:
+            location, message, where = _of_section(mistake, written, own, where)
         field = dotted(location)
         problems.append(f"{field}{where}: {message}" if field else f"{message}{where}")
     return "\n".join(problems)
 
 
-def dotted(location: tuple[int | str, ...]) -> str:
+def _of_section(
+    mistake: mistakes.Mistake, written: Written, own: Callable[[Location], Location], where: str
+) -> tuple[Location, str, str]:
+    """Place, words and where it was written: of the key that the words begin with, or of another whose value they
+    tell."""
+    location, message = mistake.location, mistake.message
+    named = LEADING.match(message)
+    if named is not None and message[named.end() :].startswith(": "):
+        inner = own((*location, *_place(named[0])))
+        if written.at(inner):
+            return inner, message[named.end() + 2 :], written.at(inner)
+    names = [named[0]] if named is not None else []
+    places = (own((*location, *_place(name))) for name in [*names, *re.findall(r"([\w.]+) \(", message)])
+    return own(location), message, next(filter(None, map(written.at, places)), where)
+
+
+def _place(name: str) -> Location:
+    """As it is written: keys that are not ours may have dashes."""
+    parts = re.sub(r"\[(\d+)\]", r".\1", name).split(".")
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def dotted(location: Location) -> str:
     """`("train", "env", 0, "id")` -> `train.env[0].id`"""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else part)
     return text
-
-
-def _suggestion(unknown: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known keys here: {', '.join(sorted(known))}" if known else ""
-
-
-def _siblings(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Keys that are known where `location` points."""
-    schema = cls.model_json_schema(by_alias=False)
-    node: dict[str, Any] = schema
-    for part in location:
-        node = _follow(node, schema)
-        inner = node.get("properties", {}).get(part) or node.get("additionalProperties")
-        node = node.get("items", {}) if isinstance(part, int) else inner if isinstance(inner, dict) else {}
-    return list(_follow(node, schema).get("properties", {}))
-
-
-def _follow(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    for choice in node.get("anyOf", []):
-        if choice.get("type") != "null":
-            node = choice
-            break
-    if "$ref" in node:
-        node = schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]
-    return node
 
 
 class Written:
@@ -162,7 +144,7 @@ class Written:
 
     def at(self, location: Location) -> str:
         """` (in file.toml, line 3)` or ` (on the command line)`; nothing where it was not written."""
-        key = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in location)
+        key = place_of(".".join(str(part) for part in location))
         # A list that a flag gives takes the place of all entries of the files.
         if key in self.flags or any(key[:end] in self.flags for end in range(1, len(key)) if isinstance(key[end], int)):
             return " (on the command line)"
@@ -174,7 +156,10 @@ class Written:
                 return f" (in {file}, line {found[inner]})"
             if _holds(tree, inner):
                 return f" (in {file})"
-        if any(key[:end] in self.flags for end in range(1, len(key))):
+        # A key above it, or one below.
+        if any(key[:end] in self.flags for end in range(1, len(key))) or any(
+            flag[: len(key)] == key for flag in self.flags
+        ):
             return " (on the command line)"
         return ""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from primerl.config.base import Section
+from primerl.config.base import Count, Section
 
 Target = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 Targets = Annotated[list[Target], Field(min_length=1)]
@@ -15,7 +15,7 @@ Targets = Annotated[list[Target], Field(min_length=1)]
 class Lora(Section):
     """Train a low-rank adapter (LoRA) and leave the model's own weights as they are (docs/lora.md)."""
 
-    rank: PositiveInt = 16
+    rank: Count = 16
     """Rank of the adapter's matrices."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's product is scaled by alpha / rank."""
@@ -54,11 +54,11 @@ class TrainerLora(Lora):
 class EngineLora(Section):
     """The adapters that the engine is sent in place of whole weights."""
 
-    rank: PositiveInt
+    rank: Count
     """Their rank."""
     target_modules: Targets
     """The linear layers they are for, as in `trainer.model.lora`."""
-    max_adapters: PositiveInt = 4
+    max_adapters: Count = 4
     """Those that vLLM answers requests by at the same time: of the versions that requests in flight began with."""
 
 

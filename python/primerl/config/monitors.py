@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.base import Fraction, Name, Seconds, Section
+from primerl.config.base import Fraction, LargeCount, Name, Seconds, SecondsOrZero, Section, Settings
 
 WANDB, PRIME = "wandb", "prime"
 MONITOR_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -18,7 +18,7 @@ class Distributions(Section):
 
     distributions: bool = True
     """Log them."""
-    interval: PositiveInt = 10
+    interval: LargeCount = 10
     """Steps between two that are logged."""
 
 
@@ -29,7 +29,7 @@ class LogExtras(Section):
     """Log a table of samples: prompt, completion, reward, advantage, environment."""
     distributions: bool = True
     """Log histograms of rewards, advantages, lengths, staleness."""
-    interval: PositiveInt = 10
+    interval: LargeCount = 10
     """Steps between two that are logged."""
     sample_ratio: Fraction = 0.1
     """Share of a step's samples that the table shows, of each environment at least one (none where it is 0)."""
@@ -116,7 +116,7 @@ class CustomMonitor(Section):
     """`module:Class`; run from its folder, install it, or set PYTHONPATH."""
     name: Name | None = None
     """Name in the log; the class's where it is left out."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """Its keyword arguments, which are written to configs/monitor.toml: keys belong into the environment."""
     log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples and distributions."""
@@ -129,7 +129,7 @@ class CustomMonitor(Section):
 class MonitorSettings(Section):
     """The process that sends to the monitors."""
 
-    finish_s: NonNegativeFloat = 30.0
+    finish_s: SecondsOrZero = 30.0
     """Seconds it has to send what is left when the run has ended. What is not sent by then is not lost:
     `primerl monitor @ <output_dir>/configs/monitor.toml` sends it."""
 
@@ -162,15 +162,15 @@ class MonitorEntry(Section):
     """Name in the log, and of its cursor."""
     path: str = Field(pattern=MONITOR_PATTERN)
     """`module:Class`."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """Its keyword arguments."""
-    samples_interval: PositiveInt | None = None
+    samples_interval: LargeCount | None = None
     """Steps between tables of samples; none where it is left out."""
     sample_ratio: Fraction = 0.0
     """Share of samples in a table."""
-    distributions_interval: PositiveInt | None = None
+    distributions_interval: LargeCount | None = None
     """Steps between distributions of what is in a batch; none where it is left out."""
-    trainer_interval: PositiveInt | None = None
+    trainer_interval: LargeCount | None = None
     """Steps between distributions that the trainer measures; none where it is left out."""
 
 
@@ -185,9 +185,9 @@ class MonitorConfig(Section):
     """Name of the model."""
     model_path: str | None = None
     """Folder with the tokenizer by which samples become text."""
-    max_steps: PositiveInt | None = None
+    max_steps: LargeCount | None = None
     """Steps to train."""
-    finish_s: NonNegativeFloat = 30.0
+    finish_s: SecondsOrZero = 30.0
     """Seconds in which what is left is sent when the run has ended."""
     retry_s: Seconds = 60.0
     """Longest time between two attempts to reach a service."""
@@ -197,10 +197,14 @@ class MonitorConfig(Section):
     """The run's config, for services that show it."""
 
 
-def check_url(url: str, name: str) -> None:
+def check_url(url: str, name: str, like: str = "https://host/path") -> None:
     """Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{name} ({url}) is no URL like https://host/path; give one")
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ValueError(f"{name} ({url}) is no URL like {like}; give one")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ValueError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)")

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from primerl.config.algorithm import Algorithm
-from primerl.config.base import Fraction, Log, Name, Port, RolloutLog, Seconds, Section, Seed, check_whole_groups
+from primerl.config.base import (
+    MOST_ROLLOUTS,
+    BatchSize,
+    Count,
+    Fraction,
+    LargeCount,
+    LargeCountOrZero,
+    Log,
+    Name,
+    Oversampling,
+    Port,
+    Processes,
+    RolloutLog,
+    Seconds,
+    Section,
+    Seed,
+    Settings,
+    check_whole_groups,
+)
 from primerl.config.client import ClientType, Teacher
 from primerl.config.environment import (
     EvaluationEnvironments,
@@ -18,6 +36,7 @@ from primerl.config.environment import (
 )
 from primerl.config.environment_checks import check_environments, check_ratios
 from primerl.config.held_out import check_held_out
+from primerl.config.monitors import check_url
 
 
 class Sampling(Section):
@@ -25,22 +44,22 @@ class Sampling(Section):
 
     temperature: float = Field(default=1.0, ge=0.001, le=10)
     """Sampling temperature; the trainer divides its logits by the same number."""
-    max_tokens: PositiveInt = 512
+    max_tokens: Count = 512
     """Longest completion of one turn, in tokens."""
-    rollout_max_tokens: PositiveInt | None = None
+    rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used
     them up ends as at the model's longest context, and is scored."""
     truncated: Literal["refuse", "replay"] = "refuse"
     """Training rollouts that leave tokens out before sampling, by the three keys below or by their own requests:
     refused, or recorded and replayed by the trainer, which leaves out the same of its own (see
     `primerl.train.truncation`; a training loop of your own has to do that itself)."""
-    top_p: float = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=-1, lt=2**31)
     """Keeps so many of the most likely tokens; 0 keeps all."""
-    min_p: float = 0.0
+    min_p: Fraction = 0.0
     """Keeps tokens at least this likely, as a share of the most likely one's probability; 0 keeps all."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Settings = {}
     """Variables of the chat template in every rollout, also of evaluations, such as `{ enable_thinking = false }`. Of
     one that a request names itself, the request's value counts."""
 
@@ -54,10 +73,6 @@ class Sampling(Section):
                         f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
                         'truncated to "replay", with which the trainer leaves out the same tokens'
                     )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p ({self.top_p}) must be more than 0 and at most 1; 1 keeps all tokens")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p ({self.min_p}) must be from 0 to 1; 0 keeps all tokens")
         return self
 
     @property
@@ -99,15 +114,15 @@ class Admission(Section):
 
     limit: Literal["adaptive", "fixed"] = "adaptive"
     """`adaptive`: an engine's limit follows the load it reports; `fixed`: it stays at `start_per_engine`."""
-    start_per_engine: PositiveInt = 256
+    start_per_engine: Count = 256
     """Rollouts in flight an engine is trusted with before it has reported its load."""
-    min_per_engine: PositiveInt = 8
+    min_per_engine: Count = 8
     """The adaptive limit never goes below."""
-    max_per_engine: PositiveInt = 4096
+    max_per_engine: Count = 4096
     """The adaptive limit never goes above."""
     kv_cache_target: float = Field(default=0.9, gt=0, le=1)
     """Share of an engine's KV cache above which it counts as full."""
-    increase: PositiveInt = 16
+    increase: Count = 16
     """Rollouts added to an engine's limit by a report that finds room while the limit is what holds back."""
     decrease_factor: float = Field(default=0.8, gt=0, lt=1)
     """What the limit of a full engine is multiplied by."""
@@ -151,11 +166,11 @@ class OrchestratorTimeouts(Section):
 class Retention(Section):
     """How much of the past is kept on disk."""
 
-    spool_steps: PositiveInt = 256
+    spool_steps: LargeCount = 256
     """Batches kept for a trainer that has saved no checkpoint; with checkpoints, those after the last one are kept."""
     keep_spool: bool = False
     """Keep every batch, also those that a checkpoint covers: `primerl verify` needs them."""
-    journal_mb: PositiveInt = 1024
+    journal_mb: LargeCount = 1024
     """Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept."""
 
 
@@ -193,11 +208,11 @@ class Orchestration(Section):
     """Address to listen on; one that other machines reach needs PRIMERL_API_KEY in the environment."""
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
-    batch_size: PositiveInt = 128
+    batch_size: BatchSize = 128
     """Rollouts per step, a multiple of `group_size`."""
-    group_size: PositiveInt = 8
+    group_size: BatchSize = 8
     """Rollouts of one example, compared with each other."""
-    min_group_size: int | None = Field(default=None, ge=2)
+    min_group_size: int | None = Field(default=None, ge=2, le=MOST_ROLLOUTS)
     """Rollouts with which a group is trained when the others are lost; all of them where it is left out."""
     group_on_cancel: Literal["refill", "drop"] = "refill"
     """What becomes of a group that loses a rollout as stale: `refill` starts another in its place, `drop` does not."""
@@ -205,7 +220,7 @@ class Orchestration(Section):
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
     max_off_policy_steps: int = Field(default=8, ge=0, le=1_000_000)
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
-    oversampling_factor: float = Field(default=1.0, ge=1)
+    oversampling_factor: Oversampling = 1.0
     """Rollouts in flight, as a multiple of `batch_size`."""
     admission: Admission = Admission()
     trajectory_strategy: Literal["interleaved", "branching"] = "interleaved"
@@ -274,6 +289,22 @@ class Orchestration(Section):
         return self
 
     @model_validator(mode="after")
+    def _engines_are_urls(self) -> Self:
+        for index, url in enumerate(self.engines):
+            check_url(url, f"engines[{index}]", "http://host:port")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_what_is_generated(self) -> Self:
+        if self.max_off_policy_steps < self.max_async_level:
+            raise ValueError(
+                f"max_off_policy_steps ({self.max_off_policy_steps}) must be at least max_async_level "
+                f"({self.max_async_level}): rollouts would be generated only to be too old to train on; raise the "
+                "first, or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.min_group_size is not None and self.min_group_size > self.group_size:
             raise ValueError(
@@ -319,7 +350,7 @@ class OrchestratorSettings(Orchestration):
 
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
-        check_environments(self, self.train.env, self.eval.env)
+        check_environments(self, self.train.env, self.eval.env, made=0 if self.val is None else len(self.train.env))
         check_held_out(self.train.env, self.eval.env)
         return self
 
@@ -345,12 +376,12 @@ class OrchestratorConfig(Orchestration):
     """Folder of the run."""
     seed: Seed = 0
     """Seed of every random choice."""
-    max_steps: NonNegativeInt
+    max_steps: LargeCountOrZero
     """The run ends after so many steps. 0: there is no training environment, and what eval.env names is measured once,
     of the weights that are published first or of other servers (`client`), as `primerl eval` does."""
-    seq_len: PositiveInt = 2048
+    seq_len: Count = 2048
     """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
-    data_ranks: PositiveInt = 1
+    data_ranks: Processes = 1
     """Trainer processes among which a batch is divided."""
     model: ServedModel
     train: TrainSources = TrainSources()

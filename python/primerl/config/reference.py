@@ -6,6 +6,7 @@ import re
 
 from pydantic import BaseModel
 
+from primerl.config.explain import header
 from primerl.config.fields import LEFT_OUT, REQUIRED, Knob, Table
 from primerl.config.forms import FORMS, Form, tree
 
@@ -23,6 +24,7 @@ primerl rl @ rl.toml                                  # a file
 primerl rl @ base.toml @ mine.toml                    # several: tables are merged, of one key the later file's counts
 primerl rl @ rl.toml --trainer @ trainer.toml         # a file for one section; wins over those of the whole
 primerl rl @ rl.toml --trainer.optim.lr 3e-4          # single keys, dotted, with dashes or underscores; win over files
+primerl rl @ rl.toml --trainer.optim.lr=3e-4          # the same; so a value may be empty, or begin with two dashes
 primerl rl @ rl.toml --clean-output-dir               # a switch on, and off:
 primerl rl @ rl.toml --no-orchestrator.buffer.online-difficulty-filtering
 primerl rl @ rl.toml --ckpt                           # an optional section with its defaults, and left out again:
@@ -33,6 +35,8 @@ primerl rl @ rl.toml --dry-run                        # check everything, write 
 ```
 Paths are relative to the folder that the command is started in, not to the file. Lists are replaced, not joined. TOML
 has no null: a key that is left out (`-` below) is not in the file, and `--key None` leaves one out that a file has.
+Where a type names no upper bound, an integer goes up to 2^32 - 1 (counts) or 2^63 - 1 (steps, bytes), and a time to a
+year (31536000 s).
 `<output_dir>/configs/` has the config of each process (`primerl trainer @ ..` takes it) and the whole in `rl.toml`.
 
 A table such as `[[orchestrator.train.env]]` may be given several times. Optional sections are left out unless a key of
@@ -69,8 +73,7 @@ def anchor(form: str, path: str, variant: str = "") -> str:
 def _section(name: str, form: Form, table: Table, where: dict[type[BaseModel], tuple[str, str, str]]) -> list[str]:
     lines = []
     if table.path:
-        brackets = "[[{}]]" if table.path.endswith("[]") else "[{}]"
-        heading = brackets.format(table.path.replace("[]", ""))
+        heading = header(table.path)
         of_type = f" of type `{table.variant}`" if table.variant else ""
         lines += [f'<a id="{anchor(name, table.path, table.variant)}"></a>', f"### `{heading}`{of_type}"]
     lines.append(f"{'Optional. ' if table.optional else ''}{table.meaning}")

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from primerl.config.base import Log, Name, Seconds, Section, Seed, check_dry_run
+from primerl.config.base import (
+    Count,
+    CountOrZero,
+    LargeCount,
+    Log,
+    Name,
+    ProcessesOrZero,
+    Seconds,
+    Section,
+    Seed,
+    check_dry_run,
+)
 from primerl.config.inference import InferenceSettings
 from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
@@ -28,7 +39,7 @@ class Model(Section):
 class RunInference(InferenceSettings):
     """The inference engines of the run."""
 
-    replicas: NonNegativeInt = 1
+    replicas: ProcessesOrZero = 1
     """Engines started on this machine; 0 where all of orchestrator.engines run elsewhere."""
 
 
@@ -69,9 +80,9 @@ class RLConfig(Monitored):
 
     output_dir: str = Field(default="outputs/rl", min_length=1)
     """Folder of the run: logs, metrics, weights."""
-    max_steps: PositiveInt
+    max_steps: LargeCount
     """Steps to train."""
-    seq_len: PositiveInt = 2048
+    seq_len: Count = 2048
     """Longest sequence and micro-batch, in tokens."""
     seed: Seed = 0
     """Seed of every random choice."""
@@ -80,7 +91,7 @@ class RLConfig(Monitored):
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
-    restarts: NonNegativeInt = 5
+    restarts: CountOrZero = 5
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
     the trainer only where it saves checkpoints (`ckpt.interval`)."""
     keep_broadcasts: bool = False

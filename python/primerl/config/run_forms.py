@@ -10,7 +10,7 @@ from primerl.config.command_line import place_of, split
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
 from primerl.config.lines import Location
-from primerl.config.load import ConfigError, Written, dotted, load, read_sources
+from primerl.config.load import ConfigError, Written, describe, dotted, load, read_sources
 from primerl.config.rl import RLConfig
 
 # Keys of one form only. `model` is in both: a name or folder in the short one, a table in the full one.
@@ -30,7 +30,8 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
         config: RLConfig = RLConfig.model_validate(compile_hosted(short))
         return config
     except ValidationError as error:
-        raise ConfigError(_in_words_of_the_short_form(error, arguments)) from None
+        # What only the full form's own checks have found.
+        raise ConfigError(describe(error, RLConfig, arguments, written_at)) from None
     except ValueError as error:
         raise ConfigError(_placed(str(error), arguments)) from None
 
@@ -77,18 +78,6 @@ def _is_short_key(place: Location, value: Any) -> bool:
 
 def _is_full_key(place: Location, value: Any) -> bool:
     return place[0] in FULL_KEYS or (place == ("model",) and isinstance(value, dict))
-
-
-def _in_words_of_the_short_form(error: ValidationError, arguments: list[str]) -> str:
-    """What only the full form's own checks have found."""
-    written = Written(arguments)
-    problems = []
-    for detail in error.errors(include_url=False):
-        location = written_at(detail["loc"])
-        message = detail["msg"].removeprefix("Value error, ")
-        field, where = dotted(location), written.at(location)
-        problems.append(f"{field}{where}: {message}" if field else message)
-    return "\n".join(problems)
 
 
 def _placed(message: str, arguments: list[str]) -> str:

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from primerl.config.base import Fraction, Name, Section, Seed, check_dry_run
+from primerl.config.base import Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
 from primerl.config.lora import CheckpointWeights, Lora
 from primerl.config.monitors import Monitored
 from primerl.config.trainer import Computation, Optimizer, TrainerLog
+from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
 
-SeqLen = Annotated[int, Field(ge=2)]
+SeqLen = Annotated[int, Field(ge=2, le=MOST_COUNT)]
 
 
 class TinyModel(Section):
     """Shape of a small Qwen3 model that is made from scratch, with a byte-level tokenizer."""
 
-    hidden_size: PositiveInt = 64
+    hidden_size: Count = 64
     """Width of the residual stream."""
-    intermediate_size: PositiveInt = 192
+    intermediate_size: Count = 192
     """Width of the feed-forward layers."""
-    num_hidden_layers: PositiveInt = 2
+    num_hidden_layers: Count = 2
     """Layers."""
-    num_attention_heads: PositiveInt = 4
+    num_attention_heads: Count = 4
     """Query heads."""
-    num_key_value_heads: PositiveInt = 2
+    num_key_value_heads: Count = 2
     """Key and value heads."""
-    head_dim: PositiveInt = 32
+    head_dim: Count = 32
     """Width of a head."""
-    vocab_size: PositiveInt = 264
+    vocab_size: Count = 264
     """Rows of the embedding; the tokenizer has 262 entries."""
     tie_word_embeddings: bool = True
     """Use the embedding as output layer too."""
@@ -37,7 +38,7 @@ class TinyModel(Section):
     """Base of the rotary position embedding."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     """Term added in the normalisation."""
-    max_position_embeddings: PositiveInt = 2048
+    max_position_embeddings: Count = 2048
     """Longest sequence, in tokens."""
     initializer_range: float = Field(default=0.08, gt=0)
     """Standard deviation of the initial weights."""
@@ -110,11 +111,11 @@ class Rows(Section):
 class SFTData(Rows):
     """Rows to imitate."""
 
-    batch_size: PositiveInt = 16384
+    batch_size: Count = 16384
     """Tokens of a step: whole rows, as many as fit."""
     seq_len: SeqLen = 2048
     """Longest row, and tokens of a packed micro-batch (what is in memory at a time)."""
-    epochs: PositiveInt | None = None
+    epochs: LargeCount | None = None
     """End after so many times the number of rows; without it, at `max_steps`."""
     shuffle: bool = True
     """Read the rows in a random order, another one in each epoch."""
@@ -135,7 +136,7 @@ class ValidationData(Rows):
 class Validation(Section):
     """Loss on rows that are not trained on (`val/loss`)."""
 
-    interval: PositiveInt = 100
+    interval: LargeCount = 100
     """Steps between validations; the last step always has one."""
     at_start: bool = True
     """Validate before the first step too."""
@@ -145,15 +146,15 @@ class Validation(Section):
 class SFTCheckpoints(Section):
     """What is saved on the way: `checkpoints/step_<N>` to go on from, `weights/step_<N>` to use."""
 
-    interval: PositiveInt | None = None
+    interval: LargeCount | None = None
     """Steps between saves; without it, the last step only."""
-    keep_last: PositiveInt | None = None
+    keep_last: LargeCount | None = None
     """Newest that are kept; all where it is left out."""
-    keep_interval: PositiveInt | None = None
+    keep_interval: LargeCount | None = None
     """Those at multiples of this step are kept whatever `keep_last` says."""
     weights_only: bool = False
     """Save no checkpoints, weights only: nothing to go on from."""
-    resume_step: int | None = Field(default=None, ge=-1)
+    resume_step: int | None = Field(default=None, ge=-1, le=MOST_LARGE_COUNT)
     """Go on from the checkpoint of this step; -1: from the newest, or from the beginning where there is none."""
     weights: CheckpointWeights = CheckpointWeights()
 
@@ -163,7 +164,7 @@ class SFTConfig(Monitored, Computation):
 
     output_dir: str = Field(min_length=1)
     """Folder of the run: metrics, weights, checkpoints."""
-    max_steps: PositiveInt | None = None
+    max_steps: LargeCount | None = None
     """Steps to train; `data.epochs` may end it earlier. One of the two has to be set."""
     seed: Seed = 0
     """Seed of every random choice."""

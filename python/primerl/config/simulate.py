@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, model_validator
 
-from primerl.config.base import Fraction, Section, Seed
+from primerl.config.base import Fraction, Oversampling, Section, Seed
 
 # The bounds of `primerl_simulate::plan`: more, or longer times, make a plan that would hardly ever end.
 LONGEST_S = 86_400.0
@@ -73,7 +73,7 @@ class PlannedOrchestrator(Section):
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
     max_off_policy_steps: Steps = 8
     """Oldest policy that may be trained on, in steps; older samples are dropped and counted."""
-    oversampling_factor: float = Field(default=1.0, ge=1)
+    oversampling_factor: Oversampling = 1.0
     """Rollouts in flight, as a multiple of `batch_size`."""
     rollout_s: float = Field(default=600.0, gt=0, le=LONGEST_S)
     """A rollout that has not ended after this long is cancelled and tried again, as a run's `timeouts.rollout_s`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import AfterValidator, Field
 
-from primerl.config.base import Section
+from primerl.config.base import Bound, LargeCountOrZero, SecondsOrZero, Section
+from primerl.typed import MOST_COUNT
 
 
 def _all_or_some(value: int) -> int:
@@ -15,13 +16,13 @@ def _all_or_some(value: int) -> int:
     return value
 
 
-Kept = Annotated[int, Field(ge=-1), AfterValidator(_all_or_some)]
+Kept = Annotated[int, Field(ge=-1, le=MOST_COUNT), Bound("-1 or at least 1"), AfterValidator(_all_or_some)]
 
 
 class StoredAdapters(Section):
     """Adapters in the store."""
 
-    interval: NonNegativeInt = 0
+    interval: LargeCountOrZero = 0
     """Steps between adapters that are stored; 0: only the last one."""
     keep: Kept = 3
     """Newest adapters of a run that are kept; -1: all. Deployed ones always are."""
@@ -50,9 +51,9 @@ class StoreWorkerConfig(Section):
     """Of the store."""
     keep: Kept = 5
     """Newest checkpoints and model folders that are kept."""
-    adapters_interval: NonNegativeInt = 0
+    adapters_interval: LargeCountOrZero = 0
     """Steps between adapters."""
     adapters_keep: Kept = 3
     """Newest adapters that are kept."""
-    give_up_s: NonNegativeFloat = 600.0
+    give_up_s: SecondsOrZero = 600.0
     """How long one upload is tried again, before it is the next one's turn; seconds."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from primerl.config.base import Seconds, Section
+from primerl.config.base import Bound, Seconds, Section
 
 KEY_PREFIX = "tskey-auth-"
 PREFIX_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
@@ -26,8 +26,8 @@ class Tailscale(Section):
     auth_key: SecretStr | None = Field(default=None, exclude=True)
     """Key that begins with `tskey-auth-`, reusable where there are several workers. Better in the environment, as
     TAILSCALE_AUTH_KEY, or in a file of variables or a secret of that name, than in the config."""
-    hostname_prefix: str = "primerl"
-    """Begin of the nodes' names, `<prefix>-env-<worker>-<run>`: 1 to 30 of a-z, 0-9 and -, the first a letter."""
+    hostname_prefix: Annotated[str, Bound("1 to 30 of a-z, 0-9 and -, the first a letter")] = "primerl"
+    """Begin of the nodes' names, `<prefix>-env-<worker>-<run>`."""
     login_s: Seconds = 30.0
     """How long a worker's node has to join the tailnet, in seconds, before the run fails."""
 
@@ -48,7 +48,7 @@ class TailnetNode(Section):
 
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     """Name of the node."""
-    log: str
+    log: str = Field(min_length=1)
     """File that the log of its `tailscaled` is appended to."""
     login_s: Seconds = 30.0
     """How long it has to join, in seconds."""

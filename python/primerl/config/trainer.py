@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from primerl.config.base import Port, Seconds, Section, Seed, Threads
+from primerl.config.base import (
+    Count,
+    LargeCount,
+    LargeCountOrZero,
+    Port,
+    Processes,
+    Seconds,
+    Section,
+    Seed,
+    Settings,
+    Threads,
+)
 from primerl.config.lora import AdaptedModel, CheckpointWeights
+from primerl.typed import MOST_LARGE_COUNT
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -36,7 +48,7 @@ class Optimizer(Section):
     type: str = "adamw"
     """`adamw`, `muon` (for the matrices within layers, AdamW for the rest) or `sgd`: a module of
     `primerl.train.optimizers`, each with its formula and papers."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """What the module's `Options` list, such as `momentum`."""
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
@@ -53,9 +65,9 @@ class Optimizer(Section):
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """`linear` and `cosine` fall to `final_lr_ratio` of the peak at the last step, `wsd` (warm-up, stable, decay) over
     the last `decay_steps`."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: LargeCountOrZero = 0
     """Steps over which the learning rate rises from zero."""
-    decay_steps: PositiveInt | None = None
+    decay_steps: LargeCount | None = None
     """Steps over which `wsd` decays; a tenth of all where it is left out."""
     final_lr_ratio: float = Field(default=0.1, ge=0)
     """Share of `lr` that a schedule ends at."""
@@ -75,7 +87,7 @@ class Loss(Section):
     type: str = "dppo"
     """The policy loss, a module of `primerl.train.losses`, each with its formula and papers: `dppo`, `clip` (PPO, GRPO,
     DAPO), `gspo`, `cispo`, `importance` (truncated importance sampling), `icepop`."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """What the module's `Options` list, such as `clip_low`; of `custom`, its keyword arguments."""
     custom: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
     """`module:function`, a policy loss of your own in place of `type` (docs/custom-losses.md)."""
@@ -108,13 +120,13 @@ class Loss(Section):
 class Weights(Section):
     """How weights are broadcast, and which stay on disk."""
 
-    keep_last: int = Field(default=4, ge=2)
+    keep_last: int = Field(default=4, ge=2, le=MOST_LARGE_COUNT)
     """Newest versions that are kept; `primerl rl` raises it to max_async_level + 2 where it is left out."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of what engines load; `trainer.dtype` where it is left out. Adapters are always float32."""
-    max_shard_bytes: PositiveInt = 5_000_000_000
+    max_shard_bytes: LargeCount = 5_000_000_000
     """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
     transport: Literal["files", "collective"] = "files"
     """`collective`: the trainer's ranks also send what is in the files to engines that ask for it, over a process group
@@ -128,17 +140,17 @@ class Weights(Section):
 class Checkpoints(Section):
     """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
 
-    interval: PositiveInt | None = None
+    interval: LargeCount | None = None
     """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end
     only, so that a run that was stopped trains again from step 1, on the same batches."""
-    keep_last: PositiveInt = 1
+    keep_last: LargeCount = 1
     """Newest checkpoints that are kept, with their model folders."""
-    keep_interval: PositiveInt | None = None
+    keep_interval: LargeCount | None = None
     """Checkpoints and model folders at multiples of this step are kept beside the newest."""
     weights_only: bool = False
     """Save model folders (`weights/step_<N>`) in place of checkpoints: there is nothing to go on from, so a run that
     was stopped trains again from step 1, on the same batches. `keep_last` and `keep_interval` are of these folders."""
-    resume_step: int | None = Field(default=None, ge=-1)
+    resume_step: int | None = Field(default=None, ge=-1, le=MOST_LARGE_COUNT)
     """Go back to the checkpoint of this step: the whole run becomes what it was then, and what came later is set aside
     (`replaced_step_<N>`, `replaced_journal`). -1, or left out: on from the newest one."""
     weights: CheckpointWeights = CheckpointWeights()
@@ -175,11 +187,11 @@ class Computation(Section):
     """Compile each layer with `torch.compile`."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
-    ranks: PositiveInt = 1
+    ranks: Processes = 1
     """Processes that train, a GPU each (on a CPU, `threads` each), with the model divided among them (FSDP)."""
-    dp_replicate: PositiveInt = 1
+    dp_replicate: Count = 1
     """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
-    context_parallel: PositiveInt = 1
+    context_parallel: Count = 1
     """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
     # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.config` has the same bounds.
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
@@ -248,14 +260,14 @@ class TrainerConfig(TrainerSettings):
     """Folder of the run."""
     orchestrator_url: str
     """URL of the run's orchestrator."""
-    max_steps: PositiveInt
+    max_steps: LargeCount
     """The run ends after so many steps."""
     seed: Seed = 0
     """Seed of every random choice."""
     environments: list[str] = []
     """Names of the orchestrator's environments, in its order, for the metrics."""
-    distributions_interval: PositiveInt | None = None
+    distributions_interval: LargeCount | None = None
     """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none where left out."""
-    stored_adapters_interval: PositiveInt | None = None
+    stored_adapters_interval: LargeCount | None = None
     """Steps between adapters that are stored; none, or only the last one, where left out."""
     model: TrainedModel

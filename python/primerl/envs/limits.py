@@ -8,13 +8,13 @@ for nothing, so the worker ends its seat when the time is up, by verifiers' own 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from primerl import typed
 from primerl.envs.interface import Gateway
 
 # Field of an example's data.
@@ -24,6 +24,13 @@ SEAT_TIMED_OUT, STOP = "agent_timeout", "limit_time"
 
 # When the seats of the rollout that runs in this context have to end, on the clock of `time.monotonic`.
 _deadline: ContextVar[float | None] = ContextVar("primerl_seat_deadline", default=None)
+
+
+RANGES: typed.Ranges = {
+    "time_s": (0, typed.LONGEST_S),
+    "turns": (1, typed.MOST_COUNT),
+    "tokens": (1, typed.MOST_COUNT),
+}
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,12 @@ class RolloutLimits:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Raises ValueError that names the key."""
         known = [field.name for field in fields(cls)]
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(f"unknown key {name!r}; known keys are {', '.join(known)}")
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            number = whole or (isinstance(value, float) and math.isfinite(value) and name == "time_s")
-            if value is not None and not (number and value > 0):
-                kind = "seconds" if name == "time_s" else "a whole number"
-                raise ValueError(f"{name} must be {kind} above 0, not {value!r}")
-        return cls(**values)
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known keys are {', '.join(known)}")
+        limits = cls(**values)
+        typed.check(limits, RANGES)
+        return limits
 
     def given(self) -> dict[str, float | int]:
         found = {field.name: getattr(self, field.name) for field in fields(self)}

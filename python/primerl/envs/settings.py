@@ -9,10 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from primerl import typed
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.tailnet import TailnetConfig
 from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
+
+# An env worker that has imported verifiers and does nothing has taken half of it.
+LEAST_MEMORY_MB = 1024
+RANGES: typed.Ranges = {
+    "seed": (0, typed.MOST_LARGE_COUNT),
+    "held_out": (0, typed.MOST_COUNT),
+    "max_concurrent": (1, typed.MOST_COUNT),
+    "memory_mb": (LEAST_MEMORY_MB, typed.MOST_COUNT),
+    "unreachable_s": (0, typed.LONGEST_S),
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class WorkerConfig:
         required = [name for name, field in fields.items() if _is_required(field) and not values.get(name)]
         if required:
             raise ValueError(f"{required[0]} is missing")
+        check_port(values.get("metrics_port"))
         config = WorkerConfig(
             **{
                 **values,
@@ -77,19 +89,7 @@ class WorkerConfig:
                 "tailnet": _tailnet(values.get("tailnet")),
             }
         )
-        if config.role not in ("train", "eval"):
-            raise ValueError(f"role must be 'train' or 'eval', not {config.role!r}")
-        if not isinstance(config.args, dict):
-            raise ValueError("args must be a table")
-        if not isinstance(config.max_concurrent, int) or config.max_concurrent < 1:
-            raise ValueError(f"max_concurrent must be a whole number from 1, not {config.max_concurrent!r}")
-        if not isinstance(config.held_out, int) or config.held_out < 0:
-            raise ValueError(f"held_out must be a whole number from 0, not {config.held_out!r}")
-        if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
-            raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
-        if not config.unreachable_s > 0:
-            raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
-        check_port(config.metrics_port)
+        typed.check(config, RANGES)
         return config
 
     @property
@@ -119,22 +119,24 @@ def _tailnet(values: Any) -> TailnetConfig | None:
     missing = [name for name in ("name", "log") if not values.get(name)]
     if missing:
         raise ValueError(f"tailnet.{missing[0]} is missing")
-    login_s = values.get("login_s", 1)
-    if not isinstance(login_s, int | float) or login_s <= 0:
-        raise ValueError(f"tailnet.login_s must be a number above 0, not {login_s!r}")
-    return TailnetConfig(**values)
+    config = TailnetConfig(**values)
+    typed.check(config, {"login_s": (0, typed.LONGEST_S)}, "tailnet.")
+    return config
 
 
 def _log_config(values: Any) -> LogConfig:
     names = [field.name for field in dataclasses.fields(LogConfig)]
     if not isinstance(values, Mapping):
         raise ValueError(f"log must be a table of {', '.join(names)}")
-    for name, level in values.items():
-        if name not in names:
-            raise ValueError(f"unknown key 'log.{name}'; known keys are {', '.join(names)}")
-        if level not in LEVELS:
-            raise ValueError(f"log.{name} must be one of {', '.join(LEVELS)}, not {level!r}")
-    return LogConfig(**values)
+    unknown = [name for name in values if name not in names]
+    if unknown:
+        raise ValueError(f"unknown key 'log.{unknown[0]}'; known keys are {', '.join(names)}")
+    config = LogConfig(**values)
+    typed.check(config, {}, "log.")
+    for name in names:
+        if getattr(config, name) not in LEVELS:
+            raise ValueError(f"log.{name} must be one of {', '.join(LEVELS)}, not {getattr(config, name)!r}")
+    return config
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

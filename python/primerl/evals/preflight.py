@@ -68,6 +68,7 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
         _check_model(config)
     if odd is not None:
         say(f"warning: {odd}")
+    environments.check_installed(config.env)
     interpreters.provided(config.env, config.timeouts.install_s, say)
     rollouts = [entry.rollouts_per_example or config.rollouts_per_example for entry in config.env]
     wanted = [

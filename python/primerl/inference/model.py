@@ -118,7 +118,13 @@ class Decoder:
     def _cache(self) -> Tensor:
         size = (self.slots, self.max_len, self.shape.kv_heads, self.shape.head_dim)
         # calloc: pages are zero (a masked NaN would still spoil a sum) and cost memory only once they are used.
-        words = np.zeros(size, dtype=np.uint16 if self.dtype.itemsize == 2 else np.uint32)
+        try:
+            words = np.zeros(size, dtype=np.uint16 if self.dtype.itemsize == 2 else np.uint32)
+        except (MemoryError, ValueError):  # more than there is, or than an array may have
+            raise ValueError(
+                f"max_num_seqs: {self.slots} sequences of max_model_len ({self.max_len}) tokens need more memory for "
+                "their KV cache than this machine gives; lower one of the two"
+            ) from None
         return torch.from_numpy(words).view(self.dtype)
 
     def _rotations(self) -> tuple[Tensor, Tensor]:

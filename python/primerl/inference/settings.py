@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from primerl import typed
 from primerl.inference.vllm import flags
 from primerl.log_levels import LEVELS
 
@@ -16,7 +17,18 @@ CHOICES = {
     "dtype": (None, "float32", "bfloat16"),
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
-MINIMA = {"max_model_len": 2, "max_num_seqs": 1, "kv_cache_tokens": 2, "threads": 1, "port": 0, "seed": 0}
+# More than any engine decodes at a time, and than the orchestrator takes connections.
+MOST_NUM_SEQS = 65_536
+RANGES: typed.Ranges = {
+    "max_model_len": (2, typed.MOST_COUNT),
+    "max_num_seqs": (1, MOST_NUM_SEQS),
+    "kv_cache_tokens": (2, typed.MOST_LARGE_COUNT),
+    "threads": (1, typed.MOST_THREADS),
+    "port": (0, typed.MOST_PORTS),
+    "seed": (0, typed.MOST_LARGE_COUNT),
+    "start_s": (0, typed.LONGEST_S),
+}
+LORA_RANGES: typed.Ranges = {"rank": (1, typed.MOST_COUNT), "max_adapters": (1, typed.MOST_COUNT)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,7 @@ class InferenceConfig:
         if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
             raise ValueError("model.path: give the folder of a model")
         values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
+        typed.check(values["model"], {}, "model.")
         if values.get("lora") is not None:
             values["lora"] = _lora(values["lora"])
         if "log" in values:
@@ -93,14 +106,7 @@ class InferenceConfig:
             if getattr(config, name) not in choices:
                 known = ", ".join(choice for choice in choices if choice is not None)
                 raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
-        for name, least in MINIMA.items():
-            value = getattr(config, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ValueError(f"{name}: must be a whole number from {least}, not {value!r}")
-        if not isinstance(config.start_s, int | float) or isinstance(config.start_s, bool) or not config.start_s > 0:
-            raise ValueError(f"start_s: must be a number above 0, not {config.start_s!r}")
-        if not isinstance(config.vllm, Mapping):
-            raise ValueError("vllm: must be a table of vLLM's options")
+        typed.check(config, RANGES)
         flags.check(config.vllm)
         return config
 
@@ -120,18 +126,20 @@ def _log(settings: object) -> LogConfig:
     if not isinstance(settings, Mapping):
         raise ValueError("log: must be a table with a `level`")
     found = LogConfig(**_known("log.", settings, LogConfig))
+    typed.check(found, {}, "log.")
     if found.level not in LEVELS:
         raise ValueError(f"log.level: must be one of {', '.join(LEVELS)}, not {found.level!r}")
     return found
 
 
 def _lora(settings: object) -> LoraConfig:
-    found = _known("lora.", settings, LoraConfig) if isinstance(settings, Mapping) else {}
-    targets, numbers = found.get("target_modules"), {"max_adapters": LoraConfig.max_adapters} | found
-    for name in ("rank", "max_adapters"):
-        value = numbers.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"lora.{name}: must be a whole number from 1, not {value!r}")
-    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
-        raise ValueError(f"lora.target_modules: must be a list of names, not {targets!r}")
-    return LoraConfig(**numbers)
+    if not isinstance(settings, Mapping):
+        raise ValueError("lora: must be a table with `rank` and `target_modules`")
+    found = _known("lora.", settings, LoraConfig)
+    if missing := sorted({"rank", "target_modules"} - found.keys()):
+        raise ValueError(f"lora.{missing[0]}: is missing")
+    lora = LoraConfig(**found)
+    typed.check(lora, LORA_RANGES, "lora.")
+    if not lora.target_modules:
+        raise ValueError("lora.target_modules: must not be empty")
+    return lora

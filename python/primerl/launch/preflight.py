@@ -9,9 +9,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from primerl import by_path, reach
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
@@ -21,6 +23,7 @@ from primerl.inference.vllm import installation
 from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
+from primerl.run_key import VARIABLE, run_key
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read
@@ -37,7 +40,10 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
     problems: list[str] = []
     variables: secrets.Variables = {}
     with_key: secrets.Variables = {}
-    for find in (_output_dir, _resume_step, _model, _store, _ports, monitors.check, tailnet.check_programs):
+    for find in (
+        *(_output_dir, _resume_step, _model, _loss, _store, _ports, _exposure, _environments),
+        *(monitors.check, tailnet.check_programs),
+    ):
         try:
             find(config)
         except ConfigError as error:
@@ -181,6 +187,18 @@ def _model(config: RLConfig) -> None:
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
 
 
+def _loss(config: RLConfig) -> None:
+    """Whether there is such a function; the trainer, which imports it, is started last."""
+    custom = config.trainer.loss.custom
+    problem = None if custom is None else by_path.missing(custom)
+    if problem is not None:
+        raise ConfigError(f"trainer.loss.custom: {problem}")
+
+
+def _environments(config: RLConfig) -> None:
+    environments.check_installed(entries(config))
+
+
 def _store(config: RLConfig) -> None:
     """Whether there is such a kind of store; whether it can be written to is found out beside training."""
     if config.store is None:
@@ -244,6 +262,17 @@ def _ports(config: RLConfig) -> None:
         check_address(name, host, port)
 
 
+def _exposure(config: RLConfig) -> None:
+    """The orchestrator's own rule, which it tells when it listens."""
+    host = config.orchestrator.host
+    if run_key() is not None or not reach.is_reached_from_elsewhere(host):
+        return
+    raise ConfigError(
+        f"orchestrator.host: {host} can be reached from other machines, and {VARIABLE} is not set; set it in the "
+        "environment of the run and of everything that talks to it, or listen on 127.0.0.1"
+    )
+
+
 def check_address(name: str, host: str, port: int) -> None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -291,11 +320,27 @@ def check_beside(
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
             environments.checking(wanted, Path(folder)) as processes,
+            ThreadPoolExecutor(1) as watching,
         ):
-            found = environments.problems(wanted, processes, check_s, say)
-            checked = checker.ended(orchestrator, check_s)
-    refusal = _orchestrator_said(checked, file, check_s)
-    return [*([refusal] if refusal else []), *found]
+            try:
+                watched = watching.submit(_ended, orchestrator, check_s, processes.values())
+                found = environments.problems(wanted, processes, check_s, say)
+                done = watched.result()
+            finally:
+                orchestrator.kill()  # which ends the thread too
+    refusal = _orchestrator_said(done, file, check_s)
+    return [refusal] if refusal and done is not None else [*filter(None, [refusal]), *found]
+
+
+def _ended(
+    orchestrator: subprocess.Popen[str], check_s: float, others: Iterable[subprocess.Popen[str]]
+) -> subprocess.CompletedProcess[str] | None:
+    """Waits for the orchestrator's check, which takes a part of the others' time: what it refuses is told at once."""
+    done = checker.ended(orchestrator, check_s)
+    if done is not None and done.returncode != 0:
+        for other in others:
+            other.kill()
+    return done
 
 
 def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:

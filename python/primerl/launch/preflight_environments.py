@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from primerl.by_path import located
+from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.envs.interface import Role
+from primerl.envs.generations import TASKSETS
+from primerl.envs.interface import Role, module_name
 from primerl.launch import checker, interpreters
 from primerl.launch.secrets import Variables
 
@@ -42,6 +45,24 @@ def one(entry: interpreters.Entry, role: Role, rollouts: int, variables: Variabl
     modules = [] if entry.metrics_port is None else ["prometheus_client"]
     known = (role, rollouts, entry.max_concurrent, modules, held_out)
     return Wanted(entry.label, interpreters.of(entry), (entry.id, entry.arguments, variables[entry.label], *known))
+
+
+def check_installed(entries: Iterable[interpreters.Entry]) -> None:
+    """Raises ConfigError where there is no module for an environment: that is known before verifiers, which takes
+    seconds, is imported. Of this interpreter: others are asked themselves."""
+    problems = []
+    # One problem of one package, whoever uses it.
+    for entry in {entry.id: entry for entry in reversed(list(entries))}.values():
+        name = module_name(entry.id)
+        if entry.python is not None or not entry.num_workers or located(name) or located(f"{TASKSETS}.{name}"):
+            continue
+        problem = (
+            f"environment {entry.id!r} cannot be imported: there is no module {name!r}; install its package (for the "
+            "examples: `pip install ./examples/<name>`) into this virtual environment"
+        )
+        problems.append(_named(entry.label, problem))
+    if problems:
+        raise ConfigError("\n".join(reversed(problems)))
 
 
 @contextlib.contextmanager

@@ -94,6 +94,14 @@ class Store:
                 self._fs, self._root = fsspec.url_to_fs(self.url)
             except ImportError as error:  # s3fs, gcsfs: each with dependencies of its own
                 raise StoreError(f"store.url: {self.url}: {error}") from None
+        if self._is_local:
+            self._check_folder(Path(self._root))
+
+    def _check_folder(self, folder: Path) -> None:
+        """It may still have to be made."""
+        there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+        if not there.is_dir():
+            raise StoreError(f"store.url: {there} is a file; give a folder")
 
     @contextmanager
     def _errors(self, done: str) -> Iterator[None]:

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
+from primerl.config.base import (
+    MOST_ROLLOUTS,
+    NAME_LENGTH,
+    NAME_PATTERN,
+    AnswerTokens,
+    BatchSize,
+    Bound,
+    Count,
+    CountOrZero,
+    LargeCount,
+    LargeCountOrZero,
+    Name,
+    Oversampling,
+    Section,
+    Seed,
+    Settings,
+    check_dry_run,
+    check_whole_groups,
+)
 from primerl.config.environment import Interpreter, Limits, validation_label
 from primerl.config.orchestrator import Buffer
 from primerl.config.tailscale import Tailscale
+from primerl.typed import MOST_COUNT
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.001, 10.0
+# What is below the lowest is told why it is refused.
+Temperature = Annotated[
+    float, Field(ge=0, le=HIGHEST_TEMPERATURE), Bound(f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}")
+]
+# 0 is refused by words of its own.
+ALL_OR_SOME = (Field(ge=-1, le=MOST_COUNT), Bound("-1 or at least 1"))
+Examples = Annotated[int, *ALL_OR_SOME]
 
 
 def all_or_some(value: int) -> int:
@@ -23,7 +49,7 @@ def all_or_some(value: int) -> int:
     return value
 
 
-Kept = Annotated[int, Field(ge=-1), AfterValidator(all_or_some)]
+Kept = Annotated[int, *ALL_OR_SOME, AfterValidator(all_or_some)]
 
 
 def check_examples(num_examples: int | None) -> None:
@@ -35,9 +61,9 @@ def check_examples(num_examples: int | None) -> None:
 class HostedSampling(Section):
     """How rollouts are sampled, in training and in evaluations."""
 
-    max_tokens: PositiveInt
+    max_tokens: AnswerTokens
     """Longest answer of one turn, in tokens."""
-    temperature: float = Field(default=1.0, ge=0, le=HIGHEST_TEMPERATURE)
+    temperature: Temperature = 1.0
     """Sampling temperature; 0 would be greedy, which cannot be trained on."""
     enable_thinking: bool | None = None
     """The chat template's switch for reasoning (Qwen3 and others); the template's own default where it is left out."""
@@ -82,7 +108,7 @@ class HostedToolset(Section):
     """The functions, `module:function`; name, arguments and docstring are the tool's."""
     objects: dict[str, Reference] = {}
     """What the tools share: name, and the function that makes it, `module:function`, called once."""
-    bindings: dict[str, Any] = {}
+    bindings: Settings = {}
     """Arguments that the model is not asked for: `"tool.argument"`, and `"objects.name"` or a value."""
 
 
@@ -104,10 +130,10 @@ class HostedSource(Section):
     """The installed environment, as `owner/name`, with or without `@version`; or its name."""
     name: Name | None = None
     """Name in metrics, logs and files; the environment's where it is left out."""
-    args: dict[str, Any] = {}
+    args: Settings = {}
     """Settings, passed to the environment unchanged."""
     taskset: HostedTaskset = HostedTaskset()
-    harness: dict[str, Any] = {}
+    harness: Settings = {}
     """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
     python: Interpreter | None = None
     """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
@@ -138,18 +164,18 @@ class HostedSource(Section):
 class HostedEnvironment(HostedSource):
     """An environment that is trained on."""
 
-    max_retries: NonNegativeInt = 2
+    max_retries: CountOrZero = 2
     """How often a failed rollout is tried again before its group is dropped."""
 
 
 class HostedEvaluationEnvironment(HostedSource):
     """An environment that is measured."""
 
-    num_examples: Annotated[int, Field(ge=-1)] | None = None
+    num_examples: Examples | None = None
     """As in `eval`, which counts where it is left out."""
-    rollouts_per_example: PositiveInt | None = None
+    rollouts_per_example: Count | None = None
     """As in `eval`, which counts where it is left out."""
-    interval: PositiveInt | None = None
+    interval: LargeCount | None = None
     """As in `eval`, which counts where it is left out."""
 
     @model_validator(mode="after")
@@ -161,11 +187,11 @@ class HostedEvaluationEnvironment(HostedSource):
 class HostedEvaluations(Section):
     """Evaluations while the policy is trained, and one at the end."""
 
-    interval: PositiveInt = 100
+    interval: LargeCount = 100
     """Steps between evaluations."""
-    num_examples: int = Field(default=-1, ge=-1)
+    num_examples: Examples = -1
     """Examples of each environment; -1 for all of them."""
-    rollouts_per_example: PositiveInt = 1
+    rollouts_per_example: Count = 1
     """Rollouts of each example."""
     eval_base_model: bool = True
     """Also evaluate the model before the first step."""
@@ -181,13 +207,13 @@ class HostedEvaluations(Section):
 class HostedValidation(Section):
     """Evaluations on the training environments."""
 
-    num_examples: int = Field(default=64, ge=-1)
+    num_examples: Examples = 64
     """Examples of each environment; -1 for all of them."""
-    rollouts_per_example: PositiveInt = 1
+    rollouts_per_example: Count = 1
     """Rollouts of each example."""
-    interval: PositiveInt = 5
+    interval: LargeCount = 5
     """Steps between validations."""
-    taskset: dict[str, Any] = {}
+    taskset: Settings = {}
     """Ours: how the tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each
     environment; where it is left out, examples of the training environments are held out and never trained."""
 
@@ -216,7 +242,7 @@ class HostedWandb(Section):
 class HostedCheckpoints(Section):
     """Checkpoints."""
 
-    interval: PositiveInt | None = None
+    interval: LargeCount | None = None
     """Steps between checkpoints, and one at the end; at the end only where it is left out."""
     keep_cloud: Kept = 5
     """Newest checkpoints that the store keeps; -1 keeps all."""
@@ -225,7 +251,7 @@ class HostedCheckpoints(Section):
 class HostedAdapters(Section):
     """Adapters."""
 
-    interval: NonNegativeInt = 0
+    interval: LargeCountOrZero = 0
     """Steps between adapters that the store gets; 0 for the one of the run's end only."""
     keep_last: Kept = 3
     """Newest adapters that the store keeps, beside those that are deployed; -1 keeps all."""
@@ -255,17 +281,17 @@ class HostedConfig(Section):
 
     model: str = Field(min_length=1)
     """The model to train: a name of the hub (`owner/name`), or a folder."""
-    max_steps: PositiveInt
+    max_steps: LargeCount
     """Steps to train."""
-    batch_size: PositiveInt
+    batch_size: BatchSize
     """Rollouts per step, a multiple of `rollouts_per_example`."""
-    rollouts_per_example: int = Field(ge=2)
+    rollouts_per_example: int = Field(ge=2, le=MOST_ROLLOUTS)
     """Rollouts of one example, compared with each other."""
     learning_rate: float = Field(default=1e-4, gt=0)
     """Learning rate of the adapter."""
     lora_alpha: float = Field(default=16.0, gt=0)
     """The adapter's product is scaled by lora_alpha / rank; the rank is 16."""
-    oversampling_factor: float = Field(default=2.0, ge=1)
+    oversampling_factor: Oversampling = 2.0
     """Rollouts in flight, as a multiple of `batch_size`."""
     max_async_level: int = Field(default=2, ge=0, le=1_000_000)
     """How many steps generation may run ahead of the trainer; 0 is synchronous."""
@@ -289,7 +315,7 @@ class HostedConfig(Section):
     tailscale: Tailscale = Tailscale()
     output_dir: str = Field(default="outputs/rl", min_length=1)
     """Ours: folder of the run: logs, metrics, weights."""
-    seq_len: PositiveInt | None = None
+    seq_len: Count | None = None
     """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
     least four times sampling.max_tokens, from 2048."""
     seed: Seed = 0
@@ -320,17 +346,19 @@ class HostedConfig(Section):
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
-        labels = [environment.label for environment in self.env]
+        labels = [(f"env[{index}]", environment.label) for index, environment in enumerate(self.env)]
         if self.val is not None:
-            labels += [validation_label(label) for label in labels]
+            labels += [("val", validation_label(label)) for _, label in labels]
         if self.eval is not None:
-            labels += [environment.label for environment in self.eval.env]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"env: two environments are called {twice!r}; give one of them another `name` (it names metrics, logs "
-                "and files)"
-            )
+            labels += [(f"eval.env[{index}]", environment.label) for index, environment in enumerate(self.eval.env)]
+        seen: set[str] = set()
+        for place, label in labels:
+            if label in seen:
+                raise ValueError(
+                    f"{place}: two environments are called {label!r}; give one of them another `name` (it names "
+                    "metrics, logs and files)"
+                )
+            seen.add(label)
         ratios = self.buffer.env_ratios
         if ratios is not None and len(ratios) != len(self.env):
             raise ValueError(

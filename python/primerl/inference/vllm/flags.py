@@ -75,18 +75,16 @@ def check(options: Mapping[str, Any]) -> None:
             (why for start, why in OWNED_PREFIXES.items() if plain.startswith(start) or start.startswith(plain)), None
         )
         if reason is not None:
-            raise ValueError(f"inference.vllm.{name}: {reason}")
+            raise ValueError(f"vllm.{name}: {reason}")
         if flag.startswith("-") or not flag.replace("-", "").isalnum() or len(flag) < 2:
-            raise ValueError(
-                f"inference.vllm.{name}: write vLLM's long option without its dashes, such as {'max-logprobs'!r}"
-            )
+            raise ValueError(f"vllm.{name}: write vLLM's long option without its dashes, such as {'max-logprobs'!r}")
         if value is None or (isinstance(value, float) and value != value):
-            raise ValueError(f"inference.vllm.{name}: give it a value")
+            raise ValueError(f"vllm.{name}: give it a value")
         words = value if isinstance(value, list) else [value]
         if any(isinstance(word, str) and word.startswith("-") for word in words):
-            raise ValueError(f"inference.vllm.{name}: a value that begins with a dash would be read as another flag")
+            raise ValueError(f"vllm.{name}: a value that begins with a dash would be read as another flag")
         if flag in seen:
-            raise ValueError(f"inference.vllm.{name}: is set twice, as {seen[flag]} too")
+            raise ValueError(f"vllm.{name}: is set twice, as {seen[flag]} too")
         seen[flag] = name
 
 

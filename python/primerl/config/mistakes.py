@@ -1,0 +1,97 @@
+"""What pydantic finds wrong with a config, in words that say what to write."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+from pydantic_core import ErrorDetails
+
+from primerl.config.keys import Key, look_up
+from primerl.config.lines import Location
+
+NO_TABLE = ("model_type", "model_attributes_type", "dict_type")
+NO_LIST = ("list_type", "tuple_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    location: Location
+    message: str
+    is_missing: bool = False
+    """There is nothing at the place."""
+    of_section: bool = False
+    """The message is about keys below the place."""
+
+
+def told(detail: ErrorDetails, cls: type[BaseModel], listed: set[Location]) -> Mistake:
+    """`listed`: sections whose keys a message has listed already."""
+    key = look_up(cls, detail["loc"])
+    # Entries of a list of values are no keys of a class.
+    location = tuple(detail["loc"]) if key.kind == "below" else key.place
+    kind, given = detail["type"], detail.get("input")
+    message = detail["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return Mistake(location, _unknown(location, cls, listed))
+    if kind == "missing":
+        return Mistake(location, "missing; it has no default, so set it", is_missing=True)
+    if kind in NO_TABLE:
+        message = _no_table(location, given)
+    elif kind in NO_LIST:
+        message = _no_list(key, given)
+    if isinstance(given, dict | list | BaseModel):
+        return Mistake(location, message, of_section=kind not in (*NO_TABLE, *NO_LIST))
+    if given is None or SecretStr in key.shapes:
+        return Mistake(location, message)
+    return Mistake(location, f"{message} (it is {_shown(given)})")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integers of more than some thousand digits
+        return "a number of thousands of digits"
+
+
+def _unknown(location: Location, cls: type[BaseModel], listed: set[Location]) -> str:
+    # Keys that other programs know, with the reason why they are none here.
+    elsewhere: dict[str, str] = getattr(cls, "elsewhere", {})
+    reason = elsewhere.get(_names(location))
+    if reason is not None:
+        return f"no key here: {reason}"
+    section, name = location[:-1], str(location[-1])
+    known = look_up(cls, section).known
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"unknown key; did you mean {near[0]!r}?"
+    if not known or section in listed:
+        return "unknown key"
+    listed.add(section)
+    return f"unknown key; known keys here: {', '.join(sorted(known))}"
+
+
+def _no_table(location: Location, given: Any) -> str:
+    name = _names(location)
+    if location and isinstance(location[-1], int):
+        return f"a table is expected for each entry; write its keys below [[{name}]]"
+    if isinstance(given, list):
+        return f"only one of these may stand here, under [{name}]; write it for [[{name}]]"
+    return f"a table is expected; write its keys below [{name}]"
+
+
+def _no_list(key: Key, given: Any) -> str:
+    name = _names(key.place)
+    if key.sections and isinstance(given, dict):
+        return f"several of these may stand here, each under [[{name}]]; write it for [{name}]"
+    if key.sections:
+        return f"a list of tables is expected; write the keys of each below [[{name}]]"
+    if isinstance(given, str | int | float) and tuple not in key.shapes:
+        return f"a list is expected; write {json.dumps([given], ensure_ascii=False)}"
+    return "a list is expected; write its values between [ and ]"
+
+
+def _names(location: Location) -> str:
+    return ".".join(part for part in location if isinstance(part, str))
