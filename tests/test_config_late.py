@@ -176,6 +176,13 @@ max_turn = 3
 id = "reverse-text"
 name = "measured"
 taskset.split = 4
+
+[[env]]
+id = "reverse-text"
+name = "rewarded"
+
+[[env.taskset.rewards]]
+fn = "no_mod:fn"
 """, [
         "env[0].taskset.splitt (in run.toml, line 13): environment 'reverse-text': 'owner/reverse-text' refuses its "
         "settings: taskset.splitt: there is no such setting",
@@ -184,6 +191,8 @@ taskset.split = 4
         "env[2].harness.max_turn (in run.toml, line 23): environment 'agent': 'reverse-text' refuses its settings: ",
         "eval.env[0].taskset.split (in run.toml, line 29): environment 'measured': 'reverse-text' refuses its "
         "settings: taskset.split: ",
+        "env[3].taskset.rewards[0].fn (in run.toml, line 36): environment 'rewarded': 'reverse-text': "
+        "taskset.rewards[0].fn: 'no_mod:fn' cannot be imported: ModuleNotFoundError: ",
     ]),
     (FULL, """
 [orchestrator.train.env.taskset]
