@@ -22,6 +22,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
 from primerl.config.sft import SFTConfig
+from primerl.envs.settings import WorkerConfig
 from primerl.launch import hub, secrets
 from primerl.launch.starting import environment_of
 
@@ -128,7 +129,7 @@ def test_every_key_becomes_something() -> None:
         ("d", None, 4, 5, False, 0.7),
     ]
     assert orchestrator.eval.env[0].arguments == first.arguments, "validation is on the training environment"
-    assert {(env.num_workers, env.memory_mb) for env in [first, *orchestrator.eval.env]} == {(4, 16384)}
+    assert {(env.num_workers, env.memory_mb, env.cpus) for env in [first, *orchestrator.eval.env]} == {(4, 16384, 4)}
     assert config.store is not None
     assert config.ckpt is not None
     assert (config.ckpt.interval, config.store.keep) == (20, -1)
@@ -361,7 +362,7 @@ def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
     assert isinstance(worker.config, EnvWorkerConfig)
     assert worker.config.memory_mb == 4096
     code = (
-        "import subprocess, sys\nfrom primerl.envs.worker import limit_memory\nlimit_memory(512)\n"
+        "import subprocess, sys\nfrom primerl.envs.machine import limit_memory\nlimit_memory(512)\n"
         "def fits(mb):\n    try:\n        bytearray(mb << 20)\n        return True\n"
         "    except MemoryError:\n        return False\n"
         "child = subprocess.run([sys.executable, '-c', 'bytearray(3000 << 20)'], capture_output=True, text=True)\n"
@@ -371,6 +372,23 @@ def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )
     assert done.stdout.strip() == "True False MemoryError", done.stderr
+
+
+@pytest.mark.parametrize(("size", "workers", "memory_mb", "cpus"), [("S", 1, 4096, 1), ("M", 2, 8192, 2)])
+def test_workers_are_spread_over_the_cores(size: str, workers: int, memory_mb: int, cpus: int, tmp_path: Path) -> None:
+    changes = {"infrastructure": {"compute_size": size}, "env": [{"id": "a"}, {"id": "b"}], "val": {}}
+    config = compiled(**changes, output_dir=str(tmp_path))
+    told = [process.config for process in resolve.env_workers(config, "http://o:1")]
+    assert len(told) == 4 * workers
+    assert {(worker.memory_mb, worker.cpus) for worker in told} == {(memory_mb, cpus)}
+    assert [worker.first_cpu for worker in told] == [number * cpus for number in range(len(told))]
+    # As the file of the process has it, which a worker that is started again reads.
+    assert WorkerConfig.from_dict(tomllib.loads(resolve.to_toml(told[-1]))).first_cpu == (len(told) - 1) * cpus
+
+
+def test_workers_without_a_bound_are_told_none(tmp_path: Path) -> None:
+    [worker] = resolve.env_workers(compiled(output_dir=str(tmp_path)), "http://o:1")
+    assert (worker.config.cpus, worker.config.first_cpu) == (None, 0)
 
 
 def test_the_example_is_in_the_short_form() -> None:

@@ -257,13 +257,14 @@ def test_settings_of_the_run_and_of_the_machine_make_the_workers(tmp_path: Path)
         "role": "eval",
         "id": "x",
         "limits": {"turns": 2},
-        "worker": {"args": {"a": 1}, "seed": 5, "memory_mb": 2048},
+        "worker": {"args": {"a": 1}, "seed": 5, "memory_mb": 2048, "cpus": 2},
     }
     made = joining.workers(config, told, joining._settings(told), {"KEY": "v"}, tmp_path / "files")
     assert [process.name for process in made] == ["env_e_0", "env_e_1"]
     one = made[1].config.model_dump()
     assert (one["orchestrator_url"], one["role"], one["id"], one["args"]) == ("http://o:1", "eval", "x", {"a": 1})
     assert (one["seed"], one["max_concurrent"], one["memory_mb"], one["metrics_port"]) == (5, 4, 2048, 9001)
+    assert (one["cpus"], one["first_cpu"]) == (2, 2)
     assert (one["limits"]["turns"], one["unreachable_s"]) == (2, 300.0)
     assert made[1].variables == {"KEY": "v"}
     assert made[1].log == tmp_path / "envs" / "eval" / "e" / "env_worker_1.log"

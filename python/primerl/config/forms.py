@@ -55,6 +55,7 @@ RL_READERS = {
             "limits": "the orchestrator and the env workers",
             "max_concurrent": "the env workers",
             "memory_mb": "the env workers",
+            "cpus": "the env workers",
             "num_workers": LAUNCHER,
         }.items()
     },

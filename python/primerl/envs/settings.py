@@ -49,6 +49,10 @@ class WorkerConfig:
     """Rollouts run at the same time."""
     memory_mb: int | None = None
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
+    cpus: int | None = None
+    """Cores that the process may run on, and each process that the environment starts."""
+    first_cpu: int = 0
+    """Which of the machine's cores these begin with."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     limits: RolloutLimits = NO_LIMITS
@@ -87,6 +91,10 @@ class WorkerConfig:
             raise ValueError(f"held_out must be a whole number from 0, not {config.held_out!r}")
         if config.memory_mb is not None and not (isinstance(config.memory_mb, int) and config.memory_mb > 0):
             raise ValueError(f"memory_mb must be a whole number from 1, not {config.memory_mb!r}")
+        if config.cpus is not None and not (isinstance(config.cpus, int) and config.cpus > 0):
+            raise ValueError(f"cpus must be a whole number from 1, not {config.cpus!r}")
+        if not isinstance(config.first_cpu, int) or config.first_cpu < 0:
+            raise ValueError(f"first_cpu must be a whole number from 0, not {config.first_cpu!r}")
         if not config.unreachable_s > 0:
             raise ValueError(f"unreachable_s must be above 0, not {config.unreachable_s!r}")
         check_port(config.metrics_port)

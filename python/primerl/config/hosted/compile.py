@@ -23,7 +23,7 @@ buffer                      orchestrator.buffer
 checkpoints.interval        ckpt.interval; adapters are saved beside the weights
 checkpoints.keep_cloud      store.keep
 adapters                    store.adapters
-infrastructure.compute_size num_workers and memory_mb of every environment
+infrastructure.compute_size num_workers, memory_mb and cpus of every environment
 tailscale                   tailscale
 """
 
@@ -42,8 +42,8 @@ from primerl.config.lines import Location
 
 RANK = 16
 LEAST_SEQ_LEN = 2048
-# Workers of each environment, and MiB that each may allocate.
-COMPUTE_SIZES = {"S": (1, 4096), "M": (2, 8192), "L": (4, 16384)}
+# Workers of each environment, MiB that each may allocate, cores that each may run on.
+COMPUTE_SIZES = {"S": (1, 4096, 1), "M": (2, 8192, 2), "L": (4, 16384, 4)}
 
 # Where a refusal of the full form was written in the short one; the first that fits counts.
 WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
@@ -137,8 +137,8 @@ def _orchestrator(config: HostedConfig) -> dict[str, Any]:
 def _size(config: HostedConfig) -> dict[str, int]:
     if config.infrastructure is None:
         return {}
-    workers, memory_mb = COMPUTE_SIZES[config.infrastructure.compute_size]
-    return {"num_workers": workers, "memory_mb": memory_mb}
+    workers, memory_mb, cpus = COMPUTE_SIZES[config.infrastructure.compute_size]
+    return {"num_workers": workers, "memory_mb": memory_mb, "cpus": cpus}
 
 
 def _source(source: HostedSource) -> dict[str, Any]:

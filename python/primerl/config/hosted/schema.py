@@ -235,7 +235,8 @@ class HostedInfrastructure(Section):
     """What environments run on."""
 
     compute_size: Literal["S", "M", "L"]
-    """Env workers of each environment, and their memory: S 1 of 4 GiB, M 2 of 8 GiB, L 4 of 16 GiB."""
+    """Env workers of each environment, and what each may take: S 1 of 4 GiB and 1 core, M 2 of 8 GiB and 2 cores,
+    L 4 of 16 GiB and 4 cores."""
 
 
 class HostedConfig(Section):
