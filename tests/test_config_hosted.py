@@ -335,6 +335,44 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
     assert "give the path of a model folder" in str(no.value)
 
 
+@pytest.mark.parametrize(
+    ("limit", "max_tokens", "given", "seq_len"),
+    [
+        (40960, 600, {}, 4096),
+        (2048, 600, {}, 2048),
+        (40960, 8193, {}, 40960),
+        (1024, 64, {}, 1024),
+        # What was given is not changed, and refused.
+        (2048, 600, {"seq_len": 4096}, 4096),
+        # No sequence holds such an answer: that is refused, not what follows from it.
+        (512, 600, {}, 4096),
+        (None, 600, {}, 4096),
+    ],
+)
+def test_sequences_are_no_longer_than_the_model_can_attend_to(
+    limit: int | None, max_tokens: int, given: dict[str, int], seq_len: int, tmp_path: Path
+) -> None:
+    model, file = tmp_path / "model", tmp_path / "run.toml"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({} if limit is None else {"max_position_embeddings": limit}))
+    changes = {"model": str(model), "sampling": {"max_tokens": max_tokens}, **given}
+    file.write_text(tomli_w.dumps({**LEAST, **changes}))
+    config = hub.with_model(load_run(["@", str(file)], program="primerl rl"))
+    assert config.seq_len == seq_len
+    # It goes on as it has begun, whatever the model says then.
+    file.write_text(run_file.to_toml(config))
+    assert tomllib.loads(file.read_text())["seq_len"] == seq_len
+    assert load_run(["@", str(file)], program="primerl rl").seq_len == seq_len
+
+
+def test_a_length_that_the_full_form_leaves_out_fits_the_model_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    train = {"batch_size": 8, "group_size": 4, "train": {"env": [{"id": "a"}]}}
+    given = {"max_steps": 1, "model": {"path": str(tmp_path)}, "orchestrator": train}
+    assert hub.with_model(RLConfig.model_validate(given)).seq_len == 1024
+    assert hub.with_model(RLConfig.model_validate({**given, "seq_len": 2048})).seq_len == 2048
+
+
 def test_a_folder_is_meant_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "name").mkdir(parents=True)

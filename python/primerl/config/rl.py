@@ -72,7 +72,7 @@ class RLConfig(Monitored):
     max_steps: PositiveInt
     """Steps to train."""
     seq_len: PositiveInt = 2048
-    """Longest sequence and micro-batch, in tokens."""
+    """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
     seed: Seed = 0
     """Seed of every random choice."""
     clean_output_dir: bool = False

@@ -28,6 +28,8 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
     short = load(HostedConfig, arguments, program=program)
     try:
         config: RLConfig = RLConfig.model_validate(compile_hosted(short))
+        if short.seq_len is None:
+            config.model_fields_set.discard("seq_len")  # nobody gave it: it follows what the model can attend to
         return config
     except ValidationError as error:
         raise ConfigError(_in_words_of_the_short_form(error, arguments)) from None

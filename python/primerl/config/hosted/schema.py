@@ -292,7 +292,7 @@ class HostedConfig(Section):
     """Ours: folder of the run: logs, metrics, weights."""
     seq_len: PositiveInt | None = None
     """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
-    least four times sampling.max_tokens, from 2048."""
+    least four times sampling.max_tokens, from 2048 and up to what the model can attend to."""
     seed: Seed = 0
     """Ours: seed of every random choice."""
     clean_output_dir: bool = False
