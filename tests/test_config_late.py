@@ -82,8 +82,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "sampling.max_tokens (LIMIT) must be below what the model in MODEL can attend to (LIMIT), which holds the prompt "
      "too; lower it (in run.toml, line 7)"),
     (SHORT, "", "", ["--sampling.max-tokens", "1000000", "--seq-len", "1048576"],
-     "sampling.max_tokens (1000000) must be below what the model in MODEL can attend to (LIMIT), which holds the prompt "
-     "too; lower it (on the command line)\n"
+     "sampling.max_tokens (1000000) must be below what the model in MODEL can attend to (LIMIT), which holds the "
+     "prompt too; lower it (on the command line)\n"
      "seq_len (1048576) is above what the model in MODEL can attend to (LIMIT); lower it (on the command line)"),
     (FULL, "max_steps = 10", "max_steps = 10\nseq_len = 1048576", [],
      "seq_len (1048576) is above what the model in MODEL can attend to (LIMIT); lower it (in run.toml, line 2)"),

@@ -87,7 +87,8 @@ class RLConfig(Monitored):
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
-    no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
+    no other process does (but the monitors', WANDB_API_KEY), and no config and no log has them. Of a name that two
+    files have, the later one counts."""
     tailscale: Tailscale = Tailscale()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)

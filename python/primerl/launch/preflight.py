@@ -52,7 +52,8 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
         interpreters.provided(entries(config), config.timeouts.install_s, say)
         problems = _slow_checks(config, variables, say)
     if problems:
-        raise ConfigError("\n".join(problems))
+        # A file that cannot be read may be one for several checks.
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     return with_key
 
 
