@@ -231,6 +231,39 @@ def test_the_command_line_alone_may_be_of_either_form() -> None:
 # Variables of env workers
 
 
+def test_env_files_have_two_names_in_the_short_form() -> None:
+    assert compiled(env_files=["a"]).env_files == compiled(env_file=["a"]).env_files == ["a"]
+    # Nothing is said twice by naming none.
+    assert compiled(env_files=["a"], env_file=[]).env_files == ["a"]
+
+
+@pytest.mark.parametrize("key", ["env_files", "env_file"])
+def test_files_of_variables_are_looked_for_beside_the_config(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "configs", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for place, name in ((folder, "a.env"), (folder, "both.env"), (here, "both.env"), (here, "b.env")):
+        env_file(place, f"WHERE={place.name}\n", name)
+    absolute = str(here / "both.env")
+    names = ["a.env", "both.env", "b.env", "~/a.env", absolute, "none.env"]
+    (folder / "run.toml").write_text(tomli_w.dumps({**LEAST, key: names}))
+    found = [str(folder / "a.env"), str(folder / "both.env"), *names[2:]]
+    # Wherever the config is named from, and the same when its full form is gone on with.
+    for file in ("../configs/run.toml", str(folder / "run.toml")):
+        config = load_run(["@", file], program="primerl rl")
+        assert config.env_files == found
+    written = here / "rl.toml"
+    written.write_text(run_file.to_toml(config))
+    assert load_run(["@", str(written)], program="primerl rl").env_files[:2] == found[:2]
+    # Of the command line they are what a shell shows.
+    assert load_run(
+        ["@", str(folder / "run.toml"), f"--{key.replace('_', '-')}", '["a.env"]'], program="primerl rl"
+    ).env_files == ["a.env"]
+
+
 def env_file(folder: Path, text: str, name: str = "secrets.env") -> str:
     file = folder / name
     file.write_text(text)

@@ -41,7 +41,7 @@ group_size = 4
 [[orchestrator.train.env]]
 id = "reverse-text"
 """
-HOW = "give the path of a file of NAME=value lines"
+HOW = "give the path of a file of NAME=value lines, seen from here or from the folder of the config that names it"
 PYTHON = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
 NO_FOLDER = (
     "there is no folder HERE/gone; give the folder of a model, for example one that `primerl sft` has written "
@@ -56,6 +56,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "", "", ["--model.path", "gone"], f"model.path (on the command line): {NO_FOLDER}"),
     (SHORT, "max_steps = 10", 'max_steps = 10\nenv_file = ["gone.env"]', [],
      f"env_file (in run.toml, line 3): there is no file HERE/gone.env; {HOW}"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_files = ["gone.env"]', [],
+     f"env_files (in run.toml, line 3): there is no file HERE/gone.env; {HOW}"),
     (FULL, "max_steps = 10", 'max_steps = 10\nenv_files = ["gone.env"]', [],
      f"env_files (in run.toml, line 2): there is no file HERE/gone.env; {HOW}"),
     (SHORT, "", "", ["--env-file", '["gone.env"]'],
@@ -107,7 +109,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "[tailscale] out (in run.toml, line 10)\n"
      "tailscale.enabled is set, and there is no key for 'reverse-text'; make a reusable auth key "
      "(https://login.tailscale.com/admin/settings/keys) and set it as TAILSCALE_AUTH_KEY, in the environment, in a "
-     "file of env_file, or by `primerl secret set TAILSCALE_AUTH_KEY` (in run.toml, line 10)"),
+     "file of env_files, or by `primerl secret set TAILSCALE_AUTH_KEY` (in run.toml, line 10)"),
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[env.python]\npath = "gone"', [],
      f"env[0].python.path (in run.toml, line 13): environment 'reverse-text': there is no interpreter HERE/gone; "
      f"{PYTHON}"),

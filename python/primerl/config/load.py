@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import pydantic_config
 from pydantic import BaseModel, ValidationError
 
-from primerl.config import asked, lines
+from primerl.config import asked, elsewhere, lines
 from primerl.config.command_line import place_of, split
 from primerl.config.complaint import fail
 from primerl.config.lines import Location
@@ -85,30 +85,32 @@ def read_sources(arguments: list[str]) -> list[tuple[dict[str, Any], Location]]:
 def describe(error: ValidationError, cls: type[BaseModel], arguments: list[str] | None = None) -> str:
     """One line a mistake: dotted field, where it was written, what is wrong, the nearest known name."""
     written = Written(arguments or [])
-    # Keys that other programs know, with the reason why they are none here.
-    elsewhere: dict[str, str] = getattr(cls, "elsewhere", {})
+    # Names that other programs have, with what to write here.
+    names: elsewhere.Names = getattr(cls, "elsewhere", {})
     problems = []
     for detail in error.errors(include_url=False):
         location = detail["loc"]
         message = detail["msg"].removeprefix("Value error, ")
         given = detail.get("input")
         where = written.at(location)
+        path = ".".join(part for part in location if isinstance(part, str))
         if detail["type"] == UnknownKey:
-            reason = elsewhere.get(".".join(part for part in location if isinstance(part, str)))
+            reason = names.get(path)
             message = "unknown key" + _suggestion(str(location[-1]), _siblings(cls, location[:-1]))
             message = message if reason is None else f"no key here: {reason}"
         elif detail["type"] == "missing":
             message = "missing; it has no default, so set it"
+            message += elsewhere.added(names, path, given, is_missing=True)
             where = written.near(location)
         elif detail["type"] == "list_type" and isinstance(given, dict):
-            name = ".".join(part for part in location if isinstance(part, str))
-            message = f"several of these may stand here, each under [[{name}]]; write it for [{name}]"
+            message = f"several of these may stand here, each under [[{path}]]; write it for [{path}]"
         elif not isinstance(given, dict | list | BaseModel) and given is not None and location[-1:] != ("api_key",):
-            message = f"{message} (it is {given!r})"
+            message = f"{message} (it is {given!r})" + elsewhere.added(names, path, given, is_missing=False)
         else:
             # Of a whole section: the key that its words begin with, or another whose value they tell.
             named = [re.split(r"[^\w.]", message)[0], *re.findall(r"([\w.]+) \(", message)]
             where = next(filter(None, (written.at((*location, *name.split("."))) for name in named)), where)
+            message += elsewhere.added(names, path, given, is_missing=False)
         field = dotted(location)
         problems.append(f"{field}{where}: {message}" if field else f"{message}{where}")
     return "\n".join(problems)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from primerl.config.base import Log, Name, Seconds, Section, Seed, check_dry_run
+from primerl.config.elsewhere import PRIME_RL, Names
 from primerl.config.inference import InferenceSettings
 from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
@@ -67,6 +68,8 @@ class RunTimeouts(Section):
 class RLConfig(Monitored):
     """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
 
+    elsewhere: ClassVar[Names] = PRIME_RL
+
     output_dir: str = Field(default="outputs/rl", min_length=1)
     """Folder of the run: logs, metrics, weights."""
     max_steps: PositiveInt
@@ -88,7 +91,8 @@ class RLConfig(Monitored):
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does (but the monitors', WANDB_API_KEY), and no config and no log has them. Of a name that two
-    files have, the later one counts."""
+    files have, the later one counts. Relative paths are looked for beside the file that names them, then in the working
+    directory."""
     tailscale: Tailscale = Tailscale()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)

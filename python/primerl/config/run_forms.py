@@ -86,7 +86,7 @@ def _in_words_of_the_short_form(error: ValidationError, arguments: list[str]) ->
     written = Written(arguments)
     problems = []
     for detail in error.errors(include_url=False):
-        location = written_at(detail["loc"])
+        location = written_at(detail["loc"], written.at)
         message = detail["msg"].removeprefix("Value error, ")
         field, where = dotted(location), written.at(location)
         problems.append(f"{field}{where}: {message}" if field else message)

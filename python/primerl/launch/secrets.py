@@ -101,7 +101,10 @@ def read_file(file: str) -> dict[str, str]:
         with path.open(encoding="utf-8") as stream:
             statements = list(parse_stream(stream))
     except FileNotFoundError:
-        raise ConfigError(f"env_files: there is no file {path}; give the path of a file of NAME=value lines") from None
+        raise ConfigError(
+            f"env_files: there is no file {path}; give the path of a file of NAME=value lines, seen from here or from "
+            "the folder of the config that names it"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"env_files: {path} cannot be read: {reason}") from None
