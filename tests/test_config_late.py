@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,6 +193,10 @@ name = "rewarded"
 
 [[env.taskset.rewards]]
 fn = "no_mod:fn"
+
+[[env]]
+id = "owner/reverse-text@9.9.9"
+name = "newer"
 """, [
         "env[0].taskset.splitt (in run.toml, line 13): environment 'reverse-text': 'owner/reverse-text' refuses its "
         "settings: taskset.splitt: there is no such setting",
@@ -202,6 +207,8 @@ fn = "no_mod:fn"
         "settings: taskset.split: ",
         "env[3].taskset.rewards[0].fn (in run.toml, line 36): environment 'rewarded': 'reverse-text': "
         "taskset.rewards[0].fn: 'no_mod:fn' cannot be imported: ModuleNotFoundError: ",
+        "env[4].id (in run.toml, line 39): environment 'newer': 'owner/reverse-text@9.9.9' asks for version 9.9.9, and "
+        f"{sys.executable} has reverse-text 0.1.0; install 9.9.9 there, or leave `@9.9.9` out of the id",
     ]),
     (FULL, """
 [orchestrator.train.env.taskset]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from primerl import _core
-from primerl.envs import generations, machine
+from primerl.envs import generations, machine, versions
 from primerl.envs.interface import Address, EnvironmentRefusedError, Generation, Outcome, Runner, failure
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import listing_of
@@ -100,11 +100,11 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         return 2
-    remark = generation.remark(env, config.id, config.role)
-    if remark is not None:
-        log.warning("%s", remark)
-    versions = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
-    log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), versions, config.name)
+    for remark in (generation.remark(env, config.id, config.role), versions.remark(config.id)):
+        if remark is not None:
+            log.warning("%s", remark)
+    packages = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
+    log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), packages, config.name)
     cores = machine.cores()
     if config.cpus is not None:
         log.info("%s", _bound(config.cpus, cores))
