@@ -129,8 +129,8 @@ class Checkpoints(Section):
     """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
 
     interval: PositiveInt | None = None
-    """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end only,
-    so that a run that was stopped trains again from step 1, on the same batches."""
+    """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end
+    only, so that a run that was stopped trains again from step 1, on the same batches."""
     keep_last: PositiveInt = 1
     """Newest checkpoints that are kept, with their model folders and the batches after the oldest of them, so that
     `resume_step` can name each of them."""
