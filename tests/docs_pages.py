@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 SHELL = ("", "sh", "bash", "console")
 """Languages of blocks that hold commands. Other text is labelled `text`."""
 LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja")
@@ -147,3 +149,35 @@ def pages(repository: Path) -> list[Page]:
         *sorted((repository / "examples").rglob("README.md")),
     ]
     return [Page(file, file.relative_to(repository).as_posix()) for file in files]
+
+
+def page_of(name: str) -> Page:
+    """`name`: as seen from the repository, `docs/lora.md`."""
+    return Page(REPOSITORY / name, name)
+
+
+def shown(test: str, name: str, replaced: Mapping[str, str | None] | None = None) -> list[list[str]]:
+    """What a page shows and the test runs: the words of each command of the blocks that are marked with the test.
+
+    Args:
+        test: `__file__` of the test.
+        name: The page, `docs/lora.md`.
+        replaced: Words that are others in the test, such as paths, ids and addresses; None: left out.
+
+    Raises PageError where the page has no such block, or a word that is replaced is not there any more.
+    """
+    blocks = [block for block in page_of(name).shell() if block.marks.get("run by") == f"tests/{Path(test).name}"]
+    commands = [command.words for block in blocks for command in block.commands()]
+    replaced = replaced or {}
+    missing = replaced.keys() - {word for words in commands for word in words}
+    if missing or not commands:
+        raise PageError(f"{name}: {', '.join(missing) or 'commands'} for {Path(test).name} are not there")
+    meant = [[replaced.get(word, word) for word in words] for words in commands]
+    return [[word for word in words if word is not None] for words in meant]
+
+
+def reads(source: str, name: str) -> bool:
+    """Whether the source of a test takes its commands from the page: it has a call `shown(__file__, name, ..)`."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    given = [call.args[:2] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "shown"]
+    return ["__file__", repr(name)] in [[ast.unparse(argument) for argument in arguments] for arguments in given]

@@ -76,13 +76,16 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "lora_rank (in run.toml, line 3): no key here: the rank is 16; another is in the full form "
      "(trainer.model.lora.rank)"),
     (SHORT, "max_steps = 10", 'max_steps = 10\nloss = "sft"', [],
-     "loss (in run.toml, line 3): no key here: rewards are learnt from; distillation is in the full form "
+     "loss (in run.toml, line 3): Input should be 'rl' (it is 'sft'); distillation is in the full form "
      "(docs/distillation.md)"),
-    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_files = ["a.env"]', [],
+    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_files = ["a.env"]\nenv_file = ["b.env"]', [],
+     "env_files and env_file are the same setting, and both are given; put all into env_files, today's name (in "
+     "run.toml, line 3)"),
+    (SHORT, "max_steps = 10", "max_steps = 10\nkeep_broadcasts = true", [],
      "two forms of config are mixed: model (in run.toml, line 1), batch_size (in run.toml, line 4), "
      "rollouts_per_example (in run.toml, line 5), sampling (in run.toml, line 7), env (in run.toml, line 10) are "
-     "of the short form (Hosted Training's), and env_files (in run.toml, line 3) is of the full form; write all in "
-     "one of them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the "
+     "of the short form (Hosted Training's), and keep_broadcasts (in run.toml, line 3) is of the full form; write all "
+     "in one of them (docs/hosted.md says what becomes what, and --dry-run of a file in the short form writes the "
      "full one)"),
     (SHORT, "max_steps = 10", "max_steps = 10\noversampling_factor = 0.5", [],
      "oversampling_factor (in run.toml, line 3): Input should be greater than or equal to 1 (it is 0.5)"),
@@ -126,8 +129,9 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "env (in run.toml): missing; it has no default, so set it"),
     (SHORT, "[[env]]", "[env]", [],
      "env (in run.toml, line 9): several of these may stand here, each under [[env]]; write it for [env]"),
-    (SHORT, "[[env]]", "[eval]\ninterval = 10\n\n[[env]]", [],
-     "eval.env (in run.toml, line 9): missing; it has no default, so set it"),
+    (SHORT, "max_tokens = 64", "max_tokens = 64\nmin_tokens = 4", [],
+     "sampling.min_tokens (in run.toml, line 8): no key here: it changes what is sampled from, and the trainer would "
+     "compute other log-probabilities"),
     (SHORT, "[[env]]", '[eval]\nnum_examples = 0\n[[eval.env]]\nid = "a"\n\n[[env]]', [],
      "eval (in run.toml, line 10): num_examples is 0; give how many, or -1 for all of them"),
     (SHORT, "[[env]]", "[val]\ninterval = 0\n\n[[env]]", [],
@@ -178,9 +182,9 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "sampling.temperature (on the command line): Input should be greater than or equal to 0 (it is '-1')"),
     (SHORT, "", "", ["--no-such-key", "1"],
      "no_such_key (on the command line): unknown key; known keys here: adapters, batch_size, buffer, "
-     "checkpoint_id, checkpoints, clean_output_dir, dry_run, env, env_file, eval, infrastructure, learning_rate, "
-     "lora_alpha, max_async_level, max_steps, model, output_dir, oversampling_factor, rollouts_per_example, "
-     "sampling, seed, seq_len, tailscale, trajectory_strategy, val, wandb"),
+     "checkpoint_id, checkpoints, clean_output_dir, dry_run, env, env_file, env_files, eval, infrastructure, "
+     "learning_rate, lora_alpha, loss, max_async_level, max_steps, model, output_dir, oversampling_factor, "
+     "rollouts_per_example, sampling, seed, seq_len, tailscale, trajectory_strategy, val, wandb"),
     (SHORT, "", "", ["--clean-output-dir", "--dry-run"],
      "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
      "(--no-clean-output-dir where the file sets it), or dry_run to delete and start (on the command line)"),
@@ -196,7 +200,14 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, '[model]\npath = "model"\n', "", [],
      "model (in run.toml): missing; it has no default, so set it"),
     (FULL, 'path = "model"', 'name = "n"', [],
-     "model.path (in run.toml, line 3): missing; it has no default, so set it"),
+     "model.path (in run.toml, line 3): missing; it has no default, so set it; the model is model.path; model.name is "
+     "what environments call it"),
+    (FULL, "[model]", '[trainer.loss]\ntype = "default"\n\n[model]', [],
+     "trainer.loss (in run.toml, line 4): type is 'default'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', "
+     "'icepop', 'importance'; prime-rl's \"default\" is \"dppo\", with settings in trainer.loss.args"),
+    (FULL, 'id = "reverse-text"', 'taskset = { id = "reverse-text" }', [],
+     "orchestrator.train.env[0].id (in run.toml, line 10): missing; it has no default, so set it; the environment's id "
+     "stands beside taskset, not in it: as id"),
     (FULL, "group_size = 4", "group_size = 5", [],
      "orchestrator (in run.toml, line 7): batch_size (16) must be a multiple of group_size (5); set batch_size to "
      "15 or 20"),

@@ -22,6 +22,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
 from primerl.config.sft import SFTConfig
+from primerl.envs.settings import WorkerConfig
 from primerl.launch import hub, secrets
 from primerl.launch.starting import environment_of
 
@@ -128,7 +129,7 @@ def test_every_key_becomes_something() -> None:
         ("d", None, 4, 5, False, 0.7),
     ]
     assert orchestrator.eval.env[0].arguments == first.arguments, "validation is on the training environment"
-    assert {(env.num_workers, env.memory_mb) for env in [first, *orchestrator.eval.env]} == {(4, 16384)}
+    assert {(env.num_workers, env.memory_mb, env.cpus) for env in [first, *orchestrator.eval.env]} == {(4, 16384, 4)}
     assert config.store is not None
     assert config.ckpt is not None
     assert (config.ckpt.interval, config.store.keep) == (20, -1)
@@ -228,6 +229,39 @@ def test_the_command_line_alone_may_be_of_either_form() -> None:
 
 
 # Variables of env workers
+
+
+def test_env_files_have_two_names_in_the_short_form() -> None:
+    assert compiled(env_files=["a"]).env_files == compiled(env_file=["a"]).env_files == ["a"]
+    # Nothing is said twice by naming none.
+    assert compiled(env_files=["a"], env_file=[]).env_files == ["a"]
+
+
+@pytest.mark.parametrize("key", ["env_files", "env_file"])
+def test_files_of_variables_are_looked_for_beside_the_config(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "configs", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for place, name in ((folder, "a.env"), (folder, "both.env"), (here, "both.env"), (here, "b.env")):
+        env_file(place, f"WHERE={place.name}\n", name)
+    absolute = str(here / "both.env")
+    names = ["a.env", "both.env", "b.env", "~/a.env", absolute, "none.env"]
+    (folder / "run.toml").write_text(tomli_w.dumps({**LEAST, key: names}))
+    found = [str(folder / "a.env"), str(folder / "both.env"), *names[2:]]
+    # Wherever the config is named from, and the same when its full form is gone on with.
+    for file in ("../configs/run.toml", str(folder / "run.toml")):
+        config = load_run(["@", file], program="primerl rl")
+        assert config.env_files == found
+    written = here / "rl.toml"
+    written.write_text(run_file.to_toml(config))
+    assert load_run(["@", str(written)], program="primerl rl").env_files[:2] == found[:2]
+    # Of the command line they are what a shell shows.
+    assert load_run(
+        ["@", str(folder / "run.toml"), f"--{key.replace('_', '-')}", '["a.env"]'], program="primerl rl"
+    ).env_files == ["a.env"]
 
 
 def env_file(folder: Path, text: str, name: str = "secrets.env") -> str:
@@ -334,6 +368,44 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
     assert "give the path of a model folder" in str(no.value)
 
 
+@pytest.mark.parametrize(
+    ("limit", "max_tokens", "given", "seq_len"),
+    [
+        (40960, 600, {}, 4096),
+        (2048, 600, {}, 2048),
+        (40960, 8193, {}, 40960),
+        (1024, 64, {}, 1024),
+        # What was given is not changed, and refused.
+        (2048, 600, {"seq_len": 4096}, 4096),
+        # No sequence holds such an answer: that is refused, not what follows from it.
+        (512, 600, {}, 4096),
+        (None, 600, {}, 4096),
+    ],
+)
+def test_sequences_are_no_longer_than_the_model_can_attend_to(
+    limit: int | None, max_tokens: int, given: dict[str, int], seq_len: int, tmp_path: Path
+) -> None:
+    model, file = tmp_path / "model", tmp_path / "run.toml"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({} if limit is None else {"max_position_embeddings": limit}))
+    changes = {"model": str(model), "sampling": {"max_tokens": max_tokens}, **given}
+    file.write_text(tomli_w.dumps({**LEAST, **changes}))
+    config = hub.with_model(load_run(["@", str(file)], program="primerl rl"))
+    assert config.seq_len == seq_len
+    # It goes on as it has begun, whatever the model says then.
+    file.write_text(run_file.to_toml(config))
+    assert tomllib.loads(file.read_text())["seq_len"] == seq_len
+    assert load_run(["@", str(file)], program="primerl rl").seq_len == seq_len
+
+
+def test_a_length_that_the_full_form_leaves_out_fits_the_model_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    train = {"batch_size": 8, "group_size": 4, "train": {"env": [{"id": "a"}]}}
+    given = {"max_steps": 1, "model": {"path": str(tmp_path)}, "orchestrator": train}
+    assert hub.with_model(RLConfig.model_validate(given)).seq_len == 1024
+    assert hub.with_model(RLConfig.model_validate({**given, "seq_len": 2048})).seq_len == 2048
+
+
 def test_a_folder_is_meant_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -361,7 +433,7 @@ def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
     assert isinstance(worker.config, EnvWorkerConfig)
     assert worker.config.memory_mb == 4096
     code = (
-        "import subprocess, sys\nfrom primerl.envs.worker import limit_memory\nlimit_memory(512)\n"
+        "import subprocess, sys\nfrom primerl.envs.machine import limit_memory\nlimit_memory(512)\n"
         "def fits(mb):\n    try:\n        bytearray(mb << 20)\n        return True\n"
         "    except MemoryError:\n        return False\n"
         "child = subprocess.run([sys.executable, '-c', 'bytearray(3000 << 20)'], capture_output=True, text=True)\n"
@@ -371,6 +443,23 @@ def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )
     assert done.stdout.strip() == "True False MemoryError", done.stderr
+
+
+@pytest.mark.parametrize(("size", "workers", "memory_mb", "cpus"), [("S", 1, 4096, 1), ("M", 2, 8192, 2)])
+def test_workers_are_spread_over_the_cores(size: str, workers: int, memory_mb: int, cpus: int, tmp_path: Path) -> None:
+    changes = {"infrastructure": {"compute_size": size}, "env": [{"id": "a"}, {"id": "b"}], "val": {}}
+    config = compiled(**changes, output_dir=str(tmp_path))
+    told = [process.config for process in resolve.env_workers(config, "http://o:1")]
+    assert len(told) == 4 * workers
+    assert {(worker.memory_mb, worker.cpus) for worker in told} == {(memory_mb, cpus)}
+    assert [worker.first_cpu for worker in told] == [number * cpus for number in range(len(told))]
+    # As the file of the process has it, which a worker that is started again reads.
+    assert WorkerConfig.from_dict(tomllib.loads(resolve.to_toml(told[-1]))).first_cpu == (len(told) - 1) * cpus
+
+
+def test_workers_without_a_bound_are_told_none(tmp_path: Path) -> None:
+    [worker] = resolve.env_workers(compiled(output_dir=str(tmp_path)), "http://o:1")
+    assert (worker.config.cpus, worker.config.first_cpu) == (None, 0)
 
 
 def test_the_example_is_in_the_short_form() -> None:

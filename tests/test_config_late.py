@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ group_size = 4
 [[orchestrator.train.env]]
 id = "reverse-text"
 """
-HOW = "give the path of a file of NAME=value lines"
+HOW = "give the path of a file of NAME=value lines, seen from here or from the folder of the config that names it"
 PYTHON = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
 NO_FOLDER = (
     "there is no folder HERE/gone; give the folder of a model, for example one that `primerl sft` has written "
@@ -57,6 +58,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "", "", ["--model.path", "gone"], f"model.path (on the command line): {NO_FOLDER}"),
     (SHORT, "max_steps = 10", 'max_steps = 10\nenv_file = ["gone.env"]', [],
      f"env_file (in run.toml, line 3): there is no file HERE/gone.env; {HOW}"),
+    (SHORT, "max_steps = 10", 'max_steps = 10\nenv_files = ["gone.env"]', [],
+     f"env_files (in run.toml, line 3): there is no file HERE/gone.env; {HOW}"),
     (FULL, "max_steps = 10", 'max_steps = 10\nenv_files = ["gone.env"]', [],
      f"env_files (in run.toml, line 2): there is no file HERE/gone.env; {HOW}"),
     (SHORT, "", "", ["--env-file", '["gone.env"]'],
@@ -79,6 +82,13 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "run gone"),
     (SHORT, "max_steps = 10", "max_steps = 10\nseq_len = 1048576", [],
      "seq_len (1048576) is above what the model in MODEL can attend to (LIMIT); lower it (in run.toml, line 3)"),
+    (SHORT, "max_tokens = 64", "max_tokens = LIMIT", [],
+     "sampling.max_tokens (LIMIT) must be below what the model in MODEL can attend to (LIMIT), which holds the prompt "
+     "too; lower it (in run.toml, line 7)"),
+    (SHORT, "", "", ["--sampling.max-tokens", "1000000", "--seq-len", "1048576"],
+     "sampling.max_tokens (1000000) must be below what the model in MODEL can attend to (LIMIT), which holds the "
+     "prompt too; lower it (on the command line)\n"
+     "seq_len (1048576) is above what the model in MODEL can attend to (LIMIT); lower it (on the command line)"),
     (FULL, "max_steps = 10", "max_steps = 10\nseq_len = 1048576", [],
      "seq_len (1048576) is above what the model in MODEL can attend to (LIMIT); lower it (in run.toml, line 2)"),
     (FULL, "max_steps = 10", "max_steps = 10\n[inference]\nport = BUSY", [],
@@ -122,7 +132,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "[tailscale] out (in run.toml, line 10)\n"
      "tailscale.enabled is set, and there is no key for 'reverse-text'; make a reusable auth key "
      "(https://login.tailscale.com/admin/settings/keys) and set it as TAILSCALE_AUTH_KEY, in the environment, in a "
-     "file of env_file, or by `primerl secret set TAILSCALE_AUTH_KEY` (in run.toml, line 10)"),
+     "file of env_files, or by `primerl secret set TAILSCALE_AUTH_KEY` (in run.toml, line 10)"),
     (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[env.python]\npath = "gone"', [],
      f"env[0].python.path (in run.toml, line 13): environment 'reverse-text': there is no interpreter HERE/gone; "
      f"{PYTHON}"),
@@ -203,12 +213,27 @@ max_turn = 3
 id = "reverse-text"
 name = "measured"
 taskset.split = 4
+
+[[env]]
+id = "reverse-text"
+name = "rewarded"
+
+[[env.taskset.rewards]]
+fn = "no_mod:fn"
+
+[[env]]
+id = "owner/reverse-text@9.9.9"
+name = "newer"
 """, [
         "env[0].taskset.splitt (in run.toml, line 13): environment 'reverse-text': 'owner/reverse-text' refuses its "
         "settings: taskset.splitt: there is no such setting",
         "env[1].harness.max_turn (in run.toml, line 20): environment 'agent': 'reverse-text' refuses its settings: ",
         "eval.env[0].taskset.split (in run.toml, line 26): environment 'measured': 'reverse-text' refuses its "
         "settings: taskset.split: ",
+        "env[2].taskset.rewards[0].fn (in run.toml, line 33): environment 'rewarded': 'reverse-text': "
+        "taskset.rewards[0].fn: 'no_mod:fn' cannot be imported: ModuleNotFoundError: ",
+        "env[3].id (in run.toml, line 36): environment 'newer': 'owner/reverse-text@9.9.9' asks for version 9.9.9, and "
+        f"{sys.executable} has reverse-text 0.1.0; install 9.9.9 there, or leave `@9.9.9` out of the id",
     ]),
     (FULL, """
 [orchestrator.train.env.taskset]

@@ -9,7 +9,8 @@ leads somewhere. `docs/README.md` ("Writing a page") has the conventions; here i
   run that goes on.
 - `make TARGET` is a `make --dry-run`. `pip install -e FOLDER` installs into a folder of the test; what else pip would
   fetch has to be an extra of this project. Other programs than those of `docs_commands.TOOLS` need a mark.
-- After `<!-- run by: tests/test_x.py -->` that test runs it, with what it needs.
+- After `<!-- run by: tests/test_x.py -->` that test takes the commands from the page (`docs_pages.shown`) and runs
+  them, with what it needs.
 - After `<!-- not run: why -->` nothing is run, but a command of primerl has to parse, and its config to be read. These
   are the skipped tests, with their reasons.
 - A TOML block that is no file is a fragment: merged into a whole config of its form, it has to be valid. The form is
@@ -32,7 +33,7 @@ from typing import Any
 
 import pytest
 from docs_commands import Reader
-from docs_pages import Block, Page, PageError, pages
+from docs_pages import Block, Page, PageError, pages, reads, shown
 from end_to_end import read_lines
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError, load
@@ -265,9 +266,38 @@ def test_what_another_test_runs_is_run_there(block: Block) -> None:
     test = REPOSITORY / block.marks["run by"]
     assert block.is_shell, f"{block.place}: only commands are marked"
     assert test.is_file(), f"{block.place}: there is no {block.marks['run by']}"
-    told = {Path(word).name for command in block.commands() for word in command.words}
-    names = {Path(block.page).name, *told} - {"primerl", "rl", "run", "sft", "make", "@"}
-    assert any(name in test.read_text() for name in names), f"{block.place}: {test.name} does not know of it"
+    assert reads(test.read_text(), block.page), f"{block.place}: {test.name} does not take its commands from the page"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ("def test_it():\n    [words] = shown(__file__, 'docs/x.md')\n", True),
+        ("def test_it():\n    [words] = shown(__file__, 'docs/x.md', {'a': 'b'})\n", True),
+        ("def test_it():\n    [words] = shown(__file__, 'docs/y.md')\n", False),
+        # Words of the commands, and of the page, are not the commands.
+        ("# docs/x.md\ndef test_it():\n    primerl('deploy', '-k', '4', 'docs/x.md')\n", False),
+        ("'shown(__file__, \"docs/x.md\")'\n", False),
+    ],
+)
+def test_a_test_that_only_has_the_words_does_not_run_them(source: str, is_read: bool) -> None:
+    assert reads(source, "docs/x.md") == is_read
+
+
+def test_commands_are_taken_from_the_page_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "<!-- run by: tests/test_x.py -->\n```\nKEY=... primerl rl @ a.toml  # here\nprimerl rl -k \\\n    '4 b'\n```\n"
+    )
+    (tmp_path / "page.md").write_text(text + text.replace("test_x", "test_y") + "```\nprimerl other\n```\n")
+    monkeypatch.setattr("docs_pages.REPOSITORY", tmp_path)
+    assert shown("/anywhere/test_x.py", "page.md", {"KEY=...": None, "a.toml": "b.toml"}) == [
+        ["primerl", "rl", "@", "b.toml"],
+        ["primerl", "rl", "-k", "4 b"],
+    ]
+    with pytest.raises(PageError, match=r"page\.md: c\.toml for test_x\.py are not there"):
+        shown("test_x.py", "page.md", {"c.toml": "b.toml"})
+    with pytest.raises(PageError, match=r"page\.md: commands for test_z\.py are not there"):
+        shown("test_z.py", "page.md")
 
 
 @pytest.mark.parametrize("block", **of([block for block in BLOCKS if "not run" in block.marks]))

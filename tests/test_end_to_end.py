@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docs_pages import shown
 from end_to_end import REPOSITORY, Started, arguments_of, column, has_learnt, launch, mean, primerl, read_lines, until
 
 pytestmark = [
@@ -235,7 +236,14 @@ def test_own_training_loop(model: Path, tmp_path: Path) -> None:
     script = REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py"
     assert len(script.read_text().splitlines()) < 40
     file, *overrides = arguments_of(model, output, "--max-steps", "4")[1:]
-    done = subprocess.run([sys.executable, str(script), file, *overrides], capture_output=True, text=True, timeout=480)
+    meant = {
+        "python": sys.executable,
+        "examples/bring-your-own-trainer/train.py": str(script),
+        "examples/reverse-text/rl.toml": file,
+        "outputs/reverse-text/own-loop": str(output),
+    }
+    [command] = shown(__file__, "docs/recipes/own-trainer.md", meant)
+    done = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
     assert [evaluation["version"] for evaluation in read_lines(output / "evals.jsonl")] == [0, 4]

@@ -93,10 +93,45 @@ def test_harness_settings_without_an_id_keep_the_harness() -> None:
         ({"toolsets": {"w": {**TOOLSET, "bindings": {"search.no": 1}}}}, {}, "'search.no' is no argument of a tool"),
         ({"toolsets": {"w": {**TOOLSET, "bindings": {"search.index": "objects.no"}}}}, {}, "there is no 'objects.no'"),
         ({"toolsets": {"v": TOOLSET, "w": TOOLSET}}, {}, "two tools are called 'search'"),
+        ({"toolsets": {"w": {**TOOLSET, "objects": {"index": "json:none"}}}}, {}, "'json:none' is no function"),
+        ({"toolsets": {"w": {**TOOLSET, "objects": {"index": "no_mod:x"}}}}, {}, "No module named 'no_mod'"),
+        (
+            {"rewards": [{"fn": "bound_functions:found"}, {"fn": "no_mod:fn"}]},
+            {},
+            "taskset.rewards[1].fn: 'no_mod:fn' cannot be imported: ModuleNotFoundError: No module named 'no_mod'",
+        ),
+        ({"rewards": [{"fn": "json:none"}]}, {}, "taskset.rewards[0].fn: 'json:none' cannot be imported: TypeError"),
+        ({"rewards": [{"fn": "gone.py:fn"}]}, {}, "'gone.py:fn' cannot be imported: FileNotFoundError"),
+        ({"rewards": [{"fn": "fails_to_import:fn"}]}, {}, "taskset.rewards[0].fn: 'fails_to_import:fn' cannot be"),
+        ({"task": {"stops": {"early": {"fn": "json:none"}}}}, {}, "taskset.task.stops.early.fn: 'json:none' cannot"),
     ],
 )
-def test_what_cannot_be_used_is_refused(taskset: dict[str, Any], arguments: dict[str, Any], mend: str) -> None:
+def test_what_cannot_be_used_is_refused(
+    taskset: dict[str, Any],
+    arguments: dict[str, Any],
+    mend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "fails_to_import.py").write_text("raise OSError('no such device')\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(adapter.EnvironmentRefusedError) as caught:
         loaded(taskset, **arguments)
     assert "reverse-text" in str(caught.value)
     assert mend in str(caught.value)
+
+
+def test_objects_are_made_by_the_tool_server_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked before a start is imported, and not called."""
+    (tmp_path / "costly.py").write_text("def load():\n    raise AssertionError('called')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert loaded({"toolsets": {"w": {**TOOLSET, "objects": {"index": "costly:load"}}}}).taskset is not None
+
+
+def test_a_reward_in_a_file_is_found_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("async def exact(task, trace):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    env = loaded({"rewards": [{"fn": "mine.py:exact", "weight": 2.0}]})
+    assert env.config.taskset.task.rewards["exact"].weight == 2.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
-from primerl.envs import check
+from primerl.envs import check, machine
 from primerl.envs.settings import WorkerConfig
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
@@ -121,6 +121,34 @@ def test_a_level_that_is_none_is_refused() -> None:
             WorkerConfig.from_dict({"orchestrator_url": "u", "environment": "e", "id": "e", "log": log})
 
 
+@pytest.mark.skipif(not machine.cores(), reason="this system binds no process to cores")
+def test_a_worker_and_what_it_starts_run_on_so_many_cores() -> None:
+    code = """
+import os, subprocess, sys
+from primerl.envs import machine
+machine.limit_cores(int(sys.argv[1]), int(sys.argv[2]))
+print(machine.cores() == sorted(os.sched_getaffinity(0)), machine.cores())
+subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"], check=True)
+"""
+    usable = machine.cores()
+    for cpus, first in [(1, 0), (1, 1), (1, 2), (2, 1), (1000, 3)]:
+        expected = sorted({usable[(first + number) % len(usable)] for number in range(min(cpus, len(usable)))})
+        command = [sys.executable, "-uc", code, str(cpus), str(first)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout == f"True {expected}\n{expected}\n"
+        assert len(expected) == min(cpus, len(usable))
+
+
+def test_cores_that_are_none_are_refused() -> None:
+    for given, message in [
+        ({"cpus": 0}, "cpus must be"),
+        ({"cpus": "2"}, "cpus must"),
+        ({"first_cpu": -1}, "first_cpu"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            WorkerConfig.from_dict({"orchestrator_url": "u", "environment": "e", "id": "e", **given})
+
+
 def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_replaces_it(
     orchestrator: Orchestrator, start: Start
 ) -> None:
@@ -166,7 +194,8 @@ def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_re
 
 
 def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator, start: Start) -> None:
-    worker = start(orchestrator, max_concurrent=3, **trial_config(block_s=2.0))
+    usable = machine.cores()
+    worker = start(orchestrator, max_concurrent=3, cpus=1, first_cpu=1, **trial_config(block_s=2.0))
 
     # An exception: a typed error for the orchestrator, a traceback for the log.
     failed = orchestrator.add(example_of("reward_raises"))
@@ -176,6 +205,13 @@ def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator,
     assert "the reward of this example cannot be computed" in outcome["error"]["message"]
     assert f"rollout {failed} (group {failed}, example {example_of('reward_raises')}) failed" in worker.text()
     assert 'trial_env.py", line' in worker.text()
+
+    # All of it, threads and programs, is on the core that the worker was told.
+    if usable:
+        core = usable[1 % len(usable)]
+        threads = [int(thread) for thread in os.listdir(f"/proc/{worker.process.pid}/task")]
+        assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset({core})}
+        assert f"bound to 1 of {os.cpu_count()} cores: {core}\n" in worker.text()
 
     # A cancellation nobody asked for is an error as well.
     outcome = orchestrator.result(orchestrator.add(example_of("setup_cancels")))

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from certificates import Authority
+from docs_pages import page_of, shown
 from end_to_end import read_lines, until
 from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
@@ -112,12 +113,16 @@ def command(output: Path, *more: str) -> list[str]:
 
 
 def evaluate(output: Path, *more: str, key: str = KEY, trusted: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run_with_key(command(output, *more), key=key, trusted=trusted)
+
+
+def run_with_key(words: list[str], *, key: str = KEY, trusted: Path | None = None) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PRIMERL_TEST_KEY": key}
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         variables.pop(name, None)
     if trusted is not None:
         variables["SSL_CERT_FILE"] = str(trusted)
-    return subprocess.run(command(output, *more), capture_output=True, text=True, timeout=240, env=variables)
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=variables)
 
 
 def of_endpoint(served: Endpoint) -> list[str]:
@@ -427,6 +432,41 @@ def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
         back = evaluate(output, *of_endpoint(served))
         assert back.returncode == 0, back.stdout + back.stderr
     assert Counter(line["reward"] for line in read_lines(output / results.RESULTS)) == {1.0: 4}
+
+
+@pytest.mark.timeout(900)  # each imports verifiers
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "tiny", TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16))
+    [config] = [block.text for block in page_of("docs/evals.md").blocks if block.file == "eval.toml"]
+    Path("eval.toml").write_text(config)
+    with serving(Endpoint()) as served:
+        checkpoint, asked, of_file = shown(
+            __file__,
+            "docs/evals.md",
+            {
+                "outputs/rl/weights/step_100": "tiny",
+                "outputs/rl/weights/step_200": "tiny",
+                "my-model": "served",
+                "http://127.0.0.1:8000/v1": served.url,
+                "MY_KEY": "PRIMERL_TEST_KEY",
+                # So many examples, rollouts and tokens are enough.
+                "64": "3",
+                "4": "2",
+                "1024": "16",
+            },
+        )
+        few = ["--num-examples", "2", "--env.1.num-examples", "1"]
+        for words, more, output, rollouts in (
+            (asked, ["-o", "of-endpoint"], "of-endpoint", 3),
+            (checkpoint, ["-o", "of-checkpoint", "--max-tokens", "16"], "of-checkpoint", 6),
+            # Of the file, four rollouts of three examples.
+            (of_file, [*few, "--max-tokens", "16"], "outputs/eval-step-200", 12),
+        ):
+            done = run_with_key([sys.executable, "-m", *words, *more])
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert len(read_lines(Path(output) / results.RESULTS)) == rollouts
+        assert len(served.asked) == 3
 
 
 def test_a_checkpoint_is_served_and_measured(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_trainer_exposes_the_last_line_of_its_metrics(tmp_path: Path) -> Non
 
 
 def test_an_env_worker_counts_how_rollouts_end() -> None:
-    meter = Meter(0)
+    meter = Meter(0, cores=3)
     try:
         assert meter.url is not None
         for _ in range(3):
@@ -60,6 +60,7 @@ def test_an_env_worker_counts_how_rollouts_end() -> None:
         meter.ended("timeout", 5.0)
         meter.answered("200")
         found = samples(meter.url)
+        assert found["primerl_env_worker_cores", ""] == 3
         assert found["primerl_env_worker_running", ""] == 1
         assert found["primerl_env_worker_rollouts_total", "ok"] == 1
         assert found["primerl_env_worker_rollouts_total", "timeout"] == 1
@@ -67,7 +68,7 @@ def test_an_env_worker_counts_how_rollouts_end() -> None:
         assert found["primerl_env_worker_rollout_seconds_count", ""] == 2
     finally:
         meter.close()
-    off = Meter(None)
+    off = Meter(None, cores=1)
     off.began()
     off.ended("ok", 1.0)
     off.close()
@@ -80,7 +81,7 @@ def test_a_port_that_cannot_be_had_is_named(tmp_path: Path) -> None:
         with pytest.raises(PortTakenError, match=f"metrics_port is {port}.*0 for any free one"):
             ExposedMetrics(port, tmp_path)
         with pytest.raises(PortTakenError, match=f"metrics_port is {port}"):
-            Meter(port)
+            Meter(port, cores=1)
     worker = {"orchestrator_url": "http://x", "environment": "e", "id": "e"}
     trainer = {"output_dir": "o", "orchestrator_url": "http://x", "max_steps": 1, "model": {"path": "m"}}
     assert WorkerConfig.from_dict(worker).metrics_port is None

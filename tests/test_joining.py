@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import verifiers.v1 as vf
+from docs_pages import shown
 from end_to_end import read_lines, start, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
@@ -74,8 +75,8 @@ def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
     one, other = Board(), Board()
     assert repr(one) != repr(other)
     for task in (Task, Named):
-        for shown in (lambda board: board, str, lambda board: {"boards": [board], board: (1, board)}):
-            keys = {adapter.key(task(data(id="1", board=shown(board)))) for board in (one, other)}
+        for form in (lambda board: board, str, lambda board: {"boards": [board], board: (1, board)}):
+            keys = {adapter.key(task(data(id="1", board=form(board)))) for board in (one, other)}
             assert len(keys) == 1, keys
         assert len({adapter.key(task(data(id=name, board=one))) for name in "12"}) == 2
     # As verifiers has it, where there is nothing to leave out.
@@ -257,13 +258,14 @@ def test_settings_of_the_run_and_of_the_machine_make_the_workers(tmp_path: Path)
         "role": "eval",
         "id": "x",
         "limits": {"turns": 2},
-        "worker": {"args": {"a": 1}, "seed": 5, "memory_mb": 2048},
+        "worker": {"args": {"a": 1}, "seed": 5, "memory_mb": 2048, "cpus": 2},
     }
     made = joining.workers(config, told, joining._settings(told), {"KEY": "v"}, tmp_path / "files")
     assert [process.name for process in made] == ["env_e_0", "env_e_1"]
     one = made[1].config.model_dump()
     assert (one["orchestrator_url"], one["role"], one["id"], one["args"]) == ("http://o:1", "eval", "x", {"a": 1})
     assert (one["seed"], one["max_concurrent"], one["memory_mb"], one["metrics_port"]) == (5, 4, 2048, 9001)
+    assert (one["cpus"], one["first_cpu"]) == (2, 2)
     assert (one["limits"]["turns"], one["unreachable_s"]) == (2, 300.0)
     assert made[1].variables == {"KEY": "v"}
     assert made[1].log == tmp_path / "envs" / "eval" / "e" / "env_worker_1.log"
@@ -316,7 +318,11 @@ def test_a_run_without_workers_of_its_own_is_trained_by_those_that_join(
         assert "refuses the key" in stranger.text()
         # By another name than the one it listens on: the leases' addresses have to be of this one.
         reached = url.replace("127.0.0.1", "localhost")
-        workers = join("--join", reached, "--env", "reverse-text", "--workers", "2")
+        # The key is in the environment, as it is on the page.
+        meant = {"PRIMERL_API_KEY=...": None, "http://orchestrator:8000": reached, "my-env": "reverse-text", "4": "2"}
+        [[_, command, *arguments]] = shown(__file__, "docs/environments-seats.md", meant)
+        assert command == "env-worker"
+        workers = join(*arguments)
         code, text = run.ended(START_S)
         assert code == 0, text
         assert "waiting for env workers to join" in text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_pages import page_of, shown
 from end_to_end import primerl, read_lines, until
 from primerl.launch import joined
 from primerl.reach import address_towards, told_to
@@ -152,26 +153,31 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
     here, there = machines
-    file = write_run(tmp_path)
+    write_run(tmp_path)
     output = tmp_path / "run"
+    [config] = [
+        block.text for block in page_of("docs/recipes/several-machines.md").blocks if block.file == "machines.toml"
+    ]
+    file = tmp_path / "machines.toml"
+    file.write_text(config)
     changes = {
         "--model.path": os.fspath(tmp_path / "tiny"),
         "--output-dir": os.fspath(output),
         # More than it comes to before the cable is cut, by far: it is stopped by the test.
         "--max-steps": "100000",
-        "--orchestrator.host": "0.0.0.0",
-        "--orchestrator.port": "8000",
-        "--orchestrator.train.env.0.num-workers": "0",
+        "--orchestrator.batch-size": "8",
+        "--orchestrator.group-size": "4",
     }
-    run = here.start(
-        tmp_path, "rl.log", "rl", "@", os.fspath(file), *[word for pair in changes.items() for word in pair]
-    )
+    # The key is in the environment of both, as it is on the page.
+    meant = {"PRIMERL_API_KEY=...": None, "machines.toml": os.fspath(file), "http://node-1:8000": URL, "4": "1"}
+    (_, *first), (_, *second) = shown(__file__, "docs/recipes/several-machines.md", meant)
+    run = here.start(tmp_path, "rl.log", *first, *[word for pair in changes.items() for word in pair])
     # Of the run's folder the other machine has nothing.
     output.mkdir(exist_ok=True)
     there.run("mount", "-t", "tmpfs", "none", os.fspath(output))
     lonely = ["--model.path", os.fspath(tmp_path / "tiny"), "--join", URL]
     refused = there.start(tmp_path, "engine.log", "inference", *lonely)
-    workers = there.start(tmp_path, "workers.log", "env-worker", "--join", URL, "--env", "reverse-text")
+    workers = there.start(tmp_path, "workers.log", *second)
 
     def steps() -> int:
         assert run.poll() is None, (tmp_path / "rl.log").read_text()

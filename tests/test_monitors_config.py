@@ -20,11 +20,14 @@ from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
+from primerl.launch import preflight
 from primerl.launch.registration import stored_copy
+from primerl.launch.secrets import of_workers as secrets_of_workers
 from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
 from primerl.monitors.monitor import RefusedError
 from primerl.monitors.prime import PrimeMonitor
+from primerl.runs import secrets
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
 SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
@@ -99,6 +102,42 @@ def test_keys_are_looked_for_before_the_start(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"primerl\[wandb\]"):
         launched.check(config)
+
+
+def test_a_key_may_be_in_env_files_or_among_the_stored_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "NETRC", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+
+    def key_of(config: RLConfig | SFTConfig) -> str | None:
+        launched.check(config)
+        process = launched.wanted(config)
+        assert process is not None
+        assert "stored-key" not in repr(process)
+        return process.variables.get("WANDB_API_KEY")
+
+    secrets.put("WANDB_API_KEY", "stored-key")
+    assert key_of(rl("--wandb")) == "stored-key"
+    assert key_of(SFTConfig.model_validate({**SFT, "wandb": {}})) == "stored-key"
+    file = tmp_path / "secrets.env"
+    file.write_text("WANDB_API_KEY=key-of-file\n")
+    config = rl("--wandb", "--env-files", f'["{file}"]')
+    assert key_of(config) == "key-of-file"
+    assert secrets_of_workers(config)["reverse-text"]["WANDB_API_KEY"] == "key-of-file"
+    monkeypatch.setenv("WANDB_API_KEY", "exported")
+    assert key_of(config) == "exported"
+    monkeypatch.delenv("WANDB_API_KEY")
+    file.write_text("WANDB_API_KEY='no key'\n")
+    with pytest.raises(ConfigError, match="wandb: the key in WANDB_API_KEY of env_files or the stored secrets is no"):
+        launched.check(config)
+    # One file that cannot be read is one problem.
+    file.unlink()
+    with pytest.raises(ConfigError) as refusal:
+        preflight.check(config)
+    assert str(refusal.value).count(f"there is no file {file}") == 1
+    # Of a run without W&B nobody asks.
+    assert launched.wanted(rl("--no-wandb")) is None
 
 
 def test_a_key_with_a_newline_is_taken_without_it_and_another_is_refused_unseen(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
 import os
 import re
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -16,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import httpx
 import pytest
-from end_to_end import primerl, read_lines
+from docs_pages import shown
+from end_to_end import primerl, read_lines, until
 from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
@@ -394,8 +400,13 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     entries = json.loads(capsys.readouterr().out)
     stored = {(entry["kind"], entry["step"]): entry["at"] for entry in entries if not Path(entry["at"]).is_absolute()}
     assert {("adapter", 1), ("adapter", 2), ("checkpoint", 2), ("weights", 2)} <= stored.keys()
-    assert main(["deploy", "small/step_1", "--mark-only"]) == 0
-    assert main(["run", "checkpoints", "small"]) == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meant = {"short-adapter": "small", "short-adapter/step_40": "small/step_1", "8000": str(port)}
+    checkpoints, deploy, undeploy = shown(__file__, "docs/recipes/lora.md", meant)
+    assert served_model(deploy, port) == stored["adapter", 1].replace("/", "-")
+    # It stays deployed when it is not served any more.
+    assert main(checkpoints[1:]) == 0
     assert f"{stored['adapter', 1]} (deployed)" in capsys.readouterr().out
     # Merged, as it is served: the adapter of the last step is what the trainer saved merged itself.
     from primerl.cli.deploy import merged
@@ -409,10 +420,35 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     )
     assert ours.keys() == trainers.keys()
     assert all((ours[name].float() - trainers[name].float()).abs().max() < 1e-6 for name in ours)
-    assert main(["undeploy", "small/step_1"]) == 0
-    assert main(["undeploy", "small/step_1"]) == 2
+    assert main(undeploy[1:]) == 0
+    assert main(undeploy[1:]) == 2
+    assert main([*deploy[1:3], "--mark-only"]) == 0
+    assert store.deployed() == {stored["adapter", 1]}
+    assert main(undeploy[1:]) == 0
     assert store.deployed() == set()
     fsspec.filesystem("memory").store.clear()
+
+
+def served_model(deploy: list[str], port: int) -> str:
+    """What the server of `primerl deploy` calls its model; it is interrupted then."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *deploy], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+
+        def answer() -> httpx.Response | None:
+            assert process.poll() is None, process.communicate()[0]
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/v1/models")
+            return None
+
+        found = until(answer, 120, "an answer of the server")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        return str(found.json()["data"][0]["id"])
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_section_in_the_docs(repository: Path) -> None:

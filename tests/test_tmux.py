@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from docs_pages import shown
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "tmux.sh"
 PATIENCE_S = 30.0
@@ -31,7 +32,9 @@ def test_four_panes_show_the_logs(tmp_path: Path) -> None:
     (logs / "orchestrator.log").write_text("the orchestrator speaks\n")
     (logs / "inference.log").write_text("the engine speaks\n")
     try:
-        started = run([str(SCRIPT), "-s", "here", "-o", str(output)], tmp_path)
+        meant = {"scripts/tmux.sh": str(SCRIPT), "primerl": "here", "outputs/reverse-text/rl": str(output)}
+        [command] = shown(__file__, "docs/page.md", meant)
+        started = run(command, tmp_path)
         assert started.returncode == 0, started.stderr
         assert "tmux attach -t here" in started.stdout
         # One that comes later is found.
@@ -47,10 +50,10 @@ def test_four_panes_show_the_logs(tmp_path: Path) -> None:
         assert set(ids) == set(wanted)
         deadline = time.monotonic() + PATIENCE_S
         for title, text in wanted.items():
-            while text not in (shown := run(["tmux", "capture-pane", "-p", "-t", ids[title]], tmp_path).stdout):
-                assert time.monotonic() < deadline, f"{title}: {shown}"
+            while text not in (pane := run(["tmux", "capture-pane", "-p", "-t", ids[title]], tmp_path).stdout):
+                assert time.monotonic() < deadline, f"{title}: {pane}"
                 time.sleep(0.1)
-        again = run([str(SCRIPT), "-s", "here", "-o", str(output)], tmp_path)
+        again = run(command, tmp_path)
         assert "is there already" in again.stdout
     finally:
         run(["tmux", "kill-server"], tmp_path)

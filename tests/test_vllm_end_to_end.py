@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tomli_w
+from docs_pages import shown
 from end_to_end import EXAMPLE, Started, column, has_learnt, launch, primerl, until
 from engine_helpers import VLLM_PYTHON, need_vllm
 from primerl.launch.guard import marked
@@ -33,7 +34,9 @@ def environment() -> None:
 def trained(imitator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "vllm"
     overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
-    primerl("rl", "@", str(EXAMPLE / "rl-vllm.toml"), *overrides)
+    meant = {"examples/reverse-text/rl-vllm.toml": str(EXAMPLE / "rl-vllm.toml")}
+    [[_, *command]] = shown(__file__, "docs/vllm.md", meant)
+    primerl(*command, *overrides)
     return output
 
 

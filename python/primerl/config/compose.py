@@ -7,6 +7,7 @@ are merged, of one key the later file's counts, and flags win over all files.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from copy import deepcopy
@@ -20,6 +21,9 @@ from primerl.config.command_line import place_of, split
 from primerl.config.lines import Location
 from primerl.config.load import ConfigError
 
+# Lists of paths that are relative to the file that names them.
+PATHS = {"env_files", "env_file"}
+
 
 def compose(cls: type[BaseModel], arguments: list[str]) -> dict[str, Any]:
     """The tree, unchecked.
@@ -32,7 +36,8 @@ def compose(cls: type[BaseModel], arguments: list[str]) -> dict[str, Any]:
     for file, flag in files:
         if file is None:
             raise ConfigError("@ stands last; give the path of a TOML file after it")
-        tree = _with(tree, place_of(flag) if flag else (), read(file), flag)
+        place = place_of(flag) if flag else ()
+        tree = _with(tree, place, read(file) if place else _found_beside(file, read(file)), flag)
     for name, place, value in flags.read(cls, given):
         tree = _with(tree, place, value, name)
     return tree
@@ -68,6 +73,21 @@ def read(file: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file} holds no tables of keys; see docs/configuration.md")
     return tree
+
+
+def _found_beside(file: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """With the paths of files that are there beside the config file, so that it may be used from any folder; others are
+    left for the working directory."""
+    found = dict(tree)
+    for key in PATHS & tree.keys():
+        if isinstance(tree[key], list):
+            found[key] = [_path_beside(file, path) if isinstance(path, str) else path for path in tree[key]]
+    return found
+
+
+def _path_beside(file: str, path: str) -> str:
+    beside = Path(os.path.abspath(file)).parent / path
+    return os.fspath(beside) if not path.startswith("~") and beside.is_file() else path
 
 
 def _words_of(error: Exception) -> str:

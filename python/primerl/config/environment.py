@@ -123,6 +123,9 @@ class Workers(Section):
     memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
     `MemoryError`. No limit where it is left out."""
+    cpus: Count | None = None
+    """Cores that a worker may run on, and each process that its environment starts (CPU affinity, Linux); a machine's
+    workers are spread over its cores. Where it has no more, all of them; no limit where it is left out."""
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port of the worker's machine, the next worker on the next one; 0: any free
     ports, which the workers' logs tell. Off where it is left out."""
@@ -288,6 +291,8 @@ class JoinedSettings(Section):
     """Rollouts one worker runs at the same time."""
     memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts."""
+    cpus: Count | None = None
+    """Cores that a worker may run on, and each process that its environment starts."""
     held_out: CountOrZero = 0
     """Examples at the front of the list that are left out."""
     log: RolloutLog = RolloutLog()
@@ -349,6 +354,11 @@ class EnvWorkerConfig(Section):
     """Rollouts run at the same time."""
     memory_mb: MemoryMb | None = None
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
+    cpus: Count | None = None
+    """Cores that the process may run on, and each process that the environment starts (CPU affinity, Linux)."""
+    first_cpu: CountOrZero = 0
+    """Which of the machine's cores these begin with, in their order, from 0 and around: workers of one machine are
+    spread over it."""
     unreachable_s: Seconds = 60.0
     """Give up after the orchestrator did not answer for this long."""
     limits: Limits = Limits()
@@ -379,6 +389,9 @@ class JoinConfig(Section):
     memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; the run's where it is
     left out."""
+    cpus: Count | None = None
+    """Cores of this machine that a worker may run on, and each process that its environment starts; the run's where it
+    is left out."""
     wait_s: Seconds = 300.0
     """How long the orchestrator may be away (not up yet, or being restarted) before the workers give up."""
     log_dir: str = Field(default="logs", min_length=1)

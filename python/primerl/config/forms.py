@@ -57,6 +57,7 @@ RL_READERS = {
             "max_concurrent": "the env workers",
             "memory_mb": "the env workers",
             "metrics_port": "the env workers",
+            "cpus": "the env workers",
             "num_workers": LAUNCHER,
             "python": PYTHON,
         }.items()

@@ -101,7 +101,7 @@ class Source:
         """In the form that the user writes; as it is where that has no such key."""
         if self._short is None:
             return location
-        found = written_at(location)
+        found = written_at(location, self._written.at)
         plain = [part for part in found if isinstance(part, str)]
         # Settings of an environment are any keys.
         is_there = any(".".join(plain[:length]) in self._short for length in range(len(plain), 0, -1))

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import ErrorDetails
 
+from primerl.config import elsewhere
 from primerl.config.keys import Key, look_up
 from primerl.config.lines import Location
 
@@ -37,16 +38,24 @@ def told(detail: ErrorDetails, cls: type[BaseModel], listed: set[Location]) -> M
     if kind == "extra_forbidden":
         return Mistake(location, _unknown(location, cls, listed))
     if kind == "missing":
-        return Mistake(location, "missing; it has no default, so set it", is_missing=True)
+        also = elsewhere.added(other_names(cls), _names(location), given, is_missing=True)
+        return Mistake(location, "missing; it has no default, so set it" + also, is_missing=True)
     if kind in NO_TABLE:
         message = _no_table(location, given)
     elif kind in NO_LIST:
         message = _no_list(key, given)
+    also = elsewhere.added(other_names(cls), _names(location), given, is_missing=False)
     if isinstance(given, dict | list | BaseModel):
-        return Mistake(location, message, of_section=kind not in (*NO_TABLE, *NO_LIST))
+        return Mistake(location, message + also, of_section=kind not in (*NO_TABLE, *NO_LIST))
     if given is None or SecretStr in key.shapes:
-        return Mistake(location, message)
-    return Mistake(location, f"{message} (it is {_shown(given)})")
+        return Mistake(location, message + also)
+    return Mistake(location, f"{message} (it is {_shown(given)}){also}")
+
+
+def other_names(cls: type[BaseModel]) -> elsewhere.Names:
+    """What other programs call keys of the class, with what to write here."""
+    names: elsewhere.Names = getattr(cls, "elsewhere", {})
+    return names
 
 
 def _shown(value: Any) -> str:
@@ -57,9 +66,7 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(location: Location, cls: type[BaseModel], listed: set[Location]) -> str:
-    # Keys that other programs know, with the reason why they are none here.
-    elsewhere: dict[str, str] = getattr(cls, "elsewhere", {})
-    reason = elsewhere.get(_names(location))
+    reason = other_names(cls).get(_names(location))
     if reason is not None:
         return f"no key here: {reason}"
     section, name = location[:-1], str(location[-1])

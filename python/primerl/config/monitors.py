@@ -77,8 +77,9 @@ class Wandb(Section):
     """Write it to <output_dir>/wandb only, for `wandb sync` to send later; no key is needed. WANDB_MODE=offline in the
     environment does the same."""
     api_key: SecretStr | None = Field(default=None, exclude=True)
-    """The key, where it is neither in WANDB_API_KEY (which is better: others see command lines) nor in the netrc file
-    that `wandb login` writes. It is in no config file that is written, and in no log."""
+    """The key, where it is neither in WANDB_API_KEY of the environment, of env_files or of `primerl secret` (which is
+    better: others see command lines) nor in the netrc file that `wandb login` writes. It is in no config file that is
+    written, and in no log."""
 
     @field_validator("api_key", mode="before")
     @classmethod

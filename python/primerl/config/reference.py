@@ -30,11 +30,13 @@ primerl rl @ rl.toml --no-orchestrator.buffer.online-difficulty-filtering
 primerl rl @ rl.toml --ckpt                           # an optional section with its defaults, and left out again:
 primerl rl @ rl.toml --no-ckpt
 primerl rl @ rl.toml --orchestrator.train.env.0.num-workers 2     # one entry of a list of tables, counted from 0
-primerl rl @ rl.toml --orchestrator.engines '["http://a:1"]'      # a whole list or table, as JSON
+primerl rl @ rl.toml --orchestrator.engines http://a:1 http://b:2 # a whole list, its values one after the other,
+primerl rl @ rl.toml --orchestrator.engines '["http://a:1"]'      # or as JSON, which tables need
 primerl rl @ rl.toml --dry-run                        # check everything, write <output_dir>/configs/, start nothing
 ```
-Paths are relative to the folder that the command is started in, not to the file. Lists are replaced, not joined. TOML
-has no null: a key that is left out (`-` below) is not in the file, and `--key None` leaves one out that a file has.
+Paths are relative to the folder that the command is started in, not to the file (those of `env_files` are looked for
+beside the file first). Lists are replaced, not joined. TOML has no null: a key that is left out (`-` below) is not in
+the file, and `--key None` leaves one out that a file has.
 Where a type names no upper bound, an integer goes up to 2^32 - 1 (counts) or 2^63 - 1 (steps, bytes), and a time to a
 year (31536000 s).
 `<output_dir>/configs/` has the config of each process (`primerl trainer @ ..` takes it) and the whole in `rl.toml`.

@@ -196,10 +196,23 @@ def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = No
         *workers(config, sources.train.env, "train", orchestrator_url, log),
         *workers(config, sources.eval.env, "eval", orchestrator_url, log),
     ]
+    processes = spread_over_cores(processes)
     if not config.tailscale.enabled:
         return processes
     run = run_id or Path(absolute(config.output_dir)).name
     return [_in_tailnet(config.tailscale, process, index, run) for index, process in enumerate(processes)]
+
+
+def spread_over_cores(processes: list[ProcessConfig]) -> list[ProcessConfig]:
+    """Env workers of one machine: each that is bound to some cores begins where the one before has ended."""
+    found, first = [], 0
+    for process in processes:
+        config = process.config
+        if isinstance(config, EnvWorkerConfig) and config.cpus is not None:
+            process = replace(process, config=config.model_copy(update={"first_cpu": first}))
+            first += config.cpus
+        found.append(process)
+    return found
 
 
 def _in_tailnet(source: Tailscale, process: ProcessConfig, index: int, run: str) -> ProcessConfig:

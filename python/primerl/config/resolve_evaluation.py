@@ -12,7 +12,7 @@ from primerl.config.environment import EvaluationSampling, ServedEvaluationSourc
 from primerl.config.evaluation import EvalConfig, MeasuredEnvironment
 from primerl.config.inference import EngineModel
 from primerl.config.orchestrator import OrchestratorConfig, OrchestratorTimeouts, Retention, Sampling, ServedModel
-from primerl.config.resolve import ProcessConfig, absolute, engine_backend, engines, process, workers
+from primerl.config.resolve import ProcessConfig, absolute, engine_backend, engines, process, spread_over_cores, workers
 
 # The results are read from the journal, so nothing of it may go.
 WHOLE_JOURNAL_MB = 2**30
@@ -80,7 +80,7 @@ def inference(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
 
 
 def env_workers(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    return workers(config, config.env, "eval", orchestrator_url, config.log)
+    return spread_over_cores(workers(config, config.env, "eval", orchestrator_url, config.log))
 
 
 def model_folder(config: EvalConfig) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from primerl.config.base import (
     Seed,
     check_dry_run,
 )
+from primerl.config.elsewhere import PRIME_RL, Names
 from primerl.config.inference import InferenceSettings
 from primerl.config.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.orchestrator import OrchestratorSettings
@@ -78,12 +79,14 @@ class RunTimeouts(Section):
 class RLConfig(Monitored):
     """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
 
+    elsewhere: ClassVar[Names] = PRIME_RL
+
     output_dir: str = Field(default="outputs/rl", min_length=1)
     """Folder of the run: logs, metrics, weights."""
     max_steps: LargeCount
     """Steps to train."""
     seq_len: Count = 2048
-    """Longest sequence and micro-batch, in tokens."""
+    """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
     seed: Seed = 0
     """Seed of every random choice."""
     clean_output_dir: bool = False
@@ -98,7 +101,9 @@ class RLConfig(Monitored):
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
-    no other process does, and no config and no log has them. Of a name that two files have, the later one counts."""
+    no other process does (but the monitors', WANDB_API_KEY), and no config and no log has them. Of a name that two
+    files have, the later one counts. Relative paths are looked for beside the file that names them, then in the working
+    directory."""
     tailscale: Tailscale = Tailscale()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)

@@ -32,8 +32,11 @@ def settings(config: RLConfig | EvalConfig | SFTConfig) -> dict[str, Any]:
     if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
     found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
-    if isinstance(config, RLConfig) and config.orchestrator.val is not None:
-        _without_validation(found["orchestrator"])
+    if isinstance(config, RLConfig):
+        # Where nobody gave it, what it became follows from the short form or the model.
+        found = {"seq_len": config.seq_len, **found}
+        if config.orchestrator.val is not None:
+            _without_validation(found["orchestrator"])
     return found
 
 

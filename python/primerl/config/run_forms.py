@@ -28,10 +28,13 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
     short = load(HostedConfig, arguments, program=program)
     try:
         config: RLConfig = RLConfig.model_validate(compile_hosted(short))
+        if short.seq_len is None:
+            config.model_fields_set.discard("seq_len")  # nobody gave it: it follows what the model can attend to
         return config
     except ValidationError as error:
         # What only the full form's own checks have found.
-        raise ConfigError(describe(error, RLConfig, arguments, written_at)) from None
+        written = Written(arguments)
+        raise ConfigError(describe(error, RLConfig, arguments, lambda key: written_at(key, written.at))) from None
     except ValueError as error:
         raise ConfigError(_placed(str(error), arguments)) from None
 

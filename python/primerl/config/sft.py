@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from primerl.config.base import Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
+from primerl.config.elsewhere import PRIME_RL_SFT, Names
 from primerl.config.lora import CheckpointWeights, Lora
 from primerl.config.monitors import Monitored
 from primerl.config.trainer import Computation, Optimizer, TrainerLog
@@ -161,6 +162,8 @@ class SFTCheckpoints(Section):
 
 class SFTConfig(Monitored, Computation):
     """Supervised fine-tuning on conversations; the loss is on what the assistant says."""
+
+    elsewhere: ClassVar[Names] = PRIME_RL_SFT
 
     output_dir: str = Field(min_length=1)
     """Folder of the run: metrics, weights, checkpoints."""

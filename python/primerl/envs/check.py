@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.envs import generations
+from primerl.envs import generations, versions
 from primerl.envs.interface import EnvironmentRefusedError, Role
 
 
@@ -55,7 +55,8 @@ def check_environment(
         generation.list_examples(env, environment_id, 0, role, held_out)
         if rollouts is not None and generation.scores_groups(env):
             _check_group(environment_id, role, rollouts, max_concurrent)
-        return Verdict(remark=generation.remark(env, environment_id, role))
+        remarks = [generation.remark(env, environment_id, role), versions.remark(environment_id)]
+        return Verdict(remark="; ".join(remark for remark in remarks if remark is not None) or None)
     except EnvironmentRefusedError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)

@@ -13,11 +13,14 @@ from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.configs.harness import HarnessConfig
-from verifiers.v1.utils.loaders import taskset_config_type
+from verifiers.v1.utils.loaders import plugged_fn, taskset_config_type
 
-from primerl.envs.bound_tools import BoundTools, BoundToolsConfig, functions_of
+from primerl.envs.bound_tools import BoundTools, BoundToolsConfig, functions_of, imported
 
 Settings = dict[str, Any]
+
+# Of a task's settings: tables of functions by name, each with `fn`.
+PLUGGED = ("rewards", "metrics", "stops")
 
 
 class UnusableError(Exception):
@@ -27,13 +30,14 @@ class UnusableError(Exception):
 def translate(environment_id: str, config: Settings, seats: list[str]) -> tuple[Settings, Settings]:
     """The config as verifiers takes it, and the toolsets, which it does not take.
 
-    Raises UnusableError.
+    Raises UnusableError, also where a function cannot be imported: verifiers does so when it scores, in the run.
     """
     config = dict(config)
     if "harness" in config and "harness" not in seats:
         _seat(config, seats, config.pop("harness"))
     own = taskset_config_type(environment_id).model_fields
     taskset = dict(config["taskset"])
+    _check_functions(taskset.get("task"))
     if "rewards" in taskset and "rewards" not in own:
         taskset["task"] = _with_rewards(taskset.get("task", {}), taskset.pop("rewards"))
     toolsets: Settings = taskset.pop("toolsets", {}) if "toolsets" not in own else {}
@@ -49,6 +53,9 @@ def add_toolsets(env: vf.Env[Any], toolsets: Settings) -> None:
         return
     try:
         functions_of(toolsets, objects=None)
+        for settings in toolsets.values():
+            for path in settings.get("objects", {}).values():
+                imported(path)
     except Exception as error:
         raise UnusableError(f"taskset.toolsets: {error}") from error
     own = env.taskset.toolsets
@@ -87,4 +94,25 @@ def _with_rewards(task: Any, rewards: Any) -> Settings:
         if name in named:
             raise UnusableError(f"taskset.rewards: two functions are called {name!r}; rename one of them")
         named[name] = dict(reward)
+    for number, reward in enumerate(rewards):
+        _check_function(f"taskset.rewards[{number}].fn", str(reward["fn"]))
     return {**task, "rewards": named}
+
+
+def _check_functions(task: Any) -> None:
+    """Those that are given in verifiers' own words; of settings of another shape it says itself what is wrong."""
+    for kind in PLUGGED if isinstance(task, dict) else ():
+        functions = task.get(kind)
+        for name, settings in functions.items() if isinstance(functions, dict) else ():
+            if isinstance(settings, dict) and isinstance(settings.get("fn"), str):
+                _check_function(f"taskset.task.{kind}.{name}.fn", settings["fn"])
+
+
+def _check_function(key: str, path: str) -> None:
+    try:
+        plugged_fn(path)
+    except Exception as error:
+        raise UnusableError(
+            f"{key}: {path!r} cannot be imported: {type(error).__name__}: {error}; give `module:function` of what is "
+            "installed, or `path/to/file.py:function`"
+        ) from error

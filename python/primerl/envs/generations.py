@@ -18,6 +18,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Literal, cast
 
+from primerl.envs import versions
 from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
 
 Name = Literal["v1", "classic"]
@@ -62,7 +63,8 @@ def chosen(environment_id: str) -> Generation:
     """The adapter for this environment.
 
     Raises:
-        EnvironmentRefusedError: verifiers is missing, or the environment is of the generation that is not installed.
+        EnvironmentRefusedError: verifiers is missing, the environment is of the generation that is not installed, or
+            another version of it is than its id asks for.
     """
     has = installed()
     generation = prepared(has)
@@ -72,6 +74,7 @@ def chosen(environment_id: str) -> Generation:
             f"environment {environment_id!r} is {_described(needs)} and needs {REQUIREMENTS[needs]}, but "
             f"{sys.executable} has verifiers {importlib.metadata.version('verifiers')}; {OWN}"
         )
+    versions.check(environment_id)
     return generation
 
 

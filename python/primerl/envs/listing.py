@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from primerl.envs import versions
+
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
-_SEPARATOR = re.compile(r"[-_.]+")
 # As Python tells an object that says nothing else of itself: another one in each process.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
@@ -81,23 +82,8 @@ def looked_at(count: int, most: int = MOST_KEYS) -> list[int]:
 
 def packages_of(environment_id: str) -> dict[str, str]:
     """Versions of verifiers and of the environment's package, where it is installed as one."""
-    module = environment_id.rsplit("/", 1)[-1].split("@", 1)[0]
     found = {"verifiers": metadata.version("verifiers")}
-    name = _SEPARATOR.sub("-", module).lower()
-    version = _version(name) or _version_of_module(module.replace("-", "_").lower())
+    version = versions.installed(environment_id)
     if version is not None:
-        found[name] = version
+        found[versions.package(environment_id)] = version
     return found
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _version_of_module(module: str) -> str | None:
-    """Of a package whose own name is another one."""
-    owners = metadata.packages_distributions().get(module, [])
-    return _version(owners[0]) if owners else None

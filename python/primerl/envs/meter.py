@@ -15,8 +15,8 @@ SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 class Meter:
     """Counts nothing where there is no port."""
 
-    def __init__(self, port: int | None) -> None:
-        """Raises [`PortTakenError`][primerl.exposition.PortTakenError]."""
+    def __init__(self, port: int | None, cores: int) -> None:
+        """`cores`: that the worker may run on. Raises [`PortTakenError`][primerl.exposition.PortTakenError]."""
         self._exposition: Exposition | None = None
         if port is None:
             return
@@ -24,6 +24,8 @@ class Meter:
         from prometheus_client import Counter, Gauge, Histogram
 
         registry = self._exposition.registry
+        bound: Gauge = Gauge("primerl_env_worker_cores", "Cores that the worker may run on", registry=registry)
+        bound.set(cores)
         self._running: Gauge = Gauge("primerl_env_worker_running", "Rollouts that run now", registry=registry)
         self._ended: Counter = Counter(
             "primerl_env_worker_rollouts", "Rollouts that ended, by how", ["outcome"], registry=registry

@@ -22,6 +22,8 @@ RANGES: typed.Ranges = {
     "held_out": (0, typed.MOST_COUNT),
     "max_concurrent": (1, typed.MOST_COUNT),
     "memory_mb": (LEAST_MEMORY_MB, typed.MOST_COUNT),
+    "cpus": (1, typed.MOST_COUNT),
+    "first_cpu": (0, typed.MOST_COUNT),
     "unreachable_s": (0, typed.LONGEST_S),
 }
 
@@ -60,6 +62,10 @@ class WorkerConfig:
     """Rollouts run at the same time."""
     memory_mb: int | None = None
     """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
+    cpus: int | None = None
+    """Cores that the process may run on, and each process that the environment starts."""
+    first_cpu: int = 0
+    """Which of the machine's cores these begin with."""
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     limits: RolloutLimits = NO_LIMITS

@@ -20,11 +20,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from primerl import _core
-from primerl.envs import generations
+from primerl.envs import generations, machine, versions
 from primerl.envs.interface import Address, EnvironmentRefusedError, Generation, Outcome, Runner, failure
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import listing_of
@@ -84,7 +83,9 @@ def run_worker(config: WorkerConfig) -> int:
 
 def _run_worker(config: WorkerConfig, node: Node | None) -> int:
     if config.memory_mb is not None:
-        limit_memory(config.memory_mb)
+        machine.limit_memory(config.memory_mb)
+    if config.cpus is not None:
+        machine.limit_cores(config.cpus, config.first_cpu)
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
         with importing():
@@ -99,15 +100,18 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         log.error("%s", error, exc_info=error.__cause__)
         print(f"error: {error}", file=sys.stderr)
         return 2
-    remark = generation.remark(env, config.id, config.role)
-    if remark is not None:
-        log.warning("%s", remark)
-    versions = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
-    log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), versions, config.name)
+    for remark in (generation.remark(env, config.id, config.role), versions.remark(config.id)):
+        if remark is not None:
+            log.warning("%s", remark)
+    packages = ", ".join(f"{name} {version}" for name, version in listing["packages"].items())
+    log.info("environment %s: %d examples (%s), worker %s", config.id, len(examples), packages, config.name)
+    cores = machine.cores()
+    if config.cpus is not None:
+        log.info("%s", _bound(config.cpus, cores))
     if config.held_out:
         log.info("the first %d examples of the list are held out, and not among these", config.held_out)
     try:
-        meter = Meter(config.metrics_port)
+        meter = Meter(config.metrics_port, len(cores) or os.cpu_count() or 1)
         client = _core.EnvClient(
             orchestrator_url=config.orchestrator_url,
             api_key=run_key(),
@@ -135,25 +139,12 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         meter.close()
 
 
-def limit_memory(memory_mb: int) -> None:
-    """Of this process, and of each that it starts from now on: what they allocate themselves, not the files and
-    libraries that they map (`RLIMIT_DATA`)."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = memory_mb * 2**20 + _reserved_memory()
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _reserved_memory() -> int:
-    """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
-    try:
-        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    except OSError:  # not on Linux
-        return 0
-    kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmData:", "RssAnon:")}
-    return max(0, kib.get("VmData:", 0) - kib.get("RssAnon:", 0)) * 1024
+def _bound(cpus: int, cores: list[int]) -> str:
+    """How the wish for so many cores was met."""
+    if not cores:
+        return f"cpus = {cpus} has no effect: this system binds no process to cores"
+    fewer = f" (cpus = {cpus}, and the machine has no more)" if len(cores) < cpus else ""
+    return f"bound to {len(cores)} of {os.cpu_count()} cores: {', '.join(map(str, cores))}{fewer}"
 
 
 class _Worker:

@@ -27,7 +27,7 @@ MAY_CHANGE = (
     *("dry_run", "clean_output_dir", "output_dir", "restarts", "timeouts", "log", "env_files", "api_key_env"),
     *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
     *("inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
-    *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.metrics_port"),
+    *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.metrics_port"),
 )
 
 

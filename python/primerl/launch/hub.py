@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.launch.preflight_model import longest_sequence
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # What a model is made of: other formats of the same weights are left where they are.
@@ -17,10 +19,28 @@ FILES = ["*.json", "*.jinja", "*.model", "*.safetensors", "*.txt"]
 
 
 def with_model(config: RLConfig) -> RLConfig:
-    """The config with the model's folder in place of a name of the hub.
+    """The config with the model's folder in place of a name of the hub, and with a `seq_len` that the model can attend
+    to where nobody has given one.
 
     Raises [`ConfigError`][primerl.config.load.ConfigError] where there is neither folder nor model.
     """
+    return _fitted(_found(config))
+
+
+def _fitted(config: RLConfig) -> RLConfig:
+    if "seq_len" in config.model_fields_set:
+        return config
+    limit = None
+    with contextlib.suppress(ConfigError):  # what is wrong with the folder is told with its other problems
+        limit = longest_sequence(Path(resolve.absolute(config.model.path)))
+    # Without room for an answer it is the answer that has to be shorter.
+    if limit is None or not config.seq_len > limit > config.orchestrator.sampling.max_tokens:
+        return config
+    fitted: RLConfig = config.model_copy(update={"seq_len": limit})
+    return fitted
+
+
+def _found(config: RLConfig) -> RLConfig:
     name = config.model.path
     if not is_hub_name(name):
         return config

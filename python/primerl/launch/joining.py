@@ -285,6 +285,7 @@ def workers(
             held_out=settings.held_out,
             max_concurrent=config.max_concurrent or settings.max_concurrent,
             memory_mb=config.memory_mb or settings.memory_mb,
+            cpus=config.cpus or settings.cpus,
             unreachable_s=config.wait_s,
             limits=told["limits"],
             log=settings.log,
@@ -304,4 +305,4 @@ def workers(
                 python=None if config.python is None else interpreters.interpreter(config.python),
             )
         )
-    return found
+    return resolve.spread_over_cores(found)

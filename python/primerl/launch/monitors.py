@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from primerl.config.monitors import WANDB, MonitorConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.launch import secrets
 from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import BAD_INPUT, start
 from primerl.launch.watching import Restarts
@@ -34,6 +35,7 @@ from primerl.monitors.records import BusyError, last_step, locked
 from primerl.train.files import keep_steps
 from primerl.train.step_folders import saved_steps
 
+WANDB_KEY = "WANDB_API_KEY"
 WANDB_URL = "https://api.wandb.ai"
 RESTART_AFTER_S = 1.0
 # The process has `monitor.finish_s`, and then says what is left.
@@ -75,15 +77,21 @@ def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if monitored.wandb_mode(config.wandb) == "offline" or key is not None or _has_login():
         return None
     return (
-        "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize), or run `wandb login`; "
-        "--wandb.offline needs none, and --no-wandb leaves W&B out"
+        "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize) in the environment, in a file of "
+        "env_files or by `primerl secret set WANDB_API_KEY`, or run `wandb login`; --wandb.offline needs none, and "
+        "--no-wandb leaves W&B out"
     )
 
 
 def _wandb_key(config: RLConfig | SFTConfig) -> str | None:
-    """Raises ValueError, which does not show it."""
+    """The environment's goes before what is in files or was stored. Raises ValueError, which does not show it, and
+    ConfigError where a file or the store cannot be read."""
     given = None if config.wandb is None or config.wandb.api_key is None else config.wandb.api_key.get_secret_value()
-    return usable(given, "wandb.api_key") or usable(os.environ.get("WANDB_API_KEY"), "WANDB_API_KEY")
+    found = usable(given, "wandb.api_key") or usable(os.environ.get(WANDB_KEY), WANDB_KEY)
+    if found is not None:
+        return found
+    files = config.env_files if isinstance(config, RLConfig) else []
+    return usable(secrets.of_all(files).get(WANDB_KEY), f"{WANDB_KEY} of env_files or the stored secrets")
 
 
 def _has_login() -> bool:
@@ -120,9 +128,12 @@ def _prime_problem(*, has_samples: bool) -> str | None:
 
 def wanted(config: RLConfig | SFTConfig) -> ProcessConfig | None:
     """The process, or None where the run has no monitor."""
-    key = _wandb_key(config)
-    given = config.wandb is not None and config.wandb.api_key is not None
-    return resolve.monitor(config, {"WANDB_API_KEY": key} if given and key is not None else {})
+    variables = {}
+    # A file that was read for the checks, and is gone since, is no reason for a run to fail.
+    with suppress(ConfigError):
+        key = None if config.wandb is None else _wandb_key(config)
+        variables = {} if key is None else {WANDB_KEY: key}
+    return resolve.monitor(config, variables)
 
 
 class MonitorWatch:

@@ -58,7 +58,8 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
         interpreters.provided(entries(config), config.timeouts.install_s, say)
         problems = _slow_checks(config, variables, say)
     if problems:
-        raise ConfigError("\n".join(problems))
+        # A file that cannot be read may be one for several checks.
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
     return with_key
 
 
@@ -180,11 +181,27 @@ def _model(config: RLConfig) -> None:
             check_lora_files(settings, folder, "trainer.model.lora.")
         except SettingError as error:
             raise ConfigError(str(error)) from None
+    _attends(config, folder)
+
+
+def _attends(config: RLConfig, folder: Path) -> None:
     limit = preflight_model.longest_sequence(folder)
-    context = config.inference.max_model_len or config.seq_len
-    if limit is not None and context > limit:
-        name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
-        raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+    if limit is None:
+        return
+    problems = []
+    longest = config.orchestrator.sampling.max_tokens
+    if longest >= limit:
+        problems.append(
+            f"orchestrator.sampling.max_tokens ({longest}) must be below what the model in {folder} can attend to "
+            f"({limit}), which holds the prompt too; lower it"
+        )
+    bound = config.inference.max_model_len
+    name, context = ("seq_len", config.seq_len) if bound is None else ("inference.max_model_len", bound)
+    # A seq_len that nobody gave is too long for want of a shorter answer only.
+    if context > limit and (bound is not None or "seq_len" in config.model_fields_set):
+        problems.append(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _loss(config: RLConfig) -> None:

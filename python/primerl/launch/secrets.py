@@ -1,7 +1,8 @@
 """What env workers get in their environment beside what all processes get: the user's secrets.
 
 They go to the guard over its socket and from there into the worker's environment: no file of the run, no log and no
-process list has them.
+process list has them. Of two the launcher knows what they are for: a tailnet's key (`tailnet`), and W&B's, which the
+process of the monitors gets (`monitors`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,18 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
     return found
 
 
+def of_all(env_files: Iterable[str]) -> dict[str, str]:
+    """What every environment has: the secrets that were stored for all, and over them those of the files.
+
+    Raises [`ConfigError`][primerl.config.load.ConfigError] where one of them cannot be read.
+    """
+    of_files = read_files(env_files)
+    try:
+        return stored.of_environment() | of_files
+    except StateError as error:
+        raise ConfigError(str(error)) from None
+
+
 def names_of_variables(variables: Variables) -> dict[str, list[str]]:
     """Names alone: env workers that join are told what they have to bring themselves. The key of a tailnet is for nodes
     of this machine."""
@@ -88,7 +101,10 @@ def read_file(file: str) -> dict[str, str]:
         with path.open(encoding="utf-8") as stream:
             statements = list(parse_stream(stream))
     except FileNotFoundError:
-        raise ConfigError(f"env_files: there is no file {path}; give the path of a file of NAME=value lines") from None
+        raise ConfigError(
+            f"env_files: there is no file {path}; give the path of a file of NAME=value lines, seen from here or from "
+            "the folder of the config that names it"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"env_files: {path} cannot be read: {reason}") from None

@@ -206,7 +206,11 @@ def _check_length(config: SFTConfig) -> None:
 
 def _check_rows(rows: DataConfig | ValidationDataConfig, prefix: str) -> None:
     if (rows.path is None) == (not rows.subsets):
-        raise ConfigError(f"{prefix.rstrip('.')}: give either `path` or `[[{prefix}subsets]]`, not both")
+        is_named = rows.path is None and rows.name is not None
+        hint = "; `name` is a configuration of the dataset, which is `path` (prime-rl calls that `name`)"
+        raise ConfigError(
+            f"{prefix.rstrip('.')}: give either `path` or `[[{prefix}subsets]]`, not both{hint if is_named else ''}"
+        )
     if rows.subsets and (rows.name is not None or rows.split != "train"):
         raise ConfigError(f"{prefix}subsets: `name` and `split` belong into each subset")
     if rows.seq_len is not None:

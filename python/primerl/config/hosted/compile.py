@@ -7,7 +7,8 @@ rollouts_per_example        orchestrator.group_size
 learning_rate               trainer.optim.lr
 lora_alpha                  trainer.model.lora.alpha, with rank 16
 oversampling_factor, max_async_level, trajectory_strategy            orchestrator's
-env_file                    env_files
+loss                        rewards are learnt from, as in the full form where nothing else is said
+env_files, env_file         env_files
 checkpoint_id               checkpoint_id
 sampling.max_tokens, .temperature                                    orchestrator.sampling's
 sampling.enable_thinking, .reasoning_effort                          orchestrator.sampling.chat_template_kwargs
@@ -23,12 +24,13 @@ buffer                      orchestrator.buffer
 checkpoints.interval        ckpt.interval; adapters are saved beside the weights
 checkpoints.keep_cloud      store.keep
 adapters                    store.adapters
-infrastructure.compute_size num_workers and memory_mb of every environment
+infrastructure.compute_size num_workers, memory_mb and cpus of every environment
 tailscale                   tailscale
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from primerl.config.hosted.schema import (
@@ -42,10 +44,10 @@ from primerl.config.lines import Location
 
 RANK = 16
 LEAST_SEQ_LEN = 2048
-# Workers of each environment, and MiB that each may allocate.
-COMPUTE_SIZES = {"S": (1, 4096), "M": (2, 8192), "L": (4, 16384)}
+# Workers of each environment, MiB that each may allocate, cores that each may run on.
+COMPUTE_SIZES = {"S": (1, 4096, 1), "M": (2, 8192, 2), "L": (4, 16384, 4)}
 
-# Where a refusal of the full form was written in the short one; the first that fits counts.
+# Where a refusal of the full form was written in the short one; of those that fit the first that is written counts.
 WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("model", "path"), ("model",)),
     (("model",), ("model",)),
@@ -56,6 +58,7 @@ WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("orchestrator",), ()),
     (("trainer", "optim", "lr"), ("learning_rate",)),
     (("trainer", "model", "lora", "alpha"), ("lora_alpha",)),
+    (("env_files",), ("env_files",)),
     (("env_files",), ("env_file",)),
     (("ckpt",), ("checkpoints",)),
     (("store", "keep"), ("checkpoints", "keep_cloud")),
@@ -76,7 +79,7 @@ def compile_hosted(config: HostedConfig) -> dict[str, Any]:
         "seed": config.seed,
         "clean_output_dir": config.clean_output_dir,
         "dry_run": config.dry_run,
-        "env_files": config.env_file,
+        "env_files": config.env_files or config.env_file,
         "model": {"path": config.model},
         "trainer": {
             "model": {"lora": {"rank": RANK, "alpha": config.lora_alpha}},
@@ -103,12 +106,10 @@ def sequence_length(max_tokens: int) -> int:
     return max(LEAST_SEQ_LEN, 1 << (4 * max_tokens - 1).bit_length())
 
 
-def written_at(location: Location) -> Location:
+def written_at(location: Location, is_written: Callable[[Location], object] = lambda _: True) -> Location:
     """Where a key of the full form was written in the short one; an empty place where it was nowhere."""
-    for full, short in WRITTEN:
-        if location[: len(full)] == full:
-            return (*short, *location[len(full) :])
-    return location
+    fitting = [(*short, *location[len(full) :]) for full, short in WRITTEN if location[: len(full)] == full]
+    return next(filter(is_written, fitting), fitting[0] if fitting else location)
 
 
 def _orchestrator(config: HostedConfig) -> dict[str, Any]:
@@ -137,8 +138,8 @@ def _orchestrator(config: HostedConfig) -> dict[str, Any]:
 def _size(config: HostedConfig) -> dict[str, int]:
     if config.infrastructure is None:
         return {}
-    workers, memory_mb = COMPUTE_SIZES[config.infrastructure.compute_size]
-    return {"num_workers": workers, "memory_mb": memory_mb}
+    workers, memory_mb, cpus = COMPUTE_SIZES[config.infrastructure.compute_size]
+    return {"num_workers": workers, "memory_mb": memory_mb, "cpus": cpus}
 
 
 def _source(source: HostedSource) -> dict[str, Any]:

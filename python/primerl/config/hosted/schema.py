@@ -26,6 +26,7 @@ from primerl.config.base import (
     check_dry_run,
     check_whole_groups,
 )
+from primerl.config.elsewhere import HOSTED, Names
 from primerl.config.environment import Interpreter, Limits, validation_label
 from primerl.config.orchestrator import Buffer
 from primerl.config.tailscale import Tailscale
@@ -195,8 +196,8 @@ class HostedEvaluations(Section):
     """Rollouts of each example."""
     eval_base_model: bool = True
     """Also evaluate the model before the first step."""
-    env: list[HostedEvaluationEnvironment] = Field(min_length=1)
-    """Environments, at least one."""
+    env: list[HostedEvaluationEnvironment] = []
+    """Environments; without any nothing is evaluated."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -261,26 +262,19 @@ class HostedInfrastructure(Section):
     """What environments run on."""
 
     compute_size: Literal["S", "M", "L"]
-    """Env workers of each environment, and their memory: S 1 of 4 GiB, M 2 of 8 GiB, L 4 of 16 GiB."""
+    """Env workers of each environment, and what each may take: S 1 of 4 GiB and 1 core, M 2 of 8 GiB and 2 cores,
+    L 4 of 16 GiB and 4 cores."""
 
 
 class HostedConfig(Section):
     """The short form of `primerl rl`: LoRA training of a model on environments."""
 
-    # Keys of other versions of the form.
-    elsewhere: ClassVar[dict[str, str]] = {
-        "loss": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
-        "teacher": "rewards are learnt from; distillation is in the full form (docs/distillation.md)",
-        "max_inflight_rollouts": "rollouts in flight are oversampling_factor * batch_size",
-        "env.version": "write it into the id, as owner/name@version",
-        "eval.env.version": "write it into the id, as owner/name@version",
-        "env.ratio": "shares of environments are buffer.env_ratios, one number for each",
-        "buffer.skip_verification": "every rollout is scored",
-        "lora_rank": "the rank is 16; another is in the full form (trainer.model.lora.rank)",
-    }
+    elsewhere: ClassVar[Names] = HOSTED
 
     model: str = Field(min_length=1)
     """The model to train: a name of the hub (`owner/name`), or a folder."""
+    loss: Literal["rl"] = "rl"
+    """What is learnt from: rewards. Distillation is in the full form (docs/distillation.md)."""
     max_steps: LargeCount
     """Steps to train."""
     batch_size: BatchSize
@@ -298,8 +292,11 @@ class HostedConfig(Section):
     trajectory_strategy: Literal["interleaved", "branching"] = "interleaved"
     """`interleaved`: turns that extend each other are one sample. `branching`: each turn is a sample, with all before
     it as context."""
+    env_files: list[str] = []
+    """Files of variables (.env) that environments get, and no other process does (but the monitors', WANDB_API_KEY);
+    relative paths are looked for beside the file that names them, then in the working directory."""
     env_file: list[str] = []
-    """Files of variables (.env) that environments get, and no other process does."""
+    """The former name of `env_files`."""
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Checkpoint of the store to begin with."""
     sampling: HostedSampling
@@ -317,7 +314,7 @@ class HostedConfig(Section):
     """Ours: folder of the run: logs, metrics, weights."""
     seq_len: Count | None = None
     """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
-    least four times sampling.max_tokens, from 2048."""
+    least four times sampling.max_tokens, from 2048 and up to what the model can attend to."""
     seed: Seed = 0
     """Ours: seed of every random choice."""
     clean_output_dir: bool = False
@@ -328,6 +325,14 @@ class HostedConfig(Section):
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _one_name_for_files(self) -> Self:
+        if self.env_files and self.env_file:
+            raise ValueError(
+                "env_files and env_file are the same setting, and both are given; put all into env_files, today's name"
+            )
         return self
 
     @model_validator(mode="after")
