@@ -11,6 +11,7 @@ In the order in which they are best read:
 | **a model** | |
 | `config`, `sft_config`, `kinds` | dataclasses of the settings; parts that have a file a kind |
 | `model`, `attention` | a `transformers` model over packed sequences |
+| `architectures` | what some of them need for that |
 | `proof` | that it computes there what it computes by itself |
 | `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |

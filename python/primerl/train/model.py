@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
 from primerl.train.attention import written_out
 from primerl.train.logprobs import OutputHead
 
@@ -73,6 +75,20 @@ class PackedSequences:
             buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
         )
 
+    def in_chunks(self, size: int) -> PackedSequences:
+        """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
+        of the sequences, which attention does not look at."""
+        if max(self.lengths) <= size:
+            return self
+        return _in_chunks(self.lengths, size, self.position_ids.device)
+
+
+@lru_cache(maxsize=4)
+def _in_chunks(lengths: tuple[int, ...], size: int, device: torch.device) -> PackedSequences:
+    """Kept, since every layer of a forward pass asks for the same."""
+    parts = [min(size, length - start) for length in lengths for start in range(0, length, size)]
+    return PackedSequences.from_lengths(parts, device)
+
 
 def _similar_lengths(lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Groups of (sequence, length), ordered as packed, in each of which the longest is at most twice the shortest.
@@ -111,15 +127,14 @@ def packed_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence; returns [1, T, H, D], as `transformers` expects it."""
-    if packed is None:
-        raise ModelError(
-            f"{type(module).__name__} does not hand keyword arguments to its attention, so its sequences "
-            "cannot be packed; this architecture is not supported"
-        )
-    if dropout or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ModelError(
-            f"{type(module).__name__} asks for dropout, for a mask of its own, or to see later tokens; not supported"
-        )
+    note = note_of(module)
+    if note is not None and packed is None:
+        packed = note.packed
+    packed = _checked(module, packed, dropout, attention_mask)
+    if note is not None and note.scale is not None:
+        query = (query * query_scale(note, packed.position_ids).unsqueeze(-1)).to(query.dtype)
+    if note is not None and note.chunk is not None:
+        packed = packed.in_chunks(note.chunk)
     if sliding_window is not None and max(packed.lengths) <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
@@ -129,6 +144,34 @@ def packed_attention(
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
+
+
+def _checked(
+    module: torch.nn.Module, packed: PackedSequences | None, dropout: float, mask: Tensor | None
+) -> PackedSequences:
+    """Raises ModelError for what is asked of attention that is not computed here."""
+    name = type(module).__name__
+    if packed is None:
+        raise ModelError(
+            f"{name} is not told where sequences begin: the model does not hand keyword arguments on to its attention, "
+            "so its sequences cannot be packed, and the architecture is not supported"
+        )
+    if dropout:
+        raise ModelError(
+            f"{name} asks for dropout ({dropout:g}), which engines do not compute, from a key that is not known as one "
+            "of dropout; set it to 0 in the model's config.json"
+        )
+    if mask is not None:
+        raise ModelError(
+            f"{name} computes a mask of its own of what its tokens see, which packed sequences do not have; the "
+            "architecture is not supported"
+        )
+    if not getattr(module, "is_causal", True):
+        raise ModelError(
+            f"{name} lets tokens see later ones (it is not causal), so it gives no probabilities of the next token; "
+            "train a decoder (an encoder may be one with `is_decoder` true in its config.json)"
+        )
+    return packed
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
@@ -214,7 +257,7 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     folder = Path(path)
@@ -225,8 +268,14 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, loaded = load(folder, **how, output_loading_info=True)
+        config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
+        model, loaded = load(folder, config=config, **how, output_loading_info=True)
     except Exception as error:  # of whatever a config or a file that is not sound runs into
+        if isinstance(error, KeyError) and error.args == (ATTENTION,):
+            raise ModelError(
+                f"model folder {folder}: transformers has this architecture ({config.model_type}) with attention of "
+                "its own, which cannot be told where packed sequences begin; it is not supported"
+            ) from error
         raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
     missing = sorted(loaded["missing_keys"])
     if missing:
@@ -235,13 +284,23 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
         raise ModelError(
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
-    return model.to(device).train()
+    model = model.to(device).train()
+    annotate(model, ATTENTION)
+    return model
 
 
 def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
     """The last hidden states that the tokens at packed indices `targets` are predicted from, [len(targets), H]: those
-    of the tokens before them. No target may be the first token of its sequence."""
-    output = model.base_model(
+    of the tokens before them. No target may be the first token of its sequence.
+
+    Raises ModelError where sequences of these lengths cannot be in one row."""
+    limit = limit_of_positions(model.config.get_text_config(), packed.lengths)
+    if limit is not None:
+        raise ModelError(
+            f"{type(model).__name__}: positions of sequences of more than {limit} tokens are of another kind than "
+            f"those of shorter ones, so the two cannot be packed; let no sequence be longer than {limit} (`seq_len`)"
+        )
+    output = decoder(model)(
         input_ids=token_ids.unsqueeze(0), position_ids=packed.position_ids, use_cache=False, packed=packed
     )
     hidden: Tensor = output.last_hidden_state.squeeze(0)
