@@ -184,6 +184,8 @@ class Computation(Section):
     # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.config` has the same bounds.
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """What the device can do in `dtype`, dense, in TFLOP/s, for `perf/mfu`; by its name where it is left out."""
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:

@@ -40,7 +40,8 @@ In the order in which they are best read:
 | `checkpoint`, `checkpoint_proof` | what training goes on from, and the model folder a run ends with; its hashes |
 | `step_folders`, `files`, `staging` | which folders are kept; whole or not at all; links to what the store is to have |
 | `metrics`, `statistics`, `histograms` | `metrics.jsonl` and the console line; sums over tokens |
-| `flops`, `routing`, `exposed` | MFU; the load of experts; Prometheus |
+| `flops`, `attended`, `peaks` | MFU: model FLOPs, what attention multiplies, what devices can do |
+| `routing`, `exposed` | the load of experts; Prometheus |
 | `progress`, `stop`, `diverged` | what takes long; signals; batches of a loss that is not finite |
 """
 

@@ -174,6 +174,8 @@ class ComputationConfig:
     """Ranks that share a sequence; only 1 is supported."""
     dist_timeout_s: float = 600.0
     """Give up when another rank has not come this long to where all meet."""
+    peak_tflops: float | None = None
+    """Of the device, for `perf/mfu`; that of `peaks.PEAKS` where it is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +268,8 @@ NO_CONTEXT_PARALLEL = (
 def check_ranks(config: Any) -> None:
     """Of the trainer and of supervised fine-tuning."""
     _at_least(config, "ranks", 1)
+    if config.peak_tflops is not None:
+        _above_zero(config, "peak_tflops")
     _at_least(config, "dp_replicate", 1)
     if not 1.0 <= config.dist_timeout_s <= YEAR_S:
         raise ConfigError(f"dist_timeout_s is {config.dist_timeout_s:g}; it must be from 1 to {YEAR_S} (a year)")

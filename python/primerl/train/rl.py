@@ -97,7 +97,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             lora, base = config.model.lora, Path(config.model.path)
             adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
             prepare(model, config.activation_checkpointing, config.compile)
-            performance = Performance.of(model, DTYPES[config.dtype], ranks)
+            performance = Performance.of(model, DTYPES[config.dtype], ranks, config.peak_tflops)
             shard(model, ranks, DTYPES[config.dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)

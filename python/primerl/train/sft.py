@@ -145,7 +145,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         lora = config.model.lora
         adapter = None if lora is None else add_adapter(model, lora, folder, config.seed)
         prepare(model, config.activation_checkpointing, config.compile)
-        performance = Performance.of(model, DTYPES[config.dtype], ranks)
+        performance = Performance.of(model, DTYPES[config.dtype], ranks, config.peak_tflops)
         shard(model, ranks, DTYPES[config.dtype])
         optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
     parts = (model, adapter, performance, optimizer, checkpoints, ranks)
@@ -269,12 +269,11 @@ class Run:
                 clock.lap("save_ckpt")
 
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
-        tokens, samples, flops = sum(batch.tokens), sum(batch.samples), 0.0
-        if self.performance.peak is not None:
-            lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
-            trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
-            own = torch.tensor([self.performance.shape.flops(lengths, trained)], dtype=torch.float64)
-            flops = self.ranks.sum(own.to(self.ranks.device)).item()
+        tokens, samples = sum(batch.tokens), sum(batch.samples)
+        lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
+        trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
+        own = torch.tensor([self.performance.flops(lengths, trained)], dtype=torch.float64)
+        flops = self.ranks.sum(own.to(self.ranks.device)).item()
         lengths_of_all = {"seq_len/all/mean": tokens / samples, "seq_len/all/max": float(batch.longest)}
         return lengths_of_all | self.performance.metrics(tokens, flops, seconds) | self.routing.metrics(self.ranks)
 
