@@ -13,6 +13,8 @@ from primerl.train.model import (
     PackedSequences,
     _by_bucket,
     _varlen,
+    dtype_on,
+    flash_sizes,
     load_model,
     packed_attention,
     predicted_logits,
@@ -201,6 +203,20 @@ def test_varlen_path_on_a_gpu(window: int | None) -> None:
     ours = _varlen(q, k, v, packed, 0.125, window).float()
     exact = _by_bucket(q.float(), k.float(), v.float(), packed, 0.125, window)
     assert (ours - exact).abs().max().item() < 2e-2
+
+
+def test_heads_that_flash_attention_has_no_kernel_for_go_another_way() -> None:
+    found = [flash_sizes(*sizes) for sizes in ((128, 128), (256, 256), (192, 128), (512, 512), (60, 60))]
+    assert found == [True, True, False, False, False]
+
+
+def test_what_is_computed_in_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert (dtype_on(cpu, None), dtype_on(gpu, None)) == ("float32", "bfloat16")
+    assert (dtype_on(cpu, "bfloat16"), dtype_on(gpu, "float32")) == ("bfloat16", "float32")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert dtype_on(gpu, None) == "float32"  # a V100
 
 
 def test_missing_and_broken_model_folders_are_named(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Weights(Section):
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of what engines load; `trainer.dtype` where it is left out. Adapters are always float32."""
+    """Of what engines load; what the trainer computes in where it is left out. Adapters are always float32."""
     max_shard_bytes: PositiveInt = 5_000_000_000
     """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
     transport: Literal["files", "collective"] = "files"
@@ -167,8 +167,9 @@ class TrainerLog(Section):
 class Computation(Section):
     """How a model is trained, whatever it is trained on."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the model's computations; weights are updated in fp32."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of the model's computations; bfloat16 on a GPU (where attention has its fast kernels in it only),
+    float32 on a CPU, where it is left out. Weights are updated in fp32."""
     activation_checkpointing: Recomputed = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False

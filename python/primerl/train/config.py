@@ -158,8 +158,9 @@ class LogConfig:
 class ComputationConfig:
     """How a model is trained, whatever it is trained on."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the model's computations; bfloat16 on a GPU, float32 on a CPU, where it is left out. Weights are updated in
+    fp32, and gradients added up in it."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False

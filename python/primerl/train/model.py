@@ -29,7 +29,19 @@ from primerl.train.logprobs import OutputHead
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
 
+MOST_FLASH = 256
+"""Largest head of flash attention."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def dtype_on(device: torch.device, wanted: str | None) -> str:
+    """What a model computes in on this device: what is wanted, else bfloat16 on a GPU that has it, where attention over
+    packed rows has its fast kernels in half precision only, and float32 on a CPU, which has next to none."""
+    if wanted is not None:
+        return wanted
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if half else "float32"
 
 
 class ModelError(ValueError):
@@ -138,12 +150,18 @@ def packed_attention(
     if sliding_window is not None and max(packed.lengths) <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    plain = softcap is None and s_aux is None
+    plain = softcap is None and s_aux is None and flash_sizes(query.shape[-1], value.shape[-1])
     if plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
+
+
+def flash_sizes(query: int, value: int) -> bool:
+    """Whether flash attention has a kernel for heads of these sizes: not for those of latent attention (DeepSeek), with
+    larger queries than values, nor for very large ones (Gemma 4)."""
+    return query == value and query <= MOST_FLASH and query % 8 == 0
 
 
 def _checked(

@@ -26,7 +26,7 @@ from primerl.train.lora import add_adapter, new_publisher
 from primerl.train.loss import Loss, LossError
 from primerl.train.memory import prepare
 from primerl.train.metrics import MetricsWriter, log_to_stdout
-from primerl.train.model import DTYPES, ModelError, load_model
+from primerl.train.model import DTYPES, ModelError, dtype_on, load_model
 from primerl.train.optim import Optimizer
 from primerl.train.parallel import shard
 from primerl.train.policy_trainer import Trainer
@@ -88,17 +88,19 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     try:
         with ranks.naming_the_missing():
             heartbeat.doing(0, "loading the model")
+            dtype = dtype_on(ranks.device, config.dtype)
+            log.info("the model computes in %s on %s", dtype, ranks.device)
             with importing():
                 # A model that is divided among ranks is kept in fp32.
-                given = (config.dtype, ranks.device) if ranks.size == 1 else ()
+                given = (dtype, ranks.device) if ranks.size == 1 else ()
                 with taking("loading the model"):
                     model = load_model(config.model.path, *given)
             prove(model)
             lora, base = config.model.lora, Path(config.model.path)
             adapter = None if lora is None else add_adapter(model, lora, base, config.seed)
             prepare(model, config.activation_checkpointing, config.compile)
-            performance = Performance.of(model, DTYPES[config.dtype], ranks, config.peak_tflops)
-            shard(model, ranks, DTYPES[config.dtype])
+            performance = Performance.of(model, DTYPES[dtype], ranks, config.peak_tflops)
+            shard(model, ranks, DTYPES[dtype])
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)

@@ -43,7 +43,7 @@ from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.memory import prepare
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
-from primerl.train.model import DTYPES, ModelError, load_model
+from primerl.train.model import DTYPES, ModelError, dtype_on, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.parallel import shard
@@ -131,10 +131,12 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             remove_unfinished(output_dir / name)
     # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
+    dtype = dtype_on(ranks.device, config.dtype)
+    log.info("the model computes in %s on %s", dtype, ranks.device)
     # Rows are rendered in Rust, beside the model's import, which takes as long.
     with start_folder(config, ranks) as folder:
         with ThreadPoolExecutor(max_workers=1) as beside:
-            loading = beside.submit(_load_model, folder, config.dtype, ranks)
+            loading = beside.submit(_load_model, folder, dtype, ranks)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = loading.result()
@@ -145,8 +147,8 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         lora = config.model.lora
         adapter = None if lora is None else add_adapter(model, lora, folder, config.seed)
         prepare(model, config.activation_checkpointing, config.compile)
-        performance = Performance.of(model, DTYPES[config.dtype], ranks, config.peak_tflops)
-        shard(model, ranks, DTYPES[config.dtype])
+        performance = Performance.of(model, DTYPES[dtype], ranks, config.peak_tflops)
+        shard(model, ranks, DTYPES[dtype])
         optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
     parts = (model, adapter, performance, optimizer, checkpoints, ranks)
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
