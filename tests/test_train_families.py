@@ -3,6 +3,8 @@ gives one sequence at a time; what cannot be exact is refused with the reason.""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import primerl.train.attention
@@ -38,6 +40,13 @@ def test_packed_equals_one_at_a_time(family: str, folders: Any) -> None:
         assert (ours_by_name[name] - gradient).abs().max().item() <= 1e-5, name
         worth += bool(gradient.abs().max() > 1e-5)
     assert worth >= 0.9 * len(expected_by_name), "gradients should be worth comparing"
+
+
+def test_the_page_lists_what_is_tested(repository: Path) -> None:
+    text = (repository / "docs" / "models.md").read_text()
+    table = text.partition("## Supported\n")[2].partition("\n\n")[0]
+    listed = re.findall(r"`(\w+)`", table.partition("|---|")[2].replace("`h`", "h"))
+    assert sorted(listed) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
