@@ -30,13 +30,14 @@ from typing import Any
 import torch
 from primerl.train.config import LossConfig, OptimConfig
 from primerl.train.data import MicroBatch
-from primerl.train.flops import ModelShape, peak_flops
+from primerl.train.flops import ModelShape
 from primerl.train.logprobs import token_logprobs
 from primerl.train.loss import Loss
 from primerl.train.memory import prepare
 from primerl.train.metrics import peak_memory
 from primerl.train.model import ATTENTION, DTYPES, PackedSequences, output_head, packed_attention, predicted_hidden
 from primerl.train.optim import Optimizer
+from primerl.train.peaks import peak_flops
 from primerl.train.proof import prove
 from primerl.train.statistics import Groups, Statistics
 from torch import Tensor

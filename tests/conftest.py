@@ -7,9 +7,10 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,22 @@ def expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from end_to_end import fine_tune
 
     return fine_tune(tmp_path_factory.mktemp("expert"), "--truncate", "0", "--untag", "0")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Tiny random models of any family, by its name and changes of its config; not to be written to."""
+    from families import write_family
+
+    made: dict[str, Path] = {}
+
+    def folder(family: str, **changes: Any) -> Path:
+        key = f"{family}{changes}"
+        if key not in made:
+            made[key] = write_family(tmp_path_factory.mktemp("models") / family, family, **changes)
+        return made[key]
+
+    return folder
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_tiny_model_from_a_table() -> None:
         ({"max_steps": "3"}, "max_steps is '3'; it must be of type int"),
         ({"max_steps": True}, "max_steps is True"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
+        ({"peak_tflops": 0}, "peak_tflops is 0.0; it must be above 0"),
         ({"dtype": "float16"}, "dtype is 'float16'; it must be one of 'float32', 'bfloat16'"),
         ({"optim": {"betas": [0.9]}}, "optim.betas"),
         ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas"),

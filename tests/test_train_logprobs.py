@@ -64,13 +64,17 @@ def compare(given: dict[str, Any], tolerance: float, with_entropy: bool, **head:
                 given["token_ids"],
                 given["temperatures"],
                 hook=None if kept is None else hook,
+                entropy=with_entropy,
                 chunk_tokens=chunk_tokens,
             )
         target = (logprobs * given["by_logprob"]).sum()
         if with_entropy:
             target = target + (entropy * given["by_entropy"]).sum()
+        elif chunk_tokens is not None:
+            assert entropy.shape == (0,)
+            assert not entropy.requires_grad
         gradients = torch.autograd.grad(target, leaves)
-        results.append([logprobs.detach(), entropy.detach(), *gradients])
+        results.append([logprobs.detach(), *([entropy.detach()] if with_entropy else []), *gradients])
     for result in results[1:]:
         for ours, expected in zip(result, results[0], strict=True):
             assert ours.dtype == expected.dtype

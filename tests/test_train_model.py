@@ -13,6 +13,8 @@ from primerl.train.model import (
     PackedSequences,
     _by_bucket,
     _varlen,
+    dtype_on,
+    flash_sizes,
     load_model,
     packed_attention,
     predicted_logits,
@@ -128,7 +130,7 @@ def test_lengths_must_be_positive(lengths: list[int]) -> None:
 
 
 def test_attention_that_is_not_told_of_sequences_refuses(folder: Path) -> None:
-    with pytest.raises(ModelError, match="this architecture is not supported"):
+    with pytest.raises(ModelError, match=r"is not told where sequences begin: .* the architecture is not supported"):
         load_model(folder)(input_ids=torch.zeros(1, 4, dtype=torch.int64))
 
 
@@ -137,19 +139,19 @@ class _Bidirectional(torch.nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("asked", "mask", "module"),
+    ("asked", "mask", "module", "message"),
     [
-        ({"dropout": 0.1}, None, torch.nn.Linear(1, 1)),
-        ({}, torch.ones(1, 1, 4, 4), torch.nn.Linear(1, 1)),
-        ({}, None, _Bidirectional(1, 1)),
+        ({"dropout": 0.1}, None, torch.nn.Linear(1, 1), r"dropout \(0.1\).*; set it to 0 in the model's config.json"),
+        ({}, torch.ones(1, 1, 4, 4), torch.nn.Linear(1, 1), "a mask of its own .* is not supported"),
+        ({}, None, _Bidirectional(1, 1), r"lets tokens see later ones .*; train a decoder"),
     ],
     ids=["dropout", "mask", "bidirectional"],
 )
 def test_attention_that_asks_for_more_is_refused(
-    asked: dict[str, Any], mask: Tensor | None, module: torch.nn.Module
+    asked: dict[str, Any], mask: Tensor | None, module: torch.nn.Module, message: str
 ) -> None:
     tensor = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(ModelError, match="not supported"):
+    with pytest.raises(ModelError, match=message):
         packed_attention(
             module,
             tensor,
@@ -201,6 +203,20 @@ def test_varlen_path_on_a_gpu(window: int | None) -> None:
     ours = _varlen(q, k, v, packed, 0.125, window).float()
     exact = _by_bucket(q.float(), k.float(), v.float(), packed, 0.125, window)
     assert (ours - exact).abs().max().item() < 2e-2
+
+
+def test_heads_that_flash_attention_has_no_kernel_for_go_another_way() -> None:
+    found = [flash_sizes(*sizes) for sizes in ((128, 128), (256, 256), (192, 128), (512, 512), (60, 60))]
+    assert found == [True, True, False, False, False]
+
+
+def test_what_is_computed_in_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert (dtype_on(cpu, None), dtype_on(gpu, None)) == ("float32", "bfloat16")
+    assert (dtype_on(cpu, "bfloat16"), dtype_on(gpu, "float32")) == ("bfloat16", "float32")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert dtype_on(gpu, None) == "float32"  # a V100
 
 
 def test_missing_and_broken_model_folders_are_named(tmp_path: Path) -> None:

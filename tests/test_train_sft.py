@@ -14,9 +14,10 @@ import pytest
 import tomli_w
 import torch
 from primerl.models.tiny import IM_END, TinyConfig, write_model
-from primerl.train import sft
+from primerl.train import parallel, sft
 from primerl.train.config import OptimConfig
 from primerl.train.cross_entropy import forward_backward
+from primerl.train.logprobs import token_logprobs
 from primerl.train.mixture import Mixture
 from primerl.train.model import load_model
 from primerl.train.optim import Optimizer
@@ -86,6 +87,23 @@ def test_gradient_is_that_of_the_mean_over_answer_tokens(folder: Path, tmp_path:
     assert loss == pytest.approx(expected.item(), abs=1e-5)
     for ours_parameter, parameter in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (ours_parameter.grad - parameter.grad).abs().max().item() <= 1e-5
+
+
+def test_entropies_which_nobody_reads_are_not_computed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = []
+
+    def spied(*given: Any, entropy: bool = True, **options: Any) -> Any:
+        wanted.append(entropy)
+        return token_logprobs(*given, entropy=entropy, **options)
+
+    monkeypatch.setattr(parallel, "token_logprobs", spied)
+    path = write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    mixture = Mixture(rows := load(folder, path, tmp_path / "bad"), None, shuffle=False, seed=0)
+    batch = next(step_batches(mixture, rows, batch_size=1000, seq_len=40, epochs=1, device=CPU))
+    forward_backward(load_model(folder), batch)
+    assert wanted == [False]
 
 
 def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path, tmp_path: Path) -> None:

@@ -271,14 +271,16 @@ def test_run_hands_on_what_vllm_needs(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "dtype", "sent", "tolerance"),
+    ("found", "dtype", "trained", "sent", "tolerance"),
     [
-        (CPU, None, None, 1e-3),
-        (GPU, None, None, 0.5),
-        (GPU, "float32", None, 1e-3),
-        (CPU, "bfloat16", None, 0.5),
+        (CPU, None, "float32", None, 1e-3),
+        # The trainer computes in what its device is best at, which is not known here.
+        (CPU, None, None, None, 0.5),
+        (GPU, None, "float32", None, 0.5),
+        (GPU, "float32", "float32", None, 1e-3),
+        (CPU, "bfloat16", "float32", None, 0.5),
         # The engine's weights are rounded, and the trainer's are not.
-        (CPU, None, "bfloat16", 0.5),
+        (CPU, None, "float32", "bfloat16", 0.5),
     ],
 )
 def test_exactness_is_asked_of_what_the_engine_computes_in(
@@ -286,11 +288,13 @@ def test_exactness_is_asked_of_what_the_engine_computes_in(
     monkeypatch: pytest.MonkeyPatch,
     found: Installation,
     dtype: str | None,
+    trained: Any,
     sent: Any,
     tolerance: float,
 ) -> None:
     monkeypatch.setattr(resolve, "find", lambda python: found)
     run = run_config(model, dtype=dtype)
+    run.trainer.dtype = trained
     run.trainer.weights.dtype = sent
     assert resolve.orchestrator(run).config.probe_tolerance == tolerance
 

@@ -172,7 +172,7 @@ class Run:
         if self._owes_weights:
             raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
         if self._next_version == 0:
-            self.publish(load_model(self.model_path, self.config.trainer.dtype, "cpu"))
+            self.publish(load_model(self.model_path, self.config.trainer.dtype or "float32", "cpu"))
         for step in range(self._next_version, self.config.max_steps + 1):
             with self._named():
                 body = self._orchestrator.next_batch(step, 0)

@@ -245,8 +245,8 @@ class Orchestration(Section):
     0 for none)."""
     probe_tolerance: float = Field(default=0.5, gt=0)
     """How far an engine's log-probabilities may be from the trainer's, right after it has loaded weights, on the tokens
-    that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where both
-    compute in fp32."""
+    that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where it
+    knows that both compute in fp32: the engine by `inference.dtype` or its default, the trainer by `trainer.dtype`."""
     sampling: Sampling = Sampling()
     parsers: Parsers = Parsers()
     algorithm: Algorithm = Algorithm()

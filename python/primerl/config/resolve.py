@@ -325,7 +325,8 @@ def monitor(config: RLConfig | SFTConfig, variables: Mapping[str, str]) -> Proce
 
 
 def _probe_tolerance(config: RLConfig) -> float:
-    """Of engines that run elsewhere nobody says here what they compute in."""
+    """Of engines that run elsewhere nobody says here what they compute in; nor what the trainer does where that is left
+    to its device."""
     source, exact = config.orchestrator, {"float32"}
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance

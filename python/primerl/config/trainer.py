@@ -125,7 +125,7 @@ class Weights(Section):
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of what engines load; `trainer.dtype` where it is left out. Adapters are always float32."""
+    """Of what engines load; what the trainer computes in where it is left out. Adapters are always float32."""
     max_shard_bytes: LargeCount = 5_000_000_000
     """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
     transport: Literal["files", "collective"] = "files"
@@ -179,8 +179,9 @@ class TrainerLog(Section):
 class Computation(Section):
     """How a model is trained, whatever it is trained on."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the model's computations; weights are updated in fp32."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of the model's computations; bfloat16 on a GPU (where attention has its fast kernels in it only),
+    float32 on a CPU, where it is left out. Weights are updated in fp32."""
     activation_checkpointing: Recomputed = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False
@@ -196,6 +197,8 @@ class Computation(Section):
     # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.config` has the same bounds.
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """What the device can do in `dtype`, dense, in TFLOP/s, for `perf/mfu`; by its name where it is left out."""
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:

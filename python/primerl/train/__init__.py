@@ -11,6 +11,7 @@ In the order in which they are best read:
 | **a model** | |
 | `config`, `sft_config`, `kinds` | dataclasses of the settings; parts that have a file a kind |
 | `model`, `attention` | a `transformers` model over packed sequences |
+| `architectures` | what some of them need for that |
 | `proof` | that it computes there what it computes by itself |
 | `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
@@ -40,7 +41,8 @@ In the order in which they are best read:
 | `checkpoint`, `checkpoint_proof` | what training goes on from, and the model folder a run ends with; its hashes |
 | `step_folders`, `files`, `staging` | which folders are kept; whole or not at all; links to what the store is to have |
 | `metrics`, `statistics`, `histograms` | `metrics.jsonl` and the console line; sums over tokens |
-| `flops`, `routing`, `exposed` | MFU; the load of experts; Prometheus |
+| `flops`, `attended`, `peaks` | MFU: model FLOPs, what attention multiplies, what devices can do |
+| `routing`, `exposed` | the load of experts; Prometheus |
 | `progress`, `stop`, `diverged` | what takes long; signals; batches of a loss that is not finite |
 """
 

@@ -158,8 +158,9 @@ class LogConfig:
 class ComputationConfig:
     """How a model is trained, whatever it is trained on."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's computations. Weights are updated in fp32, and gradients added up in it."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the model's computations; bfloat16 on a GPU, float32 on a CPU, where it is left out. Weights are updated in
+    fp32, and gradients added up in it."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False
@@ -174,6 +175,8 @@ class ComputationConfig:
     """Ranks that share a sequence; only 1 is supported."""
     dist_timeout_s: float = 600.0
     """Give up when another rank has not come this long to where all meet."""
+    peak_tflops: float | None = None
+    """Of the device, for `perf/mfu`; that of `peaks.PEAKS` where it is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +269,8 @@ NO_CONTEXT_PARALLEL = (
 def check_ranks(config: Any) -> None:
     """Of the trainer and of supervised fine-tuning."""
     _at_least(config, "ranks", 1)
+    if config.peak_tflops is not None:
+        _above_zero(config, "peak_tflops")
     _at_least(config, "dp_replicate", 1)
     if not 1.0 <= config.dist_timeout_s <= YEAR_S:
         raise ConfigError(f"dist_timeout_s is {config.dist_timeout_s:g}; it must be from 1 to {YEAR_S} (a year)")

@@ -24,7 +24,7 @@ from primerl.train.distributed import Ranks
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter
 from primerl.train.memory import prepare
-from primerl.train.model import DTYPES, ModelError, load_model, model_shape
+from primerl.train.model import DTYPES, ModelError, dtype_on, load_model, model_shape
 from primerl.train.parallel import shard
 from primerl.train.proof import check_same, prove, sample
 
@@ -51,14 +51,14 @@ def make_ready(
         ModelError: it does not compute here what it computes by itself; its layers cannot be run as they should be.
         ConfigError: the adapter.
     """
-    dtype = DTYPES[config.dtype]
+    dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
     together(ranks, lambda: prove(model) if ranks.leads else None)
     adapter = None
     if lora is not None:
         digest = ranks.agree(together(ranks, lambda: folder_digest(folder) if ranks.leads else ""))
         adapter = together(ranks, lambda: add_adapter(model, lora, folder, seed, digest))
     prepare(model, config.activation_checkpointing, config.compile)
-    performance = Performance.of(model, dtype, ranks)
+    performance = Performance.of(model, dtype, ranks, config.peak_tflops)
     if ranks.size > 1:
         _divide(model, ranks, dtype)
     return adapter, performance

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from primerl.train.architectures import decoder_layers
 from primerl.train.model import ModelError
 
 KEPT = (
@@ -40,10 +41,13 @@ def prepare(model: Any, activation_checkpointing: str, compile_layers: bool, bac
 
 def layers(model: Any) -> list[torch.nn.Module]:
     """The decoder's layers. Raises ModelError."""
-    found = getattr(model.base_model, "layers", None)
-    if not isinstance(found, torch.nn.ModuleList):
-        raise ModelError(f"compile: {type(model).__name__} has no list of layers; leave compile out")
-    return list(found)
+    found = decoder_layers(model)
+    if not found:
+        raise ModelError(
+            f"{type(model).__name__} has no list of layers, which compile and several ranks need; leave compile out, "
+            "and train on one rank"
+        )
+    return found
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,26 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
 from primerl.train.attention import written_out
 from primerl.train.logprobs import OutputHead
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
 
+MOST_FLASH = 256
+"""Largest head of flash attention."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def dtype_on(device: torch.device, wanted: str | None) -> str:
+    """What a model computes in on this device: what is wanted, else bfloat16 on a GPU that has it, where attention over
+    packed rows has its fast kernels in half precision only, and float32 on a CPU, which has next to none."""
+    if wanted is not None:
+        return wanted
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if half else "float32"
 
 
 class ModelError(ValueError):
@@ -74,6 +88,20 @@ class PackedSequences:
             buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
         )
 
+    def in_chunks(self, size: int) -> PackedSequences:
+        """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
+        of the sequences, which attention does not look at."""
+        if max(self.lengths) <= size:
+            return self
+        return _in_chunks(self.lengths, size, self.position_ids.device)
+
+
+@lru_cache(maxsize=4)
+def _in_chunks(lengths: tuple[int, ...], size: int, device: torch.device) -> PackedSequences:
+    """Kept, since every layer of a forward pass asks for the same."""
+    parts = [min(size, length - start) for length in lengths for start in range(0, length, size)]
+    return PackedSequences.from_lengths(parts, device)
+
 
 def _similar_lengths(lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Groups of (sequence, length), ordered as packed, in each of which the longest is at most twice the shortest.
@@ -112,24 +140,57 @@ def packed_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence; returns [1, T, H, D], as `transformers` expects it."""
-    if packed is None:
-        raise ModelError(
-            f"{type(module).__name__} does not hand keyword arguments to its attention, so its sequences "
-            "cannot be packed; this architecture is not supported"
-        )
-    if dropout or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ModelError(
-            f"{type(module).__name__} asks for dropout, for a mask of its own, or to see later tokens; not supported"
-        )
+    note = note_of(module)
+    if note is not None and packed is None:
+        packed = note.packed
+    packed = _checked(module, packed, dropout, attention_mask)
+    if note is not None and note.scale is not None:
+        query = (query * query_scale(note, packed.position_ids).unsqueeze(-1)).to(query.dtype)
+    if note is not None and note.chunk is not None:
+        packed = packed.in_chunks(note.chunk)
     if sliding_window is not None and max(packed.lengths) <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    plain = softcap is None and s_aux is None
+    plain = softcap is None and s_aux is None and flash_sizes(query.shape[-1], value.shape[-1])
     if plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
+
+
+def flash_sizes(query: int, value: int) -> bool:
+    """Whether flash attention has a kernel for heads of these sizes: not for those of latent attention (DeepSeek), with
+    larger queries than values, nor for very large ones (Gemma 4)."""
+    return query == value and query <= MOST_FLASH and query % 8 == 0
+
+
+def _checked(
+    module: torch.nn.Module, packed: PackedSequences | None, dropout: float, mask: Tensor | None
+) -> PackedSequences:
+    """Raises ModelError for what is asked of attention that is not computed here."""
+    name = type(module).__name__
+    if packed is None:
+        raise ModelError(
+            f"{name} is not told where sequences begin: the model does not hand keyword arguments on to its attention, "
+            "so its sequences cannot be packed, and the architecture is not supported"
+        )
+    if dropout:
+        raise ModelError(
+            f"{name} asks for dropout ({dropout:g}), which engines do not compute, from a key that is not known as one "
+            "of dropout; set it to 0 in the model's config.json"
+        )
+    if mask is not None:
+        raise ModelError(
+            f"{name} computes a mask of its own of what its tokens see, which packed sequences do not have; the "
+            "architecture is not supported"
+        )
+    if not getattr(module, "is_causal", True):
+        raise ModelError(
+            f"{name} lets tokens see later ones (it is not causal), so it gives no probabilities of the next token; "
+            "train a decoder (an encoder may be one with `is_decoder` true in its config.json)"
+        )
+    return packed
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
@@ -218,9 +279,9 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    with _reading(path) as folder:
+    with _reading(path) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
-        model, loaded = load(folder, **how, output_loading_info=True)
+        model, loaded = load(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -228,23 +289,26 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
         raise ModelError(
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
-    return model.to(device).train()
+    model = model.to(device).train()
+    annotate(model, ATTENTION)
+    return model
 
 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
-    with _reading(path) as folder, torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return make(config, dtype=torch.float32, attn_implementation=ATTENTION).train()
+    with _reading(path) as (_, config), torch.device("meta"):
+        model = make(config, dtype=torch.float32, attn_implementation=ATTENTION).train()
+    annotate(model, ATTENTION)
+    return model
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[Path]:
-    """A checkpoint's folder, for `transformers`, which knows our attention then."""
-    from transformers import AttentionInterface
+def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
+    """A checkpoint's folder and its config without dropout, for `transformers`, which knows our attention then."""
+    from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
 
     folder = Path(path)
@@ -252,16 +316,32 @@ def _reading(path: str | Path) -> Iterator[Path]:
         raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     AttentionInterface.register(ATTENTION, packed_attention)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    kind = ""
     try:
-        yield folder
+        config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
+        kind = config.model_type
+        yield folder, config
     except Exception as error:  # of whatever a config or a file that is not sound runs into
+        if isinstance(error, KeyError) and error.args == (ATTENTION,):
+            raise ModelError(
+                f"model folder {folder}: transformers has this architecture ({kind}) with attention of its own, which "
+                "cannot be told where packed sequences begin; it is not supported"
+            ) from error
         raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
     """The last hidden states that the tokens at packed indices `targets` are predicted from, [len(targets), H]: those
-    of the tokens before them. No target may be the first token of its sequence."""
-    output = model.base_model(
+    of the tokens before them. No target may be the first token of its sequence.
+
+    Raises ModelError where sequences of these lengths cannot be in one row."""
+    limit = limit_of_positions(model.config.get_text_config(), packed.lengths)
+    if limit is not None:
+        raise ModelError(
+            f"{type(model).__name__}: positions of sequences of more than {limit} tokens are of another kind than "
+            f"those of shorter ones, so the two cannot be packed; let no sequence be longer than {limit} (`seq_len`)"
+        )
+    output = decoder(model)(
         input_ids=token_ids.unsqueeze(0), position_ids=packed.position_ids, use_cache=False, packed=packed
     )
     hidden: Tensor = output.last_hidden_state.squeeze(0)

@@ -55,10 +55,11 @@ def packed_logprobs(
     temperatures: Tensor | None = None,
     *,
     hook: LogitsHook | None = None,
+    entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`."""
     compute = getattr(model, FORWARD) if isinstance(model, FSDPModule) else MethodType(_packed_logprobs, model)
-    answer: tuple[Tensor, Tensor] = compute(token_ids, packed, targets, temperatures, hook)
+    answer: tuple[Tensor, Tensor] = compute(token_ids, packed, targets, temperatures, hook, entropy)
     return answer
 
 
@@ -69,9 +70,10 @@ def _packed_logprobs(
     targets: Tensor,
     temperatures: Tensor | None,
     hook: LogitsHook | None,
+    entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     hidden = predicted_hidden(model, token_ids, packed, targets)
-    return token_logprobs(hidden, output_head(model), token_ids[targets], temperatures, hook=hook)
+    return token_logprobs(hidden, output_head(model), token_ids[targets], temperatures, hook=hook, entropy=entropy)
 
 
 def nothing(model: Any, ranks: Ranks) -> Tensor:

@@ -353,7 +353,7 @@ class Trainer:
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
         learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
-        own_flops = self.performance.shape.flops(lengths, learnt)
+        own_flops = self.performance.flops(lengths, learnt)
         own = [len(staleness), sum(staleness), own_flops]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
         sampled, stale, flops = self.ranks.sum(counts).tolist()

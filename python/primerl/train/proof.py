@@ -7,12 +7,15 @@ trained on something else without a sign of it. So it is tried, and refused with
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from primerl.train.model import ModelError, PackedSequences, output_head, predicted_hidden
+from primerl.train.architectures import reached
+from primerl.train.model import ATTENTION, ModelError, PackedSequences, output_head, predicted_hidden
 from primerl.train.parallel import packed_logprobs
 
 LENGTHS = (7, 9, 5)
@@ -21,26 +24,47 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 choose another of two experts that are nearly equal. What is not exact is off by the values' own size."""
 
 
+DRAWS = 5
+"""Times that a model which draws random numbers has to compute the same."""
+EXACT_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Of `layer_types` in a config: those whose tokens are mixed by attention, which is told where sequences begin."""
+
+SUPPORTED = "docs/models.md lists what is supported"
+
+
 def prove(model: Any) -> None:
     """Raises ModelError."""
     name = type(model).__name__
     _check_config(model, name)
     sequences = list(torch.split(_random_tokens(model)[0], list(LENGTHS)))
-    with torch.no_grad():
+    device = sequences[0].device
+    with torch.no_grad(), _naming(model):
+        before = _random_state(device)
         alone = _states(model, [sequences[1]])
+        # Some draw numbers for a dropout that is 0.
+        draws = not torch.equal(before, _random_state(device))
+        noisy = draws and any(not torch.equal(alone, _states(model, [sequences[1]])) for _ in range(DRAWS))
         packed = _states(model, sequences)[LENGTHS[0] - 1 : LENGTHS[0] + LENGTHS[1] - 2]
         logits = _own_logits(model, sequences[1])
         ours = output_head(model).logits(alone)
+    if noisy:
+        raise ModelError(
+            f"{name} computes with random numbers while it is trained (dropout, or noise in its routers): its "
+            "probabilities would not be the engine's. If a key of its config.json sets how much, set it to 0; "
+            f"{SUPPORTED}"
+        )
     tolerance = TOLERANCE[alone.dtype]
     if not _near(packed, alone, tolerance):
+        own = "" if reached(model, ATTENTION) is not None else " (transformers has it with attention of its own)"
         raise ModelError(
             f"{name}: a sequence's hidden states depend on the sequences it is packed with; something besides its "
-            "attention looks at other tokens, so packing is not exact and the architecture is not supported"
+            f"attention looks at other tokens{own}, so packing is not exact and the architecture is not supported; "
+            f"{SUPPORTED}"
         )
     if logits.shape != ours.shape or not _near(ours, logits, tolerance):
         raise ModelError(
             f"{name}: its logits are not those of its output layer (with a bias, a scale and a soft cap, as its config "
-            "names them); the architecture is not supported"
+            f"names them); the architecture is not supported; {SUPPORTED}"
         )
 
 
@@ -72,12 +96,33 @@ def _random_tokens(model: Any) -> tuple[Tensor, PackedSequences]:
     return token_ids, PackedSequences.from_lengths(LENGTHS, device)
 
 
+@contextmanager
+def _naming(model: Any) -> Iterator[None]:
+    """Whatever its forward pass fails with becomes a ModelError that says of which architecture it is."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        kind = model.config.get_text_config().model_type
+        raise ModelError(
+            f"{type(model).__name__} ({kind}): its forward pass over packed sequences fails: {type(error).__name__}: "
+            f"{error}. Where it fails in transformers alone too (AutoModelForCausalLM.from_pretrained), config.json or "
+            f"this version of transformers is at fault; else the architecture is not supported; {SUPPORTED}"
+        ) from error
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
 def _check_config(model: Any, name: str) -> None:
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - EXACT_LAYERS
     if kinds:
         raise ModelError(
-            f"{name} has layers of type {', '.join(sorted(kinds))}; only full and sliding attention are exact"
+            f"{name} has layers of type {', '.join(sorted(kinds))}, which cannot be told where packed sequences begin; "
+            f"only full, sliding and chunked attention are exact; {SUPPORTED}"
         )
     for where, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout) and module.p > 0:

@@ -25,7 +25,7 @@ from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import new_publisher
 from primerl.train.loss import Loss, LossError
 from primerl.train.metrics import MetricsWriter, log_to_stdout
-from primerl.train.model import ModelError
+from primerl.train.model import ModelError, dtype_on
 from primerl.train.optim import Optimizer
 from primerl.train.policy_trainer import Trainer
 from primerl.train.progress import taking
@@ -85,10 +85,12 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     try:
         with ranks.naming_the_missing():
             heartbeat.doing(0, "loading the model")
+            dtype = dtype_on(ranks.device, config.dtype)
+            log.info("the model computes in %s on %s", dtype, ranks.device)
             with importing():
                 folder = Path(config.model.path)
                 with taking("loading the model"):
-                    model = together(ranks, lambda: load(folder, config.dtype, ranks))
+                    model = together(ranks, lambda: load(folder, dtype, ranks))
             adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)

@@ -43,7 +43,7 @@ from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import Adapter, check_facts
 from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
-from primerl.train.model import ModelError
+from primerl.train.model import ModelError, dtype_on
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.progress import taking
@@ -129,10 +129,12 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             remove_unfinished(output_dir / name)
     # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
+    dtype = dtype_on(ranks.device, config.dtype)
+    log.info("the model computes in %s on %s", dtype, ranks.device)
     # Rows are rendered in Rust, beside the model's import, which takes as long.
     with start_folder(config, ranks) as folder:
         with ThreadPoolExecutor(max_workers=1) as beside:
-            loading = beside.submit(_load_model, folder, config.dtype, ranks)
+            loading = beside.submit(_load_model, folder, dtype, ranks)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = together(ranks, loading.result)
@@ -262,12 +264,11 @@ class Run:
                 clock.lap("save_ckpt")
 
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
-        tokens, samples, flops = sum(batch.tokens), sum(batch.samples), 0.0
-        if self.performance.peak is not None:
-            lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
-            trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
-            own = torch.tensor([self.performance.shape.flops(lengths, trained)], dtype=torch.float64)
-            flops = self.ranks.sum(own.to(self.ranks.device)).item()
+        tokens, samples = sum(batch.tokens), sum(batch.samples)
+        lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
+        trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
+        own = torch.tensor([self.performance.flops(lengths, trained)], dtype=torch.float64)
+        flops = self.ranks.sum(own.to(self.ranks.device)).item()
         lengths_of_all = {"seq_len/all/mean": tokens / samples, "seq_len/all/max": float(batch.longest)}
         return lengths_of_all | self.performance.metrics(tokens, flops, seconds) | self.routing.metrics(self.ranks)
 
