@@ -50,5 +50,5 @@ def row_losses(model: Any, batch: StepBatch, ranks: Ranks = ALONE) -> dict[int, 
 
 def _losses(model: Any, batch: MicroBatch) -> Tensor:
     """[trained] fp32."""
-    logprobs, _ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets)
+    logprobs, *_ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets)
     return -logprobs

@@ -55,10 +55,12 @@ def packed_logprobs(
     temperatures: Tensor | None = None,
     *,
     hook: LogitsHook | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`."""
+    plain: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`. Third,
+    those log-probabilities at temperature 1 and of all tokens which the targets at the indices `plain` have, too."""
     compute = getattr(model, FORWARD) if isinstance(model, FSDPModule) else MethodType(_packed_logprobs, model)
-    answer: tuple[Tensor, Tensor] = compute(token_ids, packed, targets, temperatures, hook)
+    answer: tuple[Tensor, Tensor, Tensor | None] = compute(token_ids, packed, targets, temperatures, hook, plain)
     return answer
 
 
@@ -69,16 +71,20 @@ def _packed_logprobs(
     targets: Tensor,
     temperatures: Tensor | None,
     hook: LogitsHook | None,
-) -> tuple[Tensor, Tensor]:
-    hidden = predicted_hidden(model, token_ids, packed, targets)
-    return token_logprobs(hidden, output_head(model), token_ids[targets], temperatures, hook=hook)
+    plain: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    hidden, predicted = predicted_hidden(model, token_ids, packed, targets), token_ids[targets]
+    logprobs, entropies = token_logprobs(hidden, output_head(model), predicted, temperatures, hook=hook)
+    if plain is None:
+        return logprobs, entropies, None
+    return logprobs, entropies, token_logprobs(hidden[plain], output_head(model), predicted[plain])[0]
 
 
 def nothing(model: Any, ranks: Ranks) -> Tensor:
     """A forward pass whose loss is 0, for a rank that has a micro-batch less: gathering weights takes all ranks."""
     token_ids = torch.zeros(2, dtype=torch.int64, device=ranks.device)
     packed = PackedSequences.from_lengths([2], ranks.device)
-    logprobs, _ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
     return logprobs.sum() * 0.0
 
 

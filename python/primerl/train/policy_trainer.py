@@ -242,9 +242,12 @@ class Trainer:
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        wanted = self.loss.plain(targets, micro_batch)
         with self.routing.recording():
-            logprobs, entropy = packed_logprobs(self.model, token_ids, packed, targets.indices, temperatures, hook=hook)
-        return self.loss(targets, micro_batch, logprobs, entropy, counts, step)
+            logprobs, entropy, plain = packed_logprobs(
+                self.model, token_ids, packed, targets.indices, temperatures, hook=hook, plain=wanted
+            )
+        return self.loss(targets, micro_batch, logprobs, entropy, counts, step, plain)
 
     def groups(self, batch: Batch) -> Groups:
         """The same on all ranks."""
