@@ -216,7 +216,7 @@ class Run:
             log.info("all %d steps are trained", self.last)
             return
         if self.validation is not None and self.config.val and self.config.val.at_start and not self.step:
-            metrics = self.validation.measure(self.model)
+            metrics = self.validation.measure(self.model, 0)
             if writer is not None:
                 writer.write(0, metrics)
             log.info("%s", console_line(0, self.last, metrics, SHOWN))
@@ -251,7 +251,7 @@ class Run:
                 **self._advance(step, batch),
             }
             if self.validation is not None and self._is_due(self.config.val.interval if self.config.val else None):
-                metrics |= self.validation.measure(self.model)
+                metrics |= self.validation.measure(self.model, step)
                 clock.lap("validation")
             times = clock.step()
             metrics |= {**times, **self._measure(batch, _training_s(times))}
@@ -293,7 +293,7 @@ class Run:
 
     def _suspects(self, batch: StepBatch) -> str:
         """Names of the rows whose own loss is not finite, of all ranks. Nothing was updated."""
-        losses = row_losses(self.model, batch, self.ranks)
+        losses = row_losses(self.model, batch.micro_batches, batch.most_micro_batches, self.ranks)
         bad = self.ranks.union(self.rows.name(row) for row, loss in losses.items() if not math.isfinite(loss))
         return listed(bad, "; ") if bad else "any of its rows, each of which has a finite loss by itself"
 
