@@ -33,8 +33,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from primerl.by_path import ImportFailedError, find_by_path
 from primerl.train import losses
+from primerl.train.by_path import ImportFailedError, find_by_path
 from primerl.train.config import ConfigError, LossConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens

@@ -6,11 +6,10 @@ import logging
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from primerl.exposition import PortTakenError
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -20,7 +19,6 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
-from primerl.train.exposed import ExposedMetrics
 from primerl.train.flops import Performance
 from primerl.train.lora import add_adapter, new_publisher
 from primerl.train.loss import Loss, LossError
@@ -34,6 +32,9 @@ from primerl.train.progress import taking
 from primerl.train.proof import prove
 from primerl.train.step_folders import SavingError
 from primerl.train.stop import Stopped, stop_on_signals
+
+if TYPE_CHECKING:
+    from primerl.train.exposed import ExposedMetrics
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def main(values: dict[str, Any]) -> int:
     except Stopped as stopped:
         log.info("stopped by %s", stopped)
         return stopped.exit_code
-    except (ConfigError, ModelError, PortTakenError) as error:
+    except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
     except SavingError as error:
@@ -134,10 +135,16 @@ def distributions_writer(
 
 
 def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
-    """Prometheus's view of the metrics, where it is asked for. Raises PortTakenError."""
+    """Prometheus's view of the metrics, where it is asked for. Raises ConfigError for a port that is taken."""
     if config.metrics_port is None or not ranks.leads:
         return nullcontext()
-    return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+    from primerl.exposition import PortTakenError
+    from primerl.train.exposed import ExposedMetrics
+
+    try:
+        return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+    except PortTakenError as error:
+        raise ConfigError(str(error)) from None
 
 
 def metrics_writer(output_dir: Path, after: int, exposition: ExposedMetrics | None) -> MetricsWriter:

@@ -77,7 +77,8 @@ class Validation:
         bad = self._ranks.union(self._rows.name(row) for row, loss in losses.items() if not math.isfinite(loss))
         rows = listed(bad, "; ") or "any of them, each of which has a finite loss by itself"
         raise TrainingDiverged(
-            f"step {step}: the loss on rows that are held out (val.data) is not finite; look at {rows}, or lower optim.lr"
+            f"step {step}: the loss on rows that are held out (val.data) is not finite; look at {rows}, or lower "
+            "optim.lr"
         )
 
     def _micro_batches(self) -> Iterator[tuple[int, MicroBatch]]:

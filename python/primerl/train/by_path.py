@@ -1,4 +1,4 @@
-"""What a config names as `module:name`."""
+"""What a config names as `module:name`. Standard library only."""
 
 from __future__ import annotations
 
