@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pyt
 
 def test_metrics(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
-        values = settings(double.url, folder, tmp_path, max_steps=2, environments=["reverse"], ckpt={"interval": 1})
+        values = settings(double.url, folder, tmp_path, max_steps=2, environments=["reverse"], ckpt={"interval": 5})
         assert rl.main(values) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -231,10 +231,11 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
         "time/forward_backward time/broadcast perf/throughput masked_advantage_positive/mean "
         "masked_advantage_negative/mean mismatch_kl/all/std mismatch_kl/all/max mismatch_kl/reverse/mean "
         "mismatch_kl/reverse/std mismatch_kl/reverse/max entropy/reverse/mean optim/zero_grad_ratio "
-        "perf/throughput_per_gpu perf/peak_memory mismatch_kl/staleness_1/mean masked/staleness_0/mean"
+        "perf/throughput_per_gpu perf/peak_memory masked/staleness_0/mean time/save_ckpt time/wait_for_ckpt"
     )
     for name in names.split():
-        assert isinstance(lines[1][name], float), name
+        assert all(isinstance(line[name], float) for line in lines), name
+    assert isinstance(lines[1]["mismatch_kl/staleness_1/mean"], float)
     beside = ("time/step", "time/broadcast_thread")
     parts = sum(value for name, value in lines[1].items() if name.startswith("time/") and name not in beside)
     assert parts <= lines[1]["time/step"] * 1.001
@@ -250,7 +251,8 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
     assert lines[1]["perf/throughput"] == pytest.approx(tokens[1] / lines[1]["time/step"])
     assert lines[1]["perf/throughput_per_gpu"] == lines[1]["perf/throughput"]
     assert lines[1]["staleness/all/mean"] == 0.5
-    assert lines[1]["time/save_ckpt"] > 0, "of the checkpoint after the first step"
+    assert [line["time/save_ckpt"] > 0 for line in lines] == [False, True], "at the end"
+    assert [line["time/wait_for_ckpt"] > 0 for line in lines] == [False, True]
     assert "perf/mfu" not in lines[1], "nothing is known of a CPU's peak"
     assert lines[1]["mismatch_kl/all/max"] >= lines[1]["mismatch_kl/all/mean"]
     assert 0.0 <= lines[1]["optim/zero_grad_ratio"] < 1.0
@@ -647,7 +649,7 @@ def test_weights_only(folder: Path, tmp_path: Path) -> None:
     saved, broadcast = load_file(tmp_path / "weights" / "step_4" / "model.safetensors"), published(tmp_path, 4)
     assert all(torch.equal(saved[name], broadcast[name]) for name in saved)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "time/save_ckpt" in line] == [3, 5]
+    assert [line["step"] for line in lines if line["time/save_ckpt"]] == [2, 4, 5]
     # Started again it begins anew.
     with OrchestratorDouble(whole_batch) as double:
         assert rl.main({**values, "orchestrator_url": double.url, "max_steps": 1}) == 0

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -69,13 +69,19 @@ class MetricsWriter:
             self._file.close()
 
 
+OF_EVERY_STEP = ("save_ckpt", "wait_for_ckpt", "metrics")
+"""Parts of a step's time that its line has where nothing was saved, too. `metrics` is what the line before took."""
+
+
 class Clock:
     """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, always: Sequence[str] = ()) -> None:
+        """`always`: parts that every step has, be it for 0 seconds."""
         self._now = now
+        self._always = always
         self._start = self._last = now()
-        self._parts: dict[str, float] = {}
+        self._parts = dict.fromkeys(always, 0.0)
 
     def beside(self, name: str, seconds: float) -> None:
         """What a thread took, which is no part of the step."""
@@ -91,7 +97,7 @@ class Clock:
         now = self._now()
         times = {"time/step": now - self._start, **{f"time/{name}": value for name, value in self._parts.items()}}
         self._start = self._last = now
-        self._parts = {}
+        self._parts = dict.fromkeys(self._always, 0.0)
         return times
 
 

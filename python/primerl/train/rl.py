@@ -113,6 +113,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             with (
                 closing(broadcasts),
                 closing(batches),
+                closing(checkpoints),
                 exposed(config, ranks) as exposition,
                 metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
                 distributions_writer(config, ranks, began_after) as distributions,

@@ -8,8 +8,8 @@ for step in 1..max_steps:
     forward and backward: mean loss over the trained tokens
     clip, AdamW
     validate                            (every val.interval steps, and last)
-    write the line of metrics
-    save weights, then a checkpoint     (every ckpt.interval steps, and last)
+    save weights, then a checkpoint     (every ckpt.interval steps, and last; a thread writes it)
+    write the line of metrics           (the checkpoint is complete after it)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter, check_facts
 from primerl.train.memory import prepare
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
+from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
 from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
@@ -153,7 +153,10 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
-    with MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer:
+    with (
+        closing(checkpoints),
+        MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer,
+    ):
         run.train(writer)
 
 
@@ -232,7 +235,7 @@ class Run:
             self.checkpoints.finish()
 
     def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None) -> None:
-        clock = Clock()
+        clock = Clock(always=OF_EVERY_STEP)
         shown_at = 0.0
         for step in range(self.step + 1, self.last + 1):
             batch = next(batches)
@@ -253,6 +256,11 @@ class Run:
             if self.validation is not None and self._is_due(self.config.val.interval if self.config.val else None):
                 metrics |= self.validation.measure(self.model, step)
                 clock.lap("validation")
+            if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
+                self.checkpoints.finish()
+                clock.lap("wait_for_ckpt")
+                self.save()
+                clock.lap("save_ckpt")
             times = clock.step()
             metrics |= {**times, **self._measure(batch, _training_s(times))}
             if writer is not None:
@@ -262,11 +270,8 @@ class Run:
                 log.info("%s", console_line(step, self.last, metrics, SHOWN))
                 shown_at = now
             # What it covers is complete, its line of metrics too.
-            if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
-                self.checkpoints.finish()
-                clock.lap("wait_for_ckpt")
-                self.save()
-                clock.lap("save_ckpt")
+            self.checkpoints.complete()
+            clock.lap("metrics")
 
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
         tokens, samples, flops = sum(batch.tokens), sum(batch.samples), 0.0
@@ -349,7 +354,8 @@ class Run:
 
 
 def _training_s(times: dict[str, float]) -> float:
-    return times["time/step"] - times.get("time/validation", 0.0) - times.get("time/save_ckpt", 0.0)
+    beside = ("time/validation", "time/save_ckpt", "time/wait_for_ckpt")
+    return times["time/step"] - sum(times.get(name, 0.0) for name in beside)
 
 
 def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
