@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
+from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
 from rank_helpers import Meeting, load_shards
@@ -473,6 +476,50 @@ def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.P
             yield process
         finally:
             process.kill()
+
+
+@pytest.mark.timeout(400)  # starts three times what imports torch
+@pytest.mark.parametrize("seed", [int(os.environ.get("PRIMERL_TEST_SEED", "1"))])
+def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp_path: Path, seed: int) -> None:
+    """With the same batches: all weights that were published and all metrics are those of a run that was not."""
+    steps, ckpt, generator = 24, {"interval": 3}, random.Random(seed)
+    whole, output = tmp_path / "whole", tmp_path / "killed"
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, whole, max_steps=steps)) == 0
+    lines = output / "metrics.jsonl"
+
+    def killed(after: int) -> None:
+        """Once so many lines are written. It gets little further while it is looked at."""
+
+        def batch(step: int, _rank: int) -> Answer:
+            return whole_batch(step) if step <= after + 2 else waiting("nothing, it is to be killed")
+
+        with (
+            OrchestratorDouble(batch) as double,
+            started(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) as process,
+        ):
+
+            def is_far_enough() -> bool:
+                assert process.poll() is None, process.communicate()
+                return lines.exists() and lines.read_bytes().count(b"\n") >= after
+
+            until(is_far_enough, 150, f"{after} lines of metrics")
+            time.sleep(generator.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+
+    first = generator.randint(1, 9)
+    killed(first)
+    # Again, after it went on: further than it has come, and than the first checkpoint.
+    killed(first + generator.randint(6, 12))
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) == 0
+        (resumed,) = double.called("/trainer/resume")
+    assert 0 < resumed["step"] < steps
+    assert timeless(output) == timeless(whole)
+    for version in range(steps + 1):
+        one, other = published(whole, version), published(output, version)
+        assert all(torch.equal(one[name], other[name]) for name in one), version
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
