@@ -7,6 +7,7 @@ import pickle
 import shutil
 import uuid
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -353,6 +354,7 @@ def save_checkpoint(
     ranks: Ranks = ALONE,
     adapter: Adapter | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    tell: Callable[[float], None] = lambda share: None,
 ) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
     other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
@@ -360,7 +362,8 @@ def save_checkpoint(
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
 
-    All ranks have to call it; each writes its share of the weights, the leading one everything else.
+    All ranks have to call it; each writes its share of the weights, the leading one everything else. `tell` hears how
+    much of this rank's bytes is written.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -379,17 +382,21 @@ def save_checkpoint(
 
     meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
     with meeting.folder(target) as folder:
-        parts = meeting.each(lambda: _write(folder, files), "write its share of the model")
+        parts = meeting.each(lambda: _write(folder, files, tell), "write its share of the model")
         meeting.lead(lambda: complete(folder, parts), "complete the model folder")
     return target
 
 
-def _write(folder: Path, files: Files) -> dict[str, dict[str, int]]:
+def _write(folder: Path, files: Files, tell: Callable[[float], None]) -> dict[str, dict[str, int]]:
     """Returns the tensors' sizes in bytes, by file and name."""
+    sizes = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
+    written, total = 0, sum(sum(own.values()) for own in sizes.values())
     for file, tensors in files.items():
         save_file(tensors, folder / file, metadata={"format": "pt"})
         sync(folder / file)
-    return {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
+        written += sum(sizes[file].values())
+        tell(written / max(total, 1))
+    return sizes
 
 
 def _describe(model: Any, source: Path, folder: Path, files: dict[str, dict[str, int]]) -> None:

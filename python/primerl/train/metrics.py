@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from primerl.train.files import keep_steps, remove_temporary
+from primerl.train.progress import duration
 from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,11 @@ class _Output(logging.StreamHandler[TextIO]):
             self.handle(record)
 
 
-def console_line(step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str]) -> str:
-    """`step 3/60  reward 0.512  ...`: the metrics named in `shown`, under its short names, where present."""
+def console_line(
+    step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str], left_s: float | None = None
+) -> str:
+    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, where present, and
+    how long the rest will take, where it is known."""
     parts = [f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics]
+    parts += [] if left_s is None else [f"eta {duration(left_s)}"]
     return f"step {step}/{max_steps}  " + "  ".join(parts)

@@ -39,7 +39,7 @@ from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_l
 from primerl.train.model import PackedSequences
 from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, sum_gradients_after
-from primerl.train.progress import taking
+from primerl.train.progress import Remaining, taking
 from primerl.train.routing import RoutingLoad
 from primerl.train.statistics import MOST_STALE, Groups, Statistics, Trained, counted
 from primerl.train.step_folders import keep_newest, saving, set_aside_later
@@ -135,7 +135,7 @@ class Trainer:
         Returns:
             The last step that was trained.
         """
-        clock = Clock(always=OF_EVERY_STEP)
+        clock, remaining = Clock(always=OF_EVERY_STEP), Remaining()
         self.publish(began_after, clock)
         # Nothing is trained before the orchestrator has accepted what training begins with.
         self.broadcasts.finish()
@@ -163,7 +163,8 @@ class Trainer:
             if writer is not None:
                 # Whoever reads the step's metrics finds everything else of it.
                 writer.write(step, metrics)
-                log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
+                left_s = remaining.seconds(step, self.config.max_steps)
+                log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN, left_s))
             # What it covers is complete, its line of metrics too.
             self.checkpoints.complete()
             clock.lap("metrics")
@@ -324,8 +325,8 @@ class Trainer:
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
         most = self.config.weights.max_shard_bytes
-        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}"):
-            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
+        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}") as tell:
+            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most, tell)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         self.weights_saved = step

@@ -47,7 +47,7 @@ from primerl.train.model import DTYPES, ModelError, load_model
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
 from primerl.train.parallel import shard
-from primerl.train.progress import taking
+from primerl.train.progress import Remaining, Report, bar, taking
 from primerl.train.proof import prove
 from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Rows
@@ -184,6 +184,7 @@ class Run:
         self.position = self.mixture.position()
         self.output_dir = Path(self.config.output_dir)
         self.routing = RoutingLoad(self.model)
+        self.remaining, self.shown_at = Remaining(), 0.0
         # What fixes the order of the rows; a checkpoint goes on with the same only.
         self.data = {"rows": self.rows.digest(), **self.mixture.describe(), "rendered_at": self.rendered_at}
 
@@ -227,16 +228,16 @@ class Run:
         batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, ranks.device, ranks)
         ahead = Ahead(batches)
         try:
-            self._steps(ahead, writer)
+            with bar("training") as report:
+                self._steps(ahead, writer, report)
         finally:
             ahead.close()
         self.ranks.at("waiting for the last checkpoint")
         with taking("saving the last checkpoint"):
             self.checkpoints.finish()
 
-    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None) -> None:
+    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None, report: Report) -> None:
         clock = Clock(always=OF_EVERY_STEP)
-        shown_at = 0.0
         for step in range(self.step + 1, self.last + 1):
             batch = next(batches)
             clock.lap("wait_for_batch")
@@ -265,13 +266,19 @@ class Run:
             metrics |= {**times, **self._measure(batch, _training_s(times))}
             if writer is not None:
                 writer.write(step, metrics)
-            now = time.monotonic()
-            if now - shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
-                log.info("%s", console_line(step, self.last, metrics, SHOWN))
-                shown_at = now
+            self._show(step, metrics, report)
             # What it covers is complete, its line of metrics too.
             self.checkpoints.complete()
             clock.lap("metrics")
+
+    def _show(self, step: int, metrics: dict[str, float], report: Report) -> None:
+        """Each step in the bar; a line of the log where one is due."""
+        left_s = self.remaining.seconds(step, self.last)
+        report(step / self.last, f"step {step}/{self.last}  loss {metrics['loss/mean']:.4g}")
+        now = time.monotonic()
+        if now - self.shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
+            log.info("%s", console_line(step, self.last, metrics, SHOWN, left_s))
+            self.shown_at = now
 
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
         tokens, samples, flops = sum(batch.tokens), sum(batch.samples), 0.0
@@ -337,8 +344,8 @@ class Run:
     def _save_weights(self, adapter_too: bool) -> None:
         began = time.monotonic()
         source, separate = model_folder(self.config), self.adapter if adapter_too else None
-        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
-            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
+        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}") as tell:
+            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
     def _state(self) -> TrainerState:
