@@ -24,7 +24,6 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -32,12 +31,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from sft_throughput import MODELS
+from step_parts import report
 from train_helpers import OrchestratorDouble, Sequence, encode_batch
 
 PROMPT, SAMPLED, SAMPLES = 64, (64, 448), 8
 """Tokens of a prompt and of an answer, samples a step."""
-WARM_UP = 3
-INSIDE = ("time/forward_backward", "time/optimizer")
 
 
 def body(step: int) -> bytes:
@@ -95,24 +93,7 @@ def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time
     if code:
         raise SystemExit(code)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines][WARM_UP:]
-
-
-def report(name: str, lines: list[dict[str, Any]]) -> bool:
-    """Prints the ratios; returns whether the goal is met."""
-    steps = [line["time/step"] for line in lines]
-    outside = [1.0 - sum(line[part] for part in INSIDE) / line["time/step"] for line in lines]
-    parts = sorted({part for line in lines for part in line if part.startswith("time/")} - {"time/step", *INSIDE})
-    load = os.getloadavg()[0]
-    print(
-        f"{name}: a step takes {median(steps) * 1e3:.1f} ms; beside forward, backward, optimizer: "
-        f"{median(outside):.2%} ({min(outside):.2%} at least; load of the machine {load:.1f} on {os.cpu_count()} cores)"
-    )
-    for part in parts:
-        spent, least = (of([line.get(part, 0.0) for line in lines]) for of in (median, min))
-        beside = ", in a thread beside the step" if part.endswith("_thread") else f" ({spent / median(steps):.2%})"
-        print(f"    {part:<26} {spent * 1e3:8.2f} ms{beside}, {least * 1e3:.2f} at least")
-    return median(outside) <= 0.03
+    return [json.loads(line) for line in lines]
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
     PYTHONPATH=python python benches/trainer_gpu.py                     # a GPU machine
     PYTHONPATH=python python benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
 
-Needs torch >= 2.11, transformers, safetensors, msgpack and xxhash, and of this repository only the folder `python`
+Needs torch >= 2.11, transformers >= 5.17 and safetensors, and of this repository only the folder `python/primerl/train`
 (no compiled extension, no network, no model files). Prints, for each of the two, tokens per second, MFU by the formula
 of `primerl.train.flops` (where the device's peak is known), peak memory and the time of the parts. What is timed is
 what `primerl trainer` and `primerl sft` do with a step, but for receiving the batch and publishing weights.

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from primerl.by_path import find_by_path, located, missing
+from primerl.train.by_path import find_by_path, located, missing
 
 LOSSES = """
 import os.path
@@ -79,7 +79,7 @@ def test_what_is_found_is_what_would_be_imported() -> None:
     assert spec is not None
     assert (spec.origin or "").endswith("primerl/train/loss.py")
     code = (
-        "import sys\nfrom primerl.by_path import located, missing\n"
+        "import sys\nfrom primerl.train.by_path import located, missing\n"
         "assert located('verifiers.v1.tasksets') and missing('torch.nn:Module') is None\n"
         "print({'torch', 'verifiers', 'primerl.train'} & set(sys.modules) or 'nothing')"
     )

@@ -81,7 +81,8 @@ METRICS = (
     "entropy/reverse-text/mean masked_advantage_positive/mean masked_advantage_negative/mean optim/lr optim/grad_norm "
     "optim/zero_grad_ratio progress/epoch progress/num_samples progress/num_tokens progress/reverse-text/ratio_samples "
     "progress/reverse-text/ratio_tokens perf/throughput perf/throughput_per_gpu perf/peak_memory time/step "
-    "time/forward_backward time/optimizer time/wait_for_batch time/broadcast time/wait_for_broadcast"
+    "time/forward_backward time/optimizer time/wait_for_batch time/broadcast time/wait_for_broadcast time/save_ckpt "
+    "time/wait_for_ckpt masked_share/positive/mean masked_share/negative/mean"
 )
 
 
@@ -97,9 +98,9 @@ def test_every_metric_is_recorded(trained: Path) -> None:
     assert epochs[0] > 0.0
     # The first batch is of rollouts that ended before it.
     assert {"empty_rollouts/reverse-text/mean", "errored_rollouts/reverse-text/mean"} <= set(lines[0])
-    # Of the checkpoint before, and the broadcast before.
     for name in ("time/save_ckpt", "time/wait_for_ckpt"):
-        assert [line["step"] for line in lines if name in line] == [11, 21]
+        assert [line["step"] for line in lines if line[name]] == [10, 20, 25]
+    # Of the broadcast before.
     assert ["time/broadcast_thread" in line for line in lines] == [False, *[True] * 24]
 
 

@@ -33,6 +33,7 @@ from primerl.launch.run import Launcher
 from primerl.launch.starting import RunFailedError, wait_for_orchestrator
 from primerl.launch.status import Progress, longest_wait, missing, waits
 from primerl.models.tiny import write_model
+from primerl.train.progress import Remaining
 from safetensors.torch import load_file, save_file
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -202,6 +203,30 @@ def test_console_line_says_what_is_waited_for() -> None:
         "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     )
     assert line(STATUS) == expected
+
+
+def test_console_line_of_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "step 12/60  [====                ]  20 %  eta 3:07  reward 0.531  3,412 tokens/s  in flight 64"
+    assert line(STATUS, left_s=187.2, live=True).startswith(expected)
+    assert "staleness 1.2  eta 3:07  trainer waits" in line(STATUS, left_s=187.2)
+    assert line({"run": {"step": 0}}, live=True).startswith("step 0/?  0 tokens/s")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("primerl.launch.console.terminal_width", lambda: 80)
+    console = Console(Terminal())
+    moment = iter([100.0, 110.0, 114.0])
+    console._remaining = Remaining(lambda: next(moment))
+    for step in (12, 13, 14):
+        console.update({**STATUS, "run": {**STATUS["run"], "step": step}})
+    written = [text for text in console.output.getvalue().split("\r\x1b[2K") if text]
+    assert [text[: text.find(" tokens")] for text in written] == [
+        "step 12/60  [====                ]  20 %  reward 0.531  3,412",
+        "step 13/60  [====                ]  22 %  eta 7:50  reward 0.531  3,412",
+        "step 14/60  [====                ]  23 %  eta 3:04  reward 0.531  3,412",
+    ]
 
 
 def test_plain_console_prints_a_line_a_step(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,9 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import checkpoint, sft
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
 from primerl.train.config import OptimConfig
+from primerl.train.metrics import MetricsWriter
 from primerl.train.optim import Optimizer
-from primerl.train.step_folders import keep_newest, remove_unfinished, set_aside_after
+from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, set_aside_after
 from sft_helpers import metrics, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -192,8 +194,9 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == kept
     assert sorted(os.listdir(tmp_path / "run" / "weights")) == ["step_0", *kept]
     assert (tmp_path / "run" / "checkpoints" / "step_6" / "trainer" / "state.pt").is_file()
-    saves = [line for line in metrics(tmp_path / "run") if "time/save_ckpt" in line]
-    assert [line["step"] for line in saves] == list(range(3, STEPS + 1, 2)), "in the step after"
+    lines = [line for line in metrics(tmp_path / "run") if line["step"]]
+    assert [line["step"] for line in lines if line["time/save_ckpt"] > 0] == [*range(2, STEPS, 2), STEPS]
+    assert [line["step"] for line in lines if line["time/wait_for_ckpt"] > 0] == [*range(2, STEPS, 2), STEPS]
 
 
 def test_weights_only_and_the_end_only(tmp_path: Path) -> None:
@@ -379,7 +382,8 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     checkpoint = (tmp_path / "run" / "checkpoints" / "step_2" / "trainer" / "__0_0.distcp").stat().st_size
     lines = (tmp_path / "run" / "metrics.jsonl").stat().st_size
     assert lines + 100 < weights < checkpoint
-    again = values(tmp_path, "run", interval=1, resume_step=-1)
+    # A line comes after what is saved in its step.
+    again = values(tmp_path, "run", interval=5 if what == "metrics.jsonl" else 1, resume_step=-1)
     with no_file_above({"weights": weights - 1, "checkpoints": checkpoint - 1, "metrics.jsonl": lines + 100}[what]):
         assert sft.main(again) == 1
     said = capsys.readouterr().out
@@ -389,6 +393,34 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     assert not list((tmp_path / "run").rglob(".step_*"))
     assert sft.main({**again, "max_steps": 5}) == 0
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(6))
+
+
+def test_a_checkpoint_is_complete_once_its_line_of_metrics_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the line cannot be, all that was begun of the checkpoint goes."""
+    write_data(tmp_path)
+    folder, write = tmp_path / "run" / "checkpoints", MetricsWriter.write
+    seen: list[tuple[int, list[str]]] = []
+
+    def watched(self: MetricsWriter, step: int, line: dict[str, float]) -> None:
+        if step in (3, 6):
+            (begun,) = folder.glob(".*")
+            # The thread that renames it is given time to, should it not wait for the line.
+            until((begun / "trainer" / ".metadata").exists, 60, "the checkpoint's files")
+            time.sleep(0.2)
+            seen.append((step, sorted(os.listdir(folder))))
+        if step == 6:
+            raise SavingError("no room for the line")
+        write(self, step, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetricsWriter, "write", watched)
+        assert sft.main(values(tmp_path, "run")) == 1
+    assert seen == [(3, [".step_3.writing"]), (6, [".step_6.writing", "step_3"])]
+    assert os.listdir(folder) == ["step_3"]
+    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 0
+    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(STEPS + 1))
 
 
 def test_a_disk_without_room_for_the_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

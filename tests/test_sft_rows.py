@@ -11,7 +11,7 @@ import pytest
 import torch
 from primerl.models.tiny import write_model
 from primerl.train.config import ConfigError
-from primerl.train.conversations import RowError, conversation
+from primerl.train.conversations import Conversation, RowError, conversation
 from primerl.train.sft_config import RowsConfig, SubsetConfig
 from primerl.train.sources import DataError, sources
 from sft_helpers import assistant, load, user, write_rows
@@ -39,6 +39,9 @@ WRAPPED = {"type": "function", "function": WEATHER}
         {"prompt": "Reverse: abc", "completion": "cba", "source": "columns beside these are left alone"},
         {"prompt": [user("Reverse: abc")], "completion": [assistant("cba")]},
         {"messages": None, "prompt": "Reverse: abc", "completion": "cba", "tools": None, "tool_defs": []},
+        {"messages": CHAT, "tools": "", "tool_defs": "", "chat_template_kwargs": ""},
+        {"messages": CHAT, "tools": " [] ", "tool_defs": "null", "chat_template_kwargs": "{}"},
+        {"messages": CHAT, "tools": {}, "chat_template_kwargs": []},
     ],
 )
 def test_one_conversation_in_several_forms(row: dict[str, Any]) -> None:
@@ -59,6 +62,9 @@ def test_one_conversation_in_several_forms(row: dict[str, Any]) -> None:
         {"tools": [{**WEATHER, "parameters": json.dumps(WEATHER["parameters"])}]},
         {"tools": [{"name": "weather", "description": "d", "input_schema": WEATHER["parameters"]}]},
         {"tools": [WRAPPED], "tool_defs": [{"name": "another"}]},
+        {"tools": [], "tool_defs": [WEATHER]},
+        {"tools": "[]", "tool_defs": json.dumps([WEATHER])},
+        {"tools": [WRAPPED], "tool_defs": ""},
     ],
 )
 def test_tools_become_openais_schema(columns: dict[str, Any]) -> None:
@@ -363,6 +369,24 @@ def test_columns_beside_messages_are_named_once(folder: Path, tmp_path: Path, ca
     assert len(said) == 1
     assert "line 2 of" in said[0]
     assert "`prompt` and `completion`" in said[0]
+    assert conversation(rows[1]).ignored == ("prompt", "completion")
+
+
+def test_tools_in_two_columns_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of these the first that is not empty is taken."""
+    both = {"messages": CHAT, "tools": [WRAPPED], "tool_defs": [WEATHER]}
+    rows = [{**both, "tools": []}, {**both, "tool_defs": ""}, {"messages": CHAT, "prompt": "p"}, both, both]
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
+    (source,) = sources(RowsConfig(path=str(path)), "data.")
+    with caplog.at_level("WARNING"):
+        tools = [found.content.tools for found in source.rows() if isinstance(found.content, Conversation)]
+    assert tools == [[WRAPPED], [WRAPPED], None, [WRAPPED], [WRAPPED]]
+    said = [record.getMessage() for record in caplog.records if "which are taken" in record.getMessage()]
+    assert [words.partition(" has ")[2].partition(",")[0] for words in said] == [
+        "`prompt` beside `messages`",
+        "`tool_defs` beside `tools`",
+    ]
+    assert "line 4 of" in said[1]
 
 
 def test_plain_files_need_no_table_library(folder: Path, tmp_path: Path) -> None:

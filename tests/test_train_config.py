@@ -108,7 +108,7 @@ def test_the_package_names_all_its_modules() -> None:
 
 def test_training_imports_little() -> None:
     """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
-    own = ("startup", "run_key", "exposition", "by_path", "reach")
+    own = ("startup", "run_key", "exposition", "reach")
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
     allowed |= {"primerl.train", "primerl.models", *(f"primerl.{name}" for name in own)}
     found = set()

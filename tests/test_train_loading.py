@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, SMALL
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.model import load_model, model_shape
 from rank_helpers import Case, Meeting, start_ranks
 from sft_helpers import settings, write_rows
-from test_train_families import FAMILIES, SMALL
 from transformers import AutoConfig, AutoModelForCausalLM
 
 RANKS = 2

@@ -178,7 +178,7 @@ def test_ratios_beyond_fp32_keep_the_gradient_of_masked_tokens_finite(name: str)
         (0.29, 0.5, -1.0, True),  # fell by more than mask_low, and is to fall further
         (0.31, 0.5, -1.0, False),
         (0.29, 0.5, 1.0, False),  # fell, and is to rise
-        (0.29, 0.5, 0.0, True),  # no advantage counts with the negative ones
+        (0.29, 0.5, 0.0, True),  # bounds without an advantage are those of negative ones
         (0.5, 0.5, 1.0, False),
     ],
 )
@@ -187,8 +187,11 @@ def test_the_default_mask(p: float, q: float, advantage: float, masked: bool) ->
     loss = Loss(LossConfig(args={"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05}))
     _, metrics, _ = run(loss, micro_batch, torch.tensor([math.log(p)]))
     assert metrics["masked/all/mean"] == float(masked)
-    name = "masked_advantage_positive/mean" if advantage > 0 else "masked_advantage_negative/mean"
-    assert metrics[name] == float(masked)
+    signs = {"positive": advantage > 0, "negative": advantage < 0}
+    for name, is_its_sign in signs.items():
+        # Without an advantage it is of neither sign.
+        for metric in (f"masked_advantage_{name}/mean", f"masked_share/{name}/mean"):
+            assert metrics[metric] == float(masked and is_its_sign), metric
 
 
 def micro(
@@ -273,6 +276,10 @@ def test_each_component_is_divided_by_the_number_of_its_own_tokens() -> None:
     parts = [metrics[f"loss/{component}/mean"] for component in ("rl", "ce", "ref_kl")]
     assert sum(parts) == pytest.approx(total, rel=1e-5)
     assert parts[1] == pytest.approx(0.5 * 3 * 0.9, rel=1e-5)
+    distances = [p[i] - teacher[i] for i in range(3)]
+    assert metrics["ref_kl/all/mean"] == pytest.approx(sum(distances) / 3, rel=1e-5)
+    assert metrics["ref_kl/math/mean"] == pytest.approx(sum(distances[:2]) / 2, rel=1e-5)
+    assert metrics["ref_kl/code/mean"] == pytest.approx(distances[2], rel=1e-5)
 
 
 def test_the_gradient_of_ref_kl_is_that_of_the_reverse_kl() -> None:
@@ -352,11 +359,38 @@ def test_metrics_by_environment_and_staleness() -> None:
         assert metrics[f"mismatch_kl/{group}/std"] == pytest.approx(deviation, rel=1e-4, abs=1e-7)
         assert metrics[f"mismatch_kl/{group}/max"] == pytest.approx(max(own), rel=1e-5)
         assert metrics[f"entropy/{group}/mean"] == pytest.approx(sum(entropy[i].item() for i in members) / len(own))
-    # p - q of the last token is 0.68, and its advantage positive.
-    assert metrics["masked_advantage_positive/mean"] == pytest.approx(1 / 3)
-    assert metrics["masked_advantage_positive/code/mean"] == pytest.approx(1 / 2)
-    assert metrics["masked_advantage_negative/mean"] == 0.0
+    # p - q of the last token is 0.68, and its advantage positive: the one that is masked.
+    assert metrics["masked_share/positive/mean"] == pytest.approx(1 / 3)
+    assert metrics["masked_share/positive/code/mean"] == pytest.approx(1 / 2)
+    assert metrics["masked_share/negative/mean"] == 0.0
+    assert metrics["masked_advantage_positive/mean"] == metrics["masked_advantage_positive/code/mean"] == 1.0
+    assert metrics["masked_advantage_positive/math/mean"] == metrics["masked_advantage_negative/mean"] == 0.0
     assert metrics["masked/staleness_0/mean"] == pytest.approx(1 / 2)
+
+
+def test_masked_tokens_by_their_sign_of_advantage() -> None:
+    """Of the masked ones the share with each sign, and of each sign the masked share; those without are of neither."""
+    advantages = [0.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0]
+    masked = [True, False, True, True, False, True, False]
+
+    def loss(tokens: Tokens) -> PolicyLoss:
+        return PolicyLoss(-tokens.logprobs, torch.tensor(masked))
+
+    given = micro(advantages=advantages, logprobs=[-1.0] * 8, loss_mask=[0] + [1] * 7, lengths=(8,))
+    whole = Loss(LossConfig())
+    whole._policy_loss = loss
+    _, metrics, _ = run(whole, given, torch.full((7,), -1.0))
+    found = {name: value for name, value in metrics.items() if name.startswith("masked") and name.count("/") < 3}
+    assert found == pytest.approx(
+        {
+            **{f"masked/{group}/mean": 4 / 7 for group in ("all", "math", "staleness_0")},
+            **{f"masked_advantage_positive/{group}mean": 1 / 4 for group in ("", "math/", "staleness_0/")},
+            **{f"masked_advantage_negative/{group}mean": 2 / 4 for group in ("", "math/", "staleness_0/")},
+            "masked_share/positive/mean": 1 / 2,
+            "masked_share/negative/mean": 2 / 3,
+        }
+    )
+    assert metrics["masked_share/negative/math/mean"] == pytest.approx(2 / 3)
 
 
 def test_statistics_add_up_over_micro_batches() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
+from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
 from rank_helpers import Meeting, load_shards
@@ -221,7 +224,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pyt
 
 def test_metrics(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
-        values = settings(double.url, folder, tmp_path, max_steps=2, environments=["reverse"], ckpt={"interval": 1})
+        values = settings(double.url, folder, tmp_path, max_steps=2, environments=["reverse"], ckpt={"interval": 5})
         assert rl.main(values) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -231,10 +234,11 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
         "time/forward_backward time/broadcast perf/throughput masked_advantage_positive/mean "
         "masked_advantage_negative/mean mismatch_kl/all/std mismatch_kl/all/max mismatch_kl/reverse/mean "
         "mismatch_kl/reverse/std mismatch_kl/reverse/max entropy/reverse/mean optim/zero_grad_ratio "
-        "perf/throughput_per_gpu perf/peak_memory mismatch_kl/staleness_1/mean masked/staleness_0/mean"
+        "perf/throughput_per_gpu perf/peak_memory masked/staleness_0/mean time/save_ckpt time/wait_for_ckpt"
     )
     for name in names.split():
-        assert isinstance(lines[1][name], float), name
+        assert all(isinstance(line[name], float) for line in lines), name
+    assert isinstance(lines[1]["mismatch_kl/staleness_1/mean"], float)
     beside = ("time/step", "time/broadcast_thread")
     parts = sum(value for name, value in lines[1].items() if name.startswith("time/") and name not in beside)
     assert parts <= lines[1]["time/step"] * 1.001
@@ -250,7 +254,8 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
     assert lines[1]["perf/throughput"] == pytest.approx(tokens[1] / lines[1]["time/step"])
     assert lines[1]["perf/throughput_per_gpu"] == lines[1]["perf/throughput"]
     assert lines[1]["staleness/all/mean"] == 0.5
-    assert lines[1]["time/save_ckpt"] > 0, "of the checkpoint after the first step"
+    assert [line["time/save_ckpt"] > 0 for line in lines] == [False, True], "at the end"
+    assert [line["time/wait_for_ckpt"] > 0 for line in lines] == [False, True]
     assert "perf/mfu" not in lines[1], "nothing is known of a CPU's peak"
     assert lines[1]["mismatch_kl/all/max"] >= lines[1]["mismatch_kl/all/mean"]
     assert 0.0 <= lines[1]["optim/zero_grad_ratio"] < 1.0
@@ -473,6 +478,50 @@ def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.P
             process.kill()
 
 
+@pytest.mark.timeout(400)  # starts three times what imports torch
+@pytest.mark.parametrize("seed", [int(os.environ.get("PRIMERL_TEST_SEED", "1"))])
+def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp_path: Path, seed: int) -> None:
+    """With the same batches: all weights that were published and all metrics are those of a run that was not."""
+    steps, ckpt, generator = 24, {"interval": 3}, random.Random(seed)
+    whole, output = tmp_path / "whole", tmp_path / "killed"
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, whole, max_steps=steps)) == 0
+    lines = output / "metrics.jsonl"
+
+    def killed(after: int) -> None:
+        """Once so many lines are written. It gets little further while it is looked at."""
+
+        def batch(step: int, _rank: int) -> Answer:
+            return whole_batch(step) if step <= after + 2 else waiting("nothing, it is to be killed")
+
+        with (
+            OrchestratorDouble(batch) as double,
+            started(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) as process,
+        ):
+
+            def is_far_enough() -> bool:
+                assert process.poll() is None, process.communicate()
+                return lines.exists() and lines.read_bytes().count(b"\n") >= after
+
+            until(is_far_enough, 150, f"{after} lines of metrics")
+            time.sleep(generator.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+
+    first = generator.randint(1, 9)
+    killed(first)
+    # Again, after it went on: further than it has come, and than the first checkpoint.
+    killed(first + generator.randint(6, 12))
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) == 0
+        (resumed,) = double.called("/trainer/resume")
+    assert 0 < resumed["step"] < steps
+    assert timeless(output) == timeless(whole)
+    for version in range(steps + 1):
+        one, other = published(whole, version), published(output, version)
+        assert all(torch.equal(one[name], other[name]) for name in one), version
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     asked, over = threading.Event(), threading.Event()
@@ -647,7 +696,7 @@ def test_weights_only(folder: Path, tmp_path: Path) -> None:
     saved, broadcast = load_file(tmp_path / "weights" / "step_4" / "model.safetensors"), published(tmp_path, 4)
     assert all(torch.equal(saved[name], broadcast[name]) for name in saved)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "time/save_ckpt" in line] == [3, 5]
+    assert [line["step"] for line in lines if line["time/save_ckpt"]] == [2, 4, 5]
     # Started again it begins anew.
     with OrchestratorDouble(whole_batch) as double:
         assert rl.main({**values, "orchestrator_url": double.url, "max_steps": 1}) == 0

@@ -113,7 +113,7 @@ def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path
         write_rows(tmp_path / f"{name}.jsonl", *({"prompt": "p", "completion": text} for text in texts))
     both = [SubsetConfig(path=str(tmp_path / f"{name}.jsonl")) for name in ("a", "b")]
     model = load_model(folder)
-    measured = Validation(load(folder, both, tmp_path / "bad"), 40, CPU).measure(model)
+    measured = Validation(load(folder, both, tmp_path / "bad"), 40, CPU).measure(model, 0)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for name, data in (("val/loss", both), ("val/a/loss", both[:1]), ("val/b/loss", both[1:])):
         summed, tokens = reference_losses(theirs, load(folder, data, tmp_path / "bad"))
@@ -322,6 +322,25 @@ def test_a_loss_that_is_not_finite_names_its_rows(tmp_path: Path, capsys: pytest
     with safe_open(kept, "pt") as batch:
         assert "abz" in tokenizer.decode(torch.cat([batch.get_tensor(f"{n}.token_ids") for n in range(4)]))
         assert "rows, line 2" in batch.metadata()["0.rows"]
+
+
+def test_a_loss_on_held_out_rows_that_is_not_finite_names_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    write_model(folder, TinyConfig(num_hidden_layers=1, tie_word_embeddings=False), seed=0)
+    weights = load_file(folder / "model.safetensors")
+    z = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("z")
+    weights["model.embed_tokens.weight"][z] = torch.inf
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    write_rows(tmp_path / "val.jsonl", *({"prompt": "a", "completion": text * 9} for text in ("b", "zb", "c", "bz")))
+    val = {"data": {"path": str(tmp_path / "val.jsonl")}}
+    assert sft.main(settings(tmp_path, model={"path": str(folder)}, val=val)) == 1
+    said = capsys.readouterr().out
+    assert "step 0: the loss on rows that are held out (val.data) is not finite" in said
+    assert "look at val, line 2; val, line 4, or lower optim.lr" in said, said
+    assert metrics(tmp_path / "run") == []
 
 
 def test_divergence_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

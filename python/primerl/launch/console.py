@@ -1,4 +1,4 @@
-"""What a person sees during a run: one live line on a terminal, plain lines elsewhere."""
+"""What a person sees during a run: one live line with a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from typing import Any, TextIO
 
 from primerl.launch import status as status_module
 from primerl.redaction import redact
+from primerl.train.progress import Remaining, duration
 
 PLAIN_EVERY_S = 10.0
 LONG_WAIT_S = 2.0
+BAR_WIDTH = 20
 
 
-def line(status: dict[str, Any], *, now: bool = True) -> str:
-    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  trainer waits for ...`; only step and
-    reward where nothing is going on now."""
+def bar(share: float) -> str:
+    """`[==========          ]  50 %`, which every terminal's encoding has."""
+    full = int(BAR_WIDTH * min(max(share, 0.0), 1.0))
+    return f"[{'=' * full:<{BAR_WIDTH}}] {100 * share:3.0f} %"
+
+
+def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = None, live: bool = False) -> str:
+    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  eta 3:07  trainer waits for ...`; only
+    step and reward where nothing is going on now. `left_s`: how long the rest will take; `live`: with a bar."""
     run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
     parts = [f"step {run.get('step', 0)}/{run.get('max_steps', '?')}"]
+    eta = [] if left_s is None else [f"eta {duration(left_s)}"]
+    if live and run.get("max_steps"):
+        # What is cut off where a terminal is narrow is the end.
+        parts += [bar(run.get("step", 0) / run["max_steps"]), *eta]
+        eta = []
     if step.get("reward/all/mean") is not None:
         parts.append(f"reward {step['reward/all/mean']:.3f}")
     if not now:
@@ -26,6 +39,7 @@ def line(status: dict[str, Any], *, now: bool = True) -> str:
     parts.append(f"in flight {rollouts.get('in_flight', 0)}")
     if "staleness/mean" in step:
         parts.append(f"staleness {step['staleness/mean']:.1f}")
+    parts += eta
     # Short waits are how a pipeline works; a long one is what holds the run up.
     wait = status_module.longest_wait(status, LONG_WAIT_S)
     if wait is not None:
@@ -42,6 +56,7 @@ class Console:
         self._line = ""
         self._step: Any = None
         self._printed_at = -PLAIN_EVERY_S
+        self._remaining = Remaining()
 
     def say(self, message: str) -> None:
         """A message that stays."""
@@ -49,8 +64,10 @@ class Console:
         print(redact(message), file=self.output, flush=True)
 
     def update(self, status: dict[str, Any]) -> None:
-        text = redact(line(status))
-        step = status.get("run", {}).get("step")
+        run = status.get("run", {})
+        step, last = run.get("step"), run.get("max_steps")
+        left_s = self._remaining.seconds(step, last) if step is not None and last else None
+        text = redact(line(status, left_s=left_s, live=self.live))
         if self.live:
             self._clear()
             width = terminal_width()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from primerl import by_path, reach
+from primerl import reach
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
@@ -24,6 +24,7 @@ from primerl.launch import checker, going_back, interpreters, monitors, prefligh
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.run_key import VARIABLE, run_key
+from primerl.train import by_path
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
 from primerl.train.config import TrainerLoraConfig, read

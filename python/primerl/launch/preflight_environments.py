@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.by_path import located
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.envs.generations import TASKSETS
 from primerl.envs.interface import Role, module_name
 from primerl.launch import checker, interpreters
 from primerl.launch.secrets import Variables
+from primerl.train.by_path import located
 
 
 @dataclass(frozen=True)

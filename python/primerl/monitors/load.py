@@ -5,9 +5,9 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from primerl.by_path import ImportFailedError, find_by_path
 from primerl.config.monitors import MonitorEntry
 from primerl.monitors.monitor import Monitor, RefusedError
+from primerl.train.by_path import ImportFailedError, find_by_path
 
 
 def find(path: str, args: dict[str, Any]) -> Any:

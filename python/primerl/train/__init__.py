@@ -1,15 +1,17 @@
 """Training: the policy trainer (`rl`), supervised fine-tuning (`sft`) and what they share.
 
 Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a
-machine that has nothing else. Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need
-`peft`; both are imported where used.
+machine that has nothing else; what computes a step needs the first three only, and no other file of `primerl`
+(`benches/trainer_gpu.py`). Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need `peft`;
+both are imported where used.
 
 In the order in which they are best read:
 
 | module | what it holds |
 |---|---|
 | **a model** | |
-| `config`, `sft_config`, `kinds` | dataclasses of the settings; parts that have a file a kind |
+| `config`, `sft_config` | dataclasses of the settings |
+| `kinds`, `by_path` | parts that have a file a kind; functions of others |
 | `model`, `attention` | a `transformers` model over packed sequences |
 | `architectures` | what some of them need for that |
 | `proof` | that it computes there what it computes by itself |

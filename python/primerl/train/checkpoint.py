@@ -7,7 +7,8 @@ import pickle
 import shutil
 import uuid
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ TEXT_FILES = (
 ADAPTER_FOLDER = "lora_adapters"
 """In a model folder: the adapter that is merged into the model there, in peft's layout."""
 STATE_FILE = Path("trainer") / "state.pt"
+GIVEN_UP_S = 10.0
+"""After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")
 """Of versions before the tensors had files of their own."""
 
@@ -80,6 +83,17 @@ class CheckpointError(Exception):
     """A checkpoint cannot be read. The message names the file and what to do."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A checkpoint that is being written."""
+
+    step: int
+    folder: Path
+    target: Path
+    """Its name when it is complete."""
+    writing: Future[Any]
+
+
 class Checkpoints:
     """`<output_dir>/checkpoints/step_<k>/trainer`: `state.pt`, and the tensors in torch's distributed format, of which
     each rank writes and reads what it holds, and its generators' states; any number of ranks may read what another
@@ -87,6 +101,10 @@ class Checkpoints:
 
     A folder of that name is whole: it is filled under another one, synced and renamed by the leading rank when all
     have written. That is done by a thread: training goes on once the tensors are copied.
+
+        save        copies, and begins to write
+        complete    what belongs to it is on the disk, its step's line of metrics: the thread may rename it
+        finish      waits for the thread
     """
 
     def __init__(
@@ -110,6 +128,7 @@ class Checkpoints:
         # The thread's messages to other ranks must not mix with those of training.
         self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._begun: _Begun | None = None
         self._saving: Future[int] | None = None
 
     def newest(self) -> TrainerState | None:
@@ -200,7 +219,7 @@ class Checkpoints:
             )
 
     def save(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
-        """Whole or not at all. Returns when model and optimizer may go on; `finish` waits until it is on disk."""
+        """Whole or not at all. Returns when model and optimizer may go on; it is not there before `complete`."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -222,29 +241,48 @@ class Checkpoints:
             no_dist=self._group is None,
         )
         assert isinstance(writing, Future)
-        self._saving = self._thread.submit(self._complete, writing, folder, target, state.step)
+        self._begun = _Begun(state.step, folder, target, writing)
 
-    def _complete(self, writing: Future[Any], folder: Path, target: Path, step: int) -> int:
+    def complete(self) -> None:
+        """Have the thread rename what is being saved, where something is."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._saving = self._thread.submit(self._complete, begun)
+
+    def _complete(self, begun: _Begun) -> int:
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
-            writing.result()
+            begun.writing.result()
         except (CheckpointException, OSError):
-            if self._ranks.leads:
-                shutil.rmtree(folder, ignore_errors=True)  # a full disk needs the room
+            self._remove(begun)
             raise
         if self._ranks.leads:
-            write_sums(folder)
-            settle(folder, target)
+            write_sums(begun.folder)
+            settle(begun.folder, begun.target)
             for kept in (self._folder, self._beside):
                 if kept is not None:
                     keep_newest(kept, self._keep_last, self._keep_interval)
-        return step
+        return begun.step
+
+    def _remove(self, begun: _Begun) -> None:
+        """A full disk needs the room."""
+        if self._ranks.leads:
+            shutil.rmtree(begun.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """What something has come between, so that it was not completed, is given up."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            # Another rank may be gone, and nobody waits for that; the next start removes what is left.
+            wait([begun.writing], GIVEN_UP_S)
+            self._remove(begun)
 
     def finish(self) -> int | None:
-        """Wait for what is being saved; returns the step of what was. Raises SavingError."""
+        """Complete what is being saved and wait for it; returns the step of what was. Raises SavingError."""
         from torch.distributed.checkpoint.api import CheckpointException
 
+        self.complete()
         saving, self._saving = self._saving, None
         try:
             return None if saving is None else saving.result()
@@ -327,6 +365,7 @@ def save_checkpoint(
     ranks: Ranks = ALONE,
     adapter: Adapter | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    tell: Callable[[float], None] = lambda share: None,
 ) -> Path:
     """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
     other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
@@ -334,7 +373,8 @@ def save_checkpoint(
     Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
 
-    All ranks have to call it; each writes its share of the weights, the leading one everything else.
+    All ranks have to call it; each writes its share of the weights, the leading one everything else. `tell` hears how
+    much of this rank's bytes is written.
 
     Raises:
         OSError, SafetensorError: it cannot be written.
@@ -353,17 +393,21 @@ def save_checkpoint(
 
     meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
     with meeting.folder(target) as folder:
-        parts = meeting.each(lambda: _write(folder, files), "write its share of the model")
+        parts = meeting.each(lambda: _write(folder, files, tell), "write its share of the model")
         meeting.lead(lambda: complete(folder, parts), "complete the model folder")
     return target
 
 
-def _write(folder: Path, files: Files) -> dict[str, dict[str, int]]:
+def _write(folder: Path, files: Files, tell: Callable[[float], None]) -> dict[str, dict[str, int]]:
     """Returns the tensors' sizes in bytes, by file and name."""
+    sizes = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
+    written, total = 0, sum(sum(own.values()) for own in sizes.values())
     for file, tensors in files.items():
         save_file(tensors, folder / file, metadata={"format": "pt"})
         sync(folder / file)
-    return {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
+        written += sum(sizes[file].values())
+        tell(written / max(total, 1))
+    return sizes
 
 
 def _describe(model: Any, source: Path, folder: Path, files: dict[str, dict[str, int]]) -> None:

@@ -11,10 +11,6 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import msgpack
-
-from primerl.run_key import run_key_header
-
 log = logging.getLogger(__name__)
 
 MSGPACK = "application/msgpack"
@@ -89,7 +85,7 @@ class OrchestratorClient:
                 raise NoMoreBatches(_message(body))
             if status != 202:
                 raise OrchestratorError(f"{self.url} refused batch {step} ({status}): {_message(body)}")
-            reason = str(msgpack.unpackb(body).get("waiting_for", "no reason given"))
+            reason = _waiting_for(body)
             waiting(reason)
             if time.monotonic() > deadline:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
@@ -146,6 +142,10 @@ class OrchestratorClient:
     ) -> tuple[int, bytes | bytearray]:
         """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
         until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
+        import msgpack  # where there is no orchestrator to talk to, neither is needed
+
+        from primerl.run_key import run_key_header
+
         request = msgpack.packb(fields)
         patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
         deadline = time.monotonic() + patience
@@ -193,6 +193,12 @@ def _message(body: bytes | bytearray) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return body[:200].decode("utf-8", errors="replace")
+
+
+def _waiting_for(body: bytes | bytearray) -> str:
+    import msgpack
+
+    return str(msgpack.unpackb(body).get("waiting_for", "no reason given"))
 
 
 def _for_long(what: str, since: float) -> str:

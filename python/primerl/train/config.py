@@ -12,8 +12,6 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from primerl.exposition import check_port
-
 Config = TypeVar("Config")
 
 
@@ -209,10 +207,7 @@ class TrainerConfig(ComputationConfig):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainerConfig:
         config = read(cls, values)
-        try:
-            check_port(config.metrics_port)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        _check_port(config.metrics_port)
         _check_optim(config.optim)
         check_ranks(config)
         _at_least(config, "max_steps", 1)
@@ -238,6 +233,17 @@ class TrainerConfig(ComputationConfig):
         for name in ("orchestrator_timeout_s", "batch_timeout_s"):
             _above_zero(config, name)
         return config
+
+
+def _check_port(port: int | None) -> None:
+    if port is None:
+        return
+    from primerl.exposition import check_port
+
+    try:
+        check_port(port)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_checkpoints(ckpt: Any) -> None:

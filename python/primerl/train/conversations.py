@@ -9,6 +9,8 @@ from typing import Any
 
 COLUMNS = ("messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs")
 """What is read of a row; other columns are left alone."""
+BEHIND = {"prompt": "messages", "completion": "messages", "tool_defs": "tools"}
+"""Columns that are not read where the other one is there."""
 
 
 class RowError(ValueError):
@@ -27,7 +29,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    """Columns that are not read because `messages` is there."""
+    """Columns of `BEHIND` that are not read because the one before them is there."""
 
 
 SCHEMA = "not a conversation"
@@ -35,14 +37,15 @@ SCHEMA = "not a conversation"
 
 def conversation(row: object) -> Conversation:
     """`messages` as they are, or `prompt` then `completion`, each a text or messages. A value of None counts as a
-    column that is not there: tables have every column in every row.
+    column that is not there, for tables have every column in every row; of what is beside the messages also an empty
+    one, for some tables have no None.
 
     Raises:
         RowError: of kind `SCHEMA`.
     """
     if not isinstance(row, Mapping):
         raise RowError(SCHEMA, "expected an object with `messages`, or with `prompt` and `completion`")
-    fields = {name: row[name] for name in COLUMNS if row.get(name) is not None}
+    fields = {name: row[name] for name in COLUMNS if _is_there(name, row.get(name))}
     if "messages" in fields:
         messages = _parsed(fields["messages"], "messages")
     elif "prompt" in fields and "completion" in fields:
@@ -59,8 +62,14 @@ def conversation(row: object) -> Conversation:
     kwargs = _parsed(fields.get("chat_template_kwargs", {}), "chat_template_kwargs")
     if not isinstance(kwargs, Mapping):
         raise RowError(SCHEMA, "chat_template_kwargs must be an object, or the text of one")
-    ignored = tuple(name for name in ("prompt", "completion") if name in fields and "messages" in fields)
+    ignored = tuple(name for name, before in BEHIND.items() if name in fields and before in fields)
     return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs), ignored)
+
+
+def _is_there(name: str, value: Any) -> bool:
+    if name in ("messages", "prompt", "completion"):
+        return value is not None
+    return value.strip() not in ("", "[]", "{}", "null") if isinstance(value, str) else bool(value)
 
 
 def without_none(value: Any, keep: tuple[str, ...] = ()) -> Any:

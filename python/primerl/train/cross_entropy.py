@@ -35,20 +35,21 @@ def forward_backward(model: Any, batch: StepBatch, ranks: Ranks = ALONE, routing
 
 
 @torch.no_grad()
-def row_losses(model: Any, batch: StepBatch, ranks: Ranks = ALONE) -> dict[int, float]:
-    """The summed loss of each row of this rank, by its index among all rows. All ranks have to call it."""
+def row_losses(model: Any, micro_batches: list[MicroBatch], most: int, ranks: Ranks = ALONE) -> dict[int, float]:
+    """The summed loss of each row of this rank, by its index among all rows. All ranks have to call it; `most`:
+    micro-batches of the one that has most."""
     losses: dict[int, float] = {}
-    for micro_batch in batch.micro_batches:
+    for micro_batch in micro_batches:
         sequences = torch.bucketize(micro_batch.targets, micro_batch.packed.boundaries.long(), right=True) - 1
         sums = torch.zeros(len(micro_batch.rows), dtype=torch.float64, device=sequences.device)
         sums.index_add_(0, sequences, _losses(model, micro_batch).double())
         losses |= zip(micro_batch.rows, sums.tolist(), strict=True)
-    for _ in range(batch.most_micro_batches - len(batch.micro_batches)):
+    for _ in range(most - len(micro_batches)):
         nothing(model, ranks)
     return losses
 
 
 def _losses(model: Any, batch: MicroBatch) -> Tensor:
     """[trained] fp32."""
-    logprobs, _ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets, entropy=False)
+    logprobs, *_ = packed_logprobs(model, batch.token_ids, batch.packed, batch.targets, entropy=False)
     return -logprobs

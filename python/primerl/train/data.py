@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 import torch
 from torch import Tensor
 
@@ -101,6 +100,8 @@ def decode_batch(body: bytes | bytearray) -> Batch:
     Raises:
         BatchError: the bytes are no batch, or its columns contradict each other.
     """
+    import msgpack  # only batches of an orchestrator are packed by it
+
     try:
         header, columns = _frame(bytearray(body) if isinstance(body, bytes) else body)
         batch = Batch(
@@ -123,6 +124,8 @@ def decode_batch(body: bytes | bytearray) -> Batch:
 
 def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
     """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
+    import msgpack
+
     header, rest = _bytes_of(b"\x82\xa6header\xc6", memoryview(body))
     columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
     if rest:

@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from primerl.reach import address_towards
 from primerl.startup import importing
 from primerl.train import staging
 from primerl.train.adapter_files import (
@@ -280,6 +279,8 @@ def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) 
     output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
     sender = None
     if given.transport == "collective":
+        from primerl.reach import address_towards
+
         sender = Sender(output_dir / "broadcasts", address_towards(config.orchestrator_url), ranks.device)
     if adapter is not None and lora is not None and lora.broadcast == "adapter":
         return AdapterPublisher(

@@ -8,26 +8,33 @@
 A component's tokens are those the policy sampled (`loss_mask`), or, where the batch has a column `<component>_weights`,
 those it gives a value above 0, which their loss is multiplied by. A component of weight 0 is not computed.
 
+p is what the engine sampled from, as the trainer's weights have it: at the sampling temperature and, where truncation
+is replayed, among the tokens that were kept (`truncation`).
+
 ref_kl, on-policy distillation: the reverse KL divergence from the policy to a teacher, of which the batch holds the
-log-probabilities of the sampled tokens (column `teacher_logprobs`):
+log-probabilities of the sampled tokens (column `teacher_logprobs`). They are the teacher's own, at temperature 1 and of
+all tokens, and so is the policy that is drawn to it:
 
-    ref_kl = sg(min(rho, ref_kl_max_ratio)) * (log p - log teacher)^2 / 2
+    p1     = softmax of the policy's logits                      rho1 = p1 / (the engine's probability, as it sampled)
+    ref_kl = sg(min(rho1, ref_kl_max_ratio)) * (log p1 - log teacher)^2 / 2
 
-Its gradient, sg(rho) * (log p - log teacher) * grad log p, is that of KL(policy || teacher) over tokens the engine
-sampled (that of `log p - log teacher` itself would be 0 on average; Schulman, "Approximating KL divergence", 2020).
-On-policy distillation: Agarwal et al., arXiv:2306.13649; Lu, "On-Policy Distillation", Thinking Machines, 2025.
+Its gradient, sg(rho1) * (log p1 - log teacher) * grad log p1, is that of KL(p1 || teacher) over tokens the engine
+sampled (that of `log p1 - log teacher` itself would be 0 on average; Schulman, "Approximating KL divergence", 2020),
+but for ratios above the bound, and for what a truncated engine never samples. With p in place of p1 it would be least
+where p is the teacher, and p1 something else. On-policy distillation: Agarwal et al., arXiv:2306.13649; Lu, "On-Policy
+Distillation", Thinking Machines, 2025.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from primerl.by_path import ImportFailedError, find_by_path
 from primerl.train import losses
+from primerl.train.by_path import ImportFailedError, find_by_path
 from primerl.train.config import ConfigError, LossConfig
 from primerl.train.data import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
@@ -42,7 +49,7 @@ SAMPLED = ("rl", "ref_kl")
 TAKEN = {
     *("advantage", "empty_rollouts", "entropy", "errored_rollouts", "is_truncated", "loss", "masked"),
     *("masked_advantage_negative", "masked_advantage_positive", "mismatch_abs_log_ratio", "mismatch_kl"),
-    *("num_turns", "reward", "seq_len", "staleness"),
+    *("masked_share", "num_turns", "ref_kl", "reward", "seq_len", "staleness"),
 }
 """Names of metrics, the part before `/all`, that trainer or orchestrator write: none for a loss of one's own."""
 
@@ -128,6 +135,15 @@ class Loss:
                 raise BatchError(f"rollout {rollout}: {name}_weights {what} (packed token {index})")
         return column
 
+    def plain(self, targets: Targets, micro_batch: MicroBatch) -> Tensor | None:
+        """[K] int64, those of the targets whose log-probability p1 of `ref_kl` has to be computed: all of its tokens.
+        None where it is log p."""
+        if "ref_kl" not in targets.weights:
+            return None
+        chosen = targets.weights["ref_kl"].nonzero().squeeze(1)
+        temperatures = micro_batch.temperatures[targets.indices[chosen].to(micro_batch.temperatures.device)]
+        return chosen if micro_batch.truncation is not None or bool((temperatures != 1).any()) else None
+
     def counts(self, targets: list[Targets]) -> Tensor:
         """Tokens of each component of COMPONENTS, [3] fp64."""
         return torch.tensor(
@@ -156,6 +172,7 @@ class Loss:
         entropy: Tensor,
         counts: Tensor,
         step: int,
+        plain: Tensor | None = None,
     ) -> tuple[Tensor, TokenValues]:
         """The micro-batch's part of the loss, one number, and what was measured.
 
@@ -164,6 +181,7 @@ class Loss:
             logprobs, entropy: [M], of the targets.
             counts: [3], tokens of each component on all ranks.
             step: the batch's.
+            plain: [K], log p1 of the targets that the method `plain` names; None where it names none.
         """
         device = logprobs.device
         picked = targets.indices.to(micro_batch.token_ids.device)
@@ -189,7 +207,10 @@ class Loss:
             chosen = targets.weights[name].nonzero().squeeze(1)
             if not chosen.numel():
                 continue
-            own, measured = self._compute(name, tokens.at(chosen), entropy[chosen])
+            of_component = tokens.at(chosen)
+            if name == "ref_kl" and plain is not None:
+                of_component = replace(of_component, logprobs=plain)
+            own, measured = self._compute(name, of_component, entropy[chosen])
             part = own * targets.weights[name][chosen] * (weight / divisors[name])
             loss = loss.index_add(0, chosen, part)
             for key, of_tokens in {**measured, f"loss/{name}": part.detach()}.items():
@@ -205,7 +226,9 @@ class Loss:
         if name == "ref_kl":
             assert tokens.teacher_logprobs is not None
             ratio = tokens.log_ratio.detach().exp().clamp(max=self.config.ref_kl_max_ratio)
-            return ratio * (tokens.logprobs - tokens.teacher_logprobs).square() / 2.0, {}
+            distance = tokens.logprobs - tokens.teacher_logprobs
+            measured = {"ref_kl": distance.detach(), "ref_kl_tokens": torch.ones_like(distance)}
+            return ratio * distance.square() / 2.0, measured
         answer = self._ask(tokens)
         measured = {f"metric/{metric}": values.detach().double() for metric, values in answer.metrics.items()}
         if answer.masked is not None:
@@ -280,13 +303,15 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
 
 @torch.no_grad()
 def _measure(tokens: Tokens, masked: Tensor) -> dict[str, Tensor]:
-    log_ratio, positive = tokens.log_ratio, tokens.advantages > 0
+    log_ratio, positive, negative = tokens.log_ratio, tokens.advantages > 0, tokens.advantages < 0
     return {
         # KL(engine || trainer) by the k3 estimator (Schulman, "Approximating KL divergence", 2020).
         "mismatch_kl": torch.expm1(log_ratio) - log_ratio,
         "log_ratio": log_ratio,
         "abs_log_ratio": log_ratio.abs(),
         "positive": positive,
+        "negative": negative,
+        "masked": masked,
         "masked_positive": masked & positive,
-        "masked_negative": masked & ~positive,
+        "masked_negative": masked & negative,
     }

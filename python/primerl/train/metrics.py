@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from primerl.train.files import keep_steps, remove_temporary
+from primerl.train.progress import duration
 from primerl.train.step_folders import saving
 
 log = logging.getLogger(__name__)
@@ -69,13 +70,19 @@ class MetricsWriter:
             self._file.close()
 
 
+OF_EVERY_STEP = ("save_ckpt", "wait_for_ckpt", "metrics")
+"""Parts of a step's time that its line has where nothing was saved, too. `metrics` is what the line before took."""
+
+
 class Clock:
     """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, always: Sequence[str] = ()) -> None:
+        """`always`: parts that every step has, be it for 0 seconds."""
         self._now = now
+        self._always = always
         self._start = self._last = now()
-        self._parts: dict[str, float] = {}
+        self._parts = dict.fromkeys(always, 0.0)
 
     def beside(self, name: str, seconds: float) -> None:
         """What a thread took, which is no part of the step."""
@@ -91,7 +98,7 @@ class Clock:
         now = self._now()
         times = {"time/step": now - self._start, **{f"time/{name}": value for name, value in self._parts.items()}}
         self._start = self._last = now
-        self._parts = {}
+        self._parts = dict.fromkeys(self._always, 0.0)
         return times
 
 
@@ -166,7 +173,11 @@ class _Output(logging.StreamHandler[TextIO]):
             self.handle(record)
 
 
-def console_line(step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str]) -> str:
-    """`step 3/60  reward 0.512  ...`: the metrics named in `shown`, under its short names, where present."""
+def console_line(
+    step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str], left_s: float | None = None
+) -> str:
+    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, where present, and
+    how long the rest will take, where it is known."""
     parts = [f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics]
+    parts += [] if left_s is None else [f"eta {duration(left_s)}"]
     return f"step {step}/{max_steps}  " + "  ".join(parts)

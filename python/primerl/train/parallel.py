@@ -56,10 +56,14 @@ def packed_logprobs(
     *,
     hook: LogitsHook | None = None,
     entropy: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`."""
+    plain: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`. Third,
+    those log-probabilities at temperature 1 and of all tokens which the targets at the indices `plain` have, too."""
     compute = getattr(model, FORWARD) if isinstance(model, FSDPModule) else MethodType(_packed_logprobs, model)
-    answer: tuple[Tensor, Tensor] = compute(token_ids, packed, targets, temperatures, hook, entropy)
+    answer: tuple[Tensor, Tensor, Tensor | None] = compute(
+        token_ids, packed, targets, temperatures, hook, entropy, plain
+    )
     return answer
 
 
@@ -71,16 +75,21 @@ def _packed_logprobs(
     temperatures: Tensor | None,
     hook: LogitsHook | None,
     entropy: bool,
-) -> tuple[Tensor, Tensor]:
-    hidden = predicted_hidden(model, token_ids, packed, targets)
-    return token_logprobs(hidden, output_head(model), token_ids[targets], temperatures, hook=hook, entropy=entropy)
+    plain: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    hidden, predicted = predicted_hidden(model, token_ids, packed, targets), token_ids[targets]
+    head = output_head(model)
+    logprobs, entropies = token_logprobs(hidden, head, predicted, temperatures, hook=hook, entropy=entropy)
+    if plain is None:
+        return logprobs, entropies, None
+    return logprobs, entropies, token_logprobs(hidden[plain], head, predicted[plain], entropy=False)[0]
 
 
 def nothing(model: Any, ranks: Ranks) -> Tensor:
     """A forward pass whose loss is 0, for a rank that has a micro-batch less: gathering weights takes all ranks."""
     token_ids = torch.zeros(2, dtype=torch.int64, device=ranks.device)
     packed = PackedSequences.from_lengths([2], ranks.device)
-    logprobs, _ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
     return logprobs.sum() * 0.0
 
 

@@ -8,6 +8,7 @@
         clip, update                         policy v(k-1) becomes v(k)
         begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
         save a model folder, and begin to save a checkpoint      (every `ckpt.interval` steps; a thread writes it)
+        write the line of metrics        (the checkpoint is complete after it)
     save the last policy as a model folder
 
 The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
@@ -34,11 +35,11 @@ from primerl.train.flops import Performance
 from primerl.train.histograms import Histograms
 from primerl.train.lora import Adapter, check_facts
 from primerl.train.loss import Loss, Targets, TokenValues
-from primerl.train.metrics import Clock, MetricsWriter, console_line
+from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line
 from primerl.train.model import PackedSequences
 from primerl.train.optim import Optimizer, Update
 from primerl.train.parallel import nothing, packed_logprobs, sum_gradients_after
-from primerl.train.progress import taking
+from primerl.train.progress import Remaining, taking
 from primerl.train.routing import RoutingLoad
 from primerl.train.statistics import MOST_STALE, Groups, Statistics, Trained, counted
 from primerl.train.step_folders import keep_newest, saving, set_aside_later
@@ -134,7 +135,7 @@ class Trainer:
         Returns:
             The last step that was trained.
         """
-        clock = Clock()
+        clock, remaining = Clock(always=OF_EVERY_STEP), Remaining()
         self.publish(began_after, clock)
         # Nothing is trained before the orchestrator has accepted what training begins with.
         self.broadcasts.finish()
@@ -154,16 +155,19 @@ class Trainer:
                 kept = keep_batch(Path(self.config.output_dir), step, self.ranks.rank, "batch.msgpack", received.body)
                 raise TrainingDiverged(f"{error}; {kept} (primerl.train.data.decode_batch reads it)") from None
             self.publish(step, clock)
-            metrics = self.measure(batch, statistics, update, clock.step())
+            tokens = self.count(batch, statistics)
+            self.save(step, clock)
+            metrics = self.measure(batch, statistics, update, tokens, clock.step())
             if distributions is not None and self.histograms is not None:
                 distributions.append(step, self.histograms.line())
             if writer is not None:
                 # Whoever reads the step's metrics finds everything else of it.
                 writer.write(step, metrics)
-                log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN))
-            clock.lap("metrics")
+                left_s = remaining.seconds(step, self.config.max_steps)
+                log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN, left_s))
             # What it covers is complete, its line of metrics too.
-            self.save(step, clock)
+            self.checkpoints.complete()
+            clock.lap("metrics")
         self.finish(self.config.max_steps)
         return self.config.max_steps
 
@@ -242,9 +246,12 @@ class Trainer:
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        wanted = self.loss.plain(targets, micro_batch)
         with self.routing.recording():
-            logprobs, entropy = packed_logprobs(self.model, token_ids, packed, targets.indices, temperatures, hook=hook)
-        return self.loss(targets, micro_batch, logprobs, entropy, counts, step)
+            logprobs, entropy, plain = packed_logprobs(
+                self.model, token_ids, packed, targets.indices, temperatures, hook=hook, plain=wanted
+            )
+        return self.loss(targets, micro_batch, logprobs, entropy, counts, step, plain)
 
     def groups(self, batch: Batch) -> Groups:
         """The same on all ranks."""
@@ -285,8 +292,7 @@ class Trainer:
     def save(self, step: int, clock: Clock) -> None:
         """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
         is_last = step == self.config.max_steps
-        between = not (self.ckpt.interval and step % self.ckpt.interval == 0)
-        if self.config.ckpt is None or (between and not is_last):
+        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0):
             self.tell_of(self.checkpoints.saved())
             return
         self.doing(step, "waiting for the checkpoint before")
@@ -296,7 +302,7 @@ class Trainer:
         if is_last or self.ckpt.weights_only or not self.ckpt.weights.only_last:
             self.save_weights(step)
             clock.lap("save_ckpt")
-        if self.ckpt.weights_only:
+        if self.config.ckpt is None or self.ckpt.weights_only:
             return
         self.doing(step, "saving a checkpoint")
         state = TrainerState(
@@ -319,8 +325,8 @@ class Trainer:
         separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
         most = self.config.weights.max_shard_bytes
-        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}"):
-            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most)
+        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}") as tell:
+            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most, tell)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         self.weights_saved = step
@@ -346,8 +352,14 @@ class Trainer:
         self.heartbeat.doing(step, what)
         self.ranks.at(f"step {step}: {what}")
 
+    def count(self, batch: Batch, statistics: Statistics) -> int:
+        """Add the step's samples and tokens to those that were trained; returns its tokens, over all ranks."""
+        names = statistics.groups.environment_names(self.config.environments)
+        counts = self.ranks.sum(counted(batch, len(names)).to(self.ranks.device))
+        return self.trained.add(names, counts.tolist())
+
     def measure(
-        self, batch: Batch, statistics: Statistics, update: Update, times: dict[str, float]
+        self, batch: Batch, statistics: Statistics, update: Update, tokens: int, times: dict[str, float]
     ) -> dict[str, float]:
         """Metrics of the step over all ranks; those of the orchestrator come with the batch."""
         staleness = batch.staleness()
@@ -357,9 +369,6 @@ class Trainer:
         own = [len(staleness), sum(staleness), own_flops]
         counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
         sampled, stale, flops = self.ranks.sum(counts).tolist()
-        names = statistics.groups.environment_names(self.config.environments)
-        counts = self.ranks.sum(counted(batch, len(names)).to(self.ranks.device))
-        tokens = self.trained.add(names, counts.tolist())
         metrics = {
             **batch.metrics,
             **self.performance.metrics(tokens, flops, times["time/step"]),

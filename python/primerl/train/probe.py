@@ -31,5 +31,5 @@ def probe_of(model: Any, ranks: Ranks = ALONE) -> Probe:
     words = min(model.get_input_embeddings().num_embeddings, model.config.get_text_config().vocab_size)
     token_ids = torch.randint(words, (TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
     packed = PackedSequences.from_lengths([TOKENS], device)
-    logprobs, _ = packed_logprobs(model, token_ids, packed, torch.arange(1, TOKENS, device=device))
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.arange(1, TOKENS, device=device))
     return {"token_ids": token_ids.tolist(), "logprobs": [0.0, *logprobs.tolist()]}

@@ -73,7 +73,7 @@ def sample(model: Any) -> list[float]:
     token_ids, packed = _random_tokens(model)
     targets = (packed.position_ids.squeeze(0) > 0).nonzero().squeeze(1)
     with torch.no_grad():
-        logprobs, _ = packed_logprobs(model, token_ids, packed, targets)
+        logprobs, *_ = packed_logprobs(model, token_ids, packed, targets)
     found: list[float] = logprobs.tolist()
     return found
 

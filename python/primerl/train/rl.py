@@ -6,11 +6,10 @@ import logging
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from primerl.exposition import PortTakenError
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -32,6 +31,9 @@ from primerl.train.progress import taking
 from primerl.train.step_folders import SavingError
 from primerl.train.stop import Stopped, stop_on_signals
 
+if TYPE_CHECKING:
+    from primerl.train.exposed import ExposedMetrics
+
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ def main(values: dict[str, Any]) -> int:
     except Stopped as stopped:
         log.info("stopped by %s", stopped)
         return stopped.exit_code
-    except (ConfigError, ModelError, PortTakenError) as error:
+    except (ConfigError, ModelError) as error:
         log.error("%s", error)
         return 2
     except SavingError as error:
@@ -106,6 +108,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             with (
                 closing(broadcasts),
                 closing(batches),
+                closing(checkpoints),
                 exposed(config, ranks) as exposition,
                 metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
                 distributions_writer(config, ranks, began_after) as distributions,
@@ -128,10 +131,16 @@ def distributions_writer(
 
 
 def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
-    """Prometheus's view of the metrics, where it is asked for. Raises PortTakenError."""
+    """Prometheus's view of the metrics, where it is asked for. Raises ConfigError for a port that is taken."""
     if config.metrics_port is None or not ranks.leads:
         return nullcontext()
-    return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+    from primerl.exposition import PortTakenError
+    from primerl.train.exposed import ExposedMetrics
+
+    try:
+        return closing(ExposedMetrics(config.metrics_port, Path(config.output_dir)))
+    except PortTakenError as error:
+        raise ConfigError(str(error)) from None
 
 
 def metrics_writer(output_dir: Path, after: int, exposition: ExposedMetrics | None) -> MetricsWriter:

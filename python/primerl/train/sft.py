@@ -8,8 +8,8 @@ for step in 1..max_steps:
     forward and backward: mean loss over the trained tokens
     clip, AdamW
     validate                            (every val.interval steps, and last)
-    write the line of metrics
-    save weights, then a checkpoint     (every ckpt.interval steps, and last)
+    save weights, then a checkpoint     (every ckpt.interval steps, and last; a thread writes it)
+    write the line of metrics           (the checkpoint is complete after it)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import Adapter, check_facts
-from primerl.train.metrics import Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
+from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
 from primerl.train.model import ModelError, dtype_on
 from primerl.train.optim import Optimizer, Update
 from primerl.train.packing import Ahead, StepBatch, step_batches
-from primerl.train.progress import taking
+from primerl.train.progress import Remaining, Report, bar, taking
 from primerl.train.routing import RoutingLoad
 from primerl.train.rows import Rows
 from primerl.train.sft_config import SFTCheckpointConfig, SFTConfig
@@ -148,7 +148,10 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     if state is not None:
         run.restore(state)
     # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
-    with MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer:
+    with (
+        closing(checkpoints),
+        MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer,
+    ):
         run.train(writer)
 
 
@@ -176,6 +179,7 @@ class Run:
         self.position = self.mixture.position()
         self.output_dir = Path(self.config.output_dir)
         self.routing = RoutingLoad(self.model)
+        self.remaining, self.shown_at = Remaining(), 0.0
         # What fixes the order of the rows; a checkpoint goes on with the same only.
         self.data = {"rows": self.rows.digest(), **self.mixture.describe(), "rendered_at": self.rendered_at}
 
@@ -211,7 +215,7 @@ class Run:
             log.info("all %d steps are trained", self.last)
             return
         if self.validation is not None and self.config.val and self.config.val.at_start and not self.step:
-            metrics = self.validation.measure(self.model)
+            metrics = self.validation.measure(self.model, 0)
             if writer is not None:
                 writer.write(0, metrics)
             log.info("%s", console_line(0, self.last, metrics, SHOWN))
@@ -219,16 +223,16 @@ class Run:
         batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, ranks.device, ranks)
         ahead = Ahead(batches)
         try:
-            self._steps(ahead, writer)
+            with bar("training") as report:
+                self._steps(ahead, writer, report)
         finally:
             ahead.close()
         self.ranks.at("waiting for the last checkpoint")
         with taking("saving the last checkpoint"):
             self.checkpoints.finish()
 
-    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None) -> None:
-        clock = Clock()
-        shown_at = 0.0
+    def _steps(self, batches: Ahead[StepBatch], writer: MetricsWriter | None, report: Report) -> None:
+        clock = Clock(always=OF_EVERY_STEP)
         for step in range(self.step + 1, self.last + 1):
             batch = next(batches)
             clock.lap("wait_for_batch")
@@ -246,22 +250,30 @@ class Run:
                 **self._advance(step, batch),
             }
             if self.validation is not None and self._is_due(self.config.val.interval if self.config.val else None):
-                metrics |= self.validation.measure(self.model)
+                metrics |= self.validation.measure(self.model, step)
                 clock.lap("validation")
-            times = clock.step()
-            metrics |= {**times, **self._measure(batch, _training_s(times))}
-            if writer is not None:
-                writer.write(step, metrics)
-            now = time.monotonic()
-            if now - shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
-                log.info("%s", console_line(step, self.last, metrics, SHOWN))
-                shown_at = now
-            # What it covers is complete, its line of metrics too.
             if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
                 self.checkpoints.finish()
                 clock.lap("wait_for_ckpt")
                 self.save()
                 clock.lap("save_ckpt")
+            times = clock.step()
+            metrics |= {**times, **self._measure(batch, _training_s(times))}
+            if writer is not None:
+                writer.write(step, metrics)
+            self._show(step, metrics, report)
+            # What it covers is complete, its line of metrics too.
+            self.checkpoints.complete()
+            clock.lap("metrics")
+
+    def _show(self, step: int, metrics: dict[str, float], report: Report) -> None:
+        """Each step in the bar; a line of the log where one is due."""
+        left_s = self.remaining.seconds(step, self.last)
+        report(step / self.last, f"step {step}/{self.last}  loss {metrics['loss/mean']:.4g}")
+        now = time.monotonic()
+        if now - self.shown_at >= CONSOLE_INTERVAL_S or step == self.last or "val/loss" in metrics:
+            log.info("%s", console_line(step, self.last, metrics, SHOWN, left_s))
+            self.shown_at = now
 
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
         tokens, samples = sum(batch.tokens), sum(batch.samples)
@@ -287,7 +299,7 @@ class Run:
 
     def _suspects(self, batch: StepBatch) -> str:
         """Names of the rows whose own loss is not finite, of all ranks. Nothing was updated."""
-        losses = row_losses(self.model, batch, self.ranks)
+        losses = row_losses(self.model, batch.micro_batches, batch.most_micro_batches, self.ranks)
         bad = self.ranks.union(self.rows.name(row) for row, loss in losses.items() if not math.isfinite(loss))
         return listed(bad, "; ") if bad else "any of its rows, each of which has a finite loss by itself"
 
@@ -326,8 +338,8 @@ class Run:
     def _save_weights(self, adapter_too: bool) -> None:
         began = time.monotonic()
         source, separate = model_folder(self.config), self.adapter if adapter_too else None
-        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}"):
-            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate)
+        with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}") as tell:
+            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
     def _state(self) -> TrainerState:
@@ -343,7 +355,8 @@ class Run:
 
 
 def _training_s(times: dict[str, float]) -> float:
-    return times["time/step"] - times.get("time/validation", 0.0) - times.get("time/save_ckpt", 0.0)
+    beside = ("time/validation", "time/save_ckpt", "time/wait_for_ckpt")
+    return times["time/step"] - sum(times.get(name, 0.0) for name in beside)
 
 
 def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.train.config import ConfigError
-from primerl.train.conversations import COLUMNS, SCHEMA, Conversation, RowError, conversation, without_none
+from primerl.train.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation, without_none
 from primerl.train.sft_config import RowsConfig, SubsetConfig
 from primerl.train.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason
 
@@ -77,19 +77,22 @@ class Source:
     def rows(self) -> Iterator[Found]:
         """Raises DataError when the dataset cannot be read at all, or has no rows."""
         found = _plain_rows(self._path) if self.is_plain else _table_rows(self._table())
-        is_empty, is_told = True, False
+        is_empty, told = True, set[str]()
         try:
             for row in found:
                 is_empty = False
-                if not is_told and isinstance(row.content, Conversation) and row.content.ignored:
-                    is_told = True
+                if isinstance(row.content, Conversation) and not told.issuperset(row.content.ignored):
+                    told.update(row.content.ignored)
                     log.warning(
-                        "%s: %s %d of %s has %s beside `messages`, which are taken; the same for others like it",
+                        "%s: %s %d of %s has %s beside %s, which are taken; the same for others like it",
                         self.key,
                         self.unit,
                         row.index,
                         self.config.path,
                         " and ".join(f"`{name}`" for name in row.content.ignored),
+                        " and ".join(
+                            f"`{name}`" for name in dict.fromkeys(BEHIND[name] for name in row.content.ignored)
+                        ),
                     )
                 yield row
         except (OSError, UnicodeDecodeError) as error:

@@ -7,13 +7,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from primerl.models.tiny import TinyConfig, differences, write_model
 from primerl.train.config import ConfigError
 from primerl.train.distributed import Ranks
 from primerl.train.files import whole_folder
 from primerl.train.sft_config import SFTConfig
 from primerl.train.step_folders import saving
+
+if TYPE_CHECKING:
+    from primerl.models.tiny import TinyConfig
 
 
 def model_folder(config: SFTConfig) -> Path:
@@ -47,6 +50,8 @@ def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
 
 
 def _check(config: SFTConfig, tiny: TinyConfig, target: Path) -> None:
+    from primerl.models.tiny import differences
+
     other = differences(target, tiny)
     if other:
         raise ConfigError(
@@ -56,6 +61,8 @@ def _check(config: SFTConfig, tiny: TinyConfig, target: Path) -> None:
 
 
 def _make(target: Path, tiny: TinyConfig, seed: int) -> None:
+    from primerl.models.tiny import write_model
+
     with saving(target), whole_folder(target) as folder:
         try:
             write_model(folder, tiny, seed=seed)

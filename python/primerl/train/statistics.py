@@ -20,8 +20,12 @@ COLUMNS = (
     "abs_log_ratio",
     "entropy",
     "positive",
+    "negative",
+    "masked",
     "masked_positive",
     "masked_negative",
+    "ref_kl",
+    "ref_kl_tokens",
 )
 MOST_STALE = 16
 """Tokens that are staler count as this stale."""
@@ -70,7 +74,9 @@ class Statistics:
         columns = {name: column[values.sampled] for name, column in values.columns.items()}
         columns["tokens"] = torch.ones_like(columns["mismatch_kl"])
         columns["mismatch_kl_squared"] = columns["mismatch_kl"].double().square()
-        rows = torch.stack([columns[name].double() for name in COLUMNS], dim=1)
+        # What no component has measured is of none of the tokens.
+        none = torch.zeros_like(columns["mismatch_kl"])
+        rows = torch.stack([columns.get(name, none).double() for name in COLUMNS], dim=1)
         stale = columns["staleness"].clamp(0, self.groups.staleness)
         kl = columns["mismatch_kl"].double()
         for ids in (
@@ -96,7 +102,7 @@ class Statistics:
         return whole
 
     def metrics(self, environment_names: Sequence[str] = ()) -> dict[str, float]:
-        """Metrics under their published names; masked shares are of the tokens with that sign of advantage."""
+        """Metrics under their published names."""
         total, *components = self.losses.tolist()
         found = {"loss/mean": total}
         found |= {f"loss/{name}/mean": value for name, value in zip(COMPONENTS, components, strict=True) if value}
@@ -153,19 +159,23 @@ def counted(batch: Batch, environments: int) -> Tensor:
 
 
 def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float]:
-    tokens = max(sums["tokens"], 1.0)
-    positive, negative = max(sums["positive"], 1.0), max(sums["tokens"] - sums["positive"], 1.0)
+    tokens, masked = max(sums["tokens"], 1.0), max(sums["masked"], 1.0)
     mean = sums["mismatch_kl"] / tokens
     variance = sums["mismatch_kl_squared"] / tokens - mean * mean
     # Of all tokens, the published names of masked shares have no group in them.
     group = "" if name == "all" else f"{name}/"
-    return {
+    found = {
         f"mismatch_kl/{name}/mean": mean,
         f"mismatch_kl/{name}/std": math.sqrt(variance) if variance > 0 else (0.0 if variance <= 0 else math.nan),
         f"mismatch_kl/{name}/max": largest,
         f"mismatch_abs_log_ratio/{name}/mean": sums["abs_log_ratio"] / tokens,
         f"entropy/{name}/mean": sums["entropy"] / tokens,
-        f"masked/{name}/mean": (sums["masked_positive"] + sums["masked_negative"]) / tokens,
-        f"masked_advantage_positive/{group}mean": sums["masked_positive"] / positive,
-        f"masked_advantage_negative/{group}mean": sums["masked_negative"] / negative,
+        f"masked/{name}/mean": sums["masked"] / tokens,
     }
+    for sign in ("positive", "negative"):
+        # Of the masked tokens the share with this sign of advantage; of the tokens with this sign the share masked.
+        found[f"masked_advantage_{sign}/{group}mean"] = sums[f"masked_{sign}"] / masked
+        found[f"masked_share/{sign}/{group}mean"] = sums[f"masked_{sign}"] / max(sums[sign], 1.0)
+    if sums["ref_kl_tokens"]:
+        found[f"ref_kl/{name}/mean"] = sums["ref_kl"] / sums["ref_kl_tokens"]
+    return found

@@ -39,7 +39,7 @@ class Tokens:
     sequences: Tensor  # [N] int64, ascending
     sequence_count: int
     staleness: Tensor  # [N] int64, updates between the policy that sampled the token and the one that is trained
-    teacher_logprobs: Tensor | None = None  # [N] fp32, where the batch has them
+    teacher_logprobs: Tensor | None = None  # [N] fp32, at temperature 1, where the batch has them
 
     @property
     def log_ratio(self) -> Tensor:
