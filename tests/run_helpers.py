@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
+from primerl.config.rl import RLConfig
 from primerl.models.tiny import TinyConfig, write_model
 
 CONFIG = """\
@@ -35,3 +38,7 @@ def write_run(folder: Path) -> Path:
     file = folder / "rl.toml"
     file.write_text(CONFIG)
     return file
+
+
+def config_of(**more: Any) -> RLConfig:
+    return RLConfig.model_validate({**tomllib.loads(CONFIG), **more})

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
 from primerl.config.complaint import fail
+from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
-from primerl.runs.store import Entry, Store, StoreError, model_digest, store_of_run
+from primerl.runs.store import Store, store_of_run
 from primerl.train.files import whole_folder
 
 TITLE = "Nothing was deployed"

@@ -18,7 +18,7 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, restoring, secrets, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.train.adapter_files import check_lora_files, has_experts
@@ -57,7 +57,12 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=holds_run)
+    step = going_back.wanted(config)
+    check_output_dir(
+        config.output_dir,
+        clean=config.clean_output_dir,
+        goes_on=lambda folder: holds_run(folder) or step in restoring.whole_steps(folder),
+    )
 
 
 def _resume_step(config: RLConfig) -> None:
@@ -74,6 +79,11 @@ def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], 
 def holds_run(folder: Path) -> bool:
     """Whether a run has begun there, which the same command continues."""
     return any(folder.glob("journal/*.snapshot"))
+
+
+def begun_in(folder: Path) -> bool:
+    """Whether what is there is of the run that is started in the folder."""
+    return holds_run(folder) or (folder / "logs").is_dir() or bool(restoring.whole_steps(folder))
 
 
 @contextlib.contextmanager
@@ -99,8 +109,9 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
     if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
-        can_go_on = bool(saved_steps(folder / "checkpoints"))
-        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if can_go_on else ""
+        whole, saved = restoring.whole_steps(folder), saved_steps(folder / "checkpoints")
+        step = f"{whole[-1]} to go on from that checkpoint" if whole else "-1 to go on from its newest checkpoint"
+        going_on = f"--ckpt.resume-step {step}, or " if saved else ""
         raise ConfigError(
             f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"
@@ -185,7 +196,8 @@ def _store(config: RLConfig) -> None:
     """Whether there is such a kind of store; whether it can be written to is found out beside training."""
     if config.store is None:
         return
-    from primerl.runs.store import Store, StoreError
+    from primerl.runs.entries import StoreError
+    from primerl.runs.store import Store
 
     try:
         Store(config.store.url)

@@ -79,14 +79,13 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)
-    given, config = config, warm_start.applied(config)
+    config = warm_start.applied(config)
     variables = preflight.check(config, console.say)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables)
-        goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
-        model = resolve.absolute(given.model.path)
-        with registered(config, folder, console.say, goes_on=goes_on, form=form, model=model) as session:
+        goes_on = not config.clean_output_dir and preflight.begun_in(folder)
+        with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             session.exit_code = Launcher(config, folder, console, variables, session.run_id).run()
             return session.exit_code
 

@@ -33,8 +33,9 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
             title="No checkpoints",
         )
+    from primerl.runs.entries import StoreError
     from primerl.runs.saved import local_checkpoints
-    from primerl.runs.store import StoreError, store_of_run
+    from primerl.runs.store import store_of_run
 
     found = local_checkpoints(run.output_dir)
     problem = None

@@ -17,7 +17,8 @@ def main(arguments: list[str]) -> int:
     parser = parser_of(
         "resume",
         "Goes on with a run or an evaluation in its own folder, with the config that it was started with. "
-        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused.",
+        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused. Where the folder is "
+        "gone, the newest checkpoint of the run's store is fetched (or that of --ckpt.resume-step N).",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
     parsed = parse_known(parser, arguments)
@@ -35,17 +36,52 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
+    given, overrides = ["@", os.fspath(run.config)], chosen.overrides
     if not can_go_on(run):
-        return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
+        from primerl.launch import restoring
+
+        comes_back = run.kind == "rl" and (restoring.is_gone(run.output_dir) or restoring.whole_steps(run.output_dir))
+        if not comes_back:
+            return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
+        if not chosen.detach:
+            back = _back(run, given, overrides)
+            if isinstance(back, int):
+                return back
+            overrides = back
     if chosen.detach:
-        return detach(["resume", run.id, *chosen.overrides], run.folder)
+        return detach(["resume", run.id, *overrides], run.folder)
     from primerl.cli.evaluation import evaluate
     from primerl.cli.runs import sft, start_rl
 
     os.chdir(run.folder)
-    given = ["@", os.fspath(run.config)]
     if run.kind == "sft":
-        return sft([*given, "--ckpt.resume-step", "-1", *chosen.overrides])
+        return sft([*given, "--ckpt.resume-step", "-1", *overrides])
     if run.kind == "eval":
-        return evaluate([*given, *chosen.overrides])
-    return start_rl([*given, *chosen.overrides], form=run.form)
+        return evaluate([*given, *overrides])
+    return start_rl([*given, *overrides], form=run.form)
+
+
+def _back(run: Run, given: list[str], overrides: list[str]) -> list[str] | int:
+    """Without its journal a run goes back to a checkpoint: the overrides that say so, once that is in its folder; or
+    the exit code after a complaint."""
+    from primerl.config.load import ConfigError
+    from primerl.config.run_forms import load_run
+    from primerl.launch import going_back, restoring
+    from primerl.runs.entries import StoreError
+
+    try:
+        config = load_run([*given, *overrides], program="primerl run resume")
+        step = named = going_back.wanted(config)
+        if restoring.is_gone(run.output_dir):
+            step = restoring.restore(run, named, print)
+        elif named is None:
+            step = restoring.whole_steps(run.output_dir)[-1]
+    except (ConfigError, StoreError) as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(f"{run.output_dir} cannot be written: {error}")
+    if named is not None:
+        return overrides
+    # The settings of checkpoints have two names, and both at once are refused.
+    section = "trainer.ckpt" if config.ckpt is None and config.trainer.ckpt is not None else "ckpt"
+    return [*overrides, f"--{section}.resume-step", str(step)]
