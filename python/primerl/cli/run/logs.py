@@ -13,8 +13,8 @@ from pathlib import Path
 from primerl.cli.run.common import parser_of, with_run
 from primerl.config.complaint import fail
 from primerl.launch.lock import in_use
+from primerl.launch.secrets import note_of_run
 from primerl.redaction import redact
-from primerl.runs import secrets
 from primerl.runs.registry import Run
 
 LINES = 50
@@ -26,7 +26,7 @@ COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", 
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("logs", "Prints the ends of a run's logs; values of stored secrets are left out.")
+    parser = parser_of("logs", "Prints the ends of a run's logs; values of secrets are left out.")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument(
         "--component",
@@ -55,7 +55,7 @@ def _logs(run: Run, chosen: argparse.Namespace) -> int:
         hint = " (only a run that was started with -d has one)" if chosen.component == "launcher" else ""
         what = f" of {chosen.component!r}" if chosen.component else ""
         return fail(f"{folder} has no log{what}{hint}{known}", title="No logs")
-    secrets.note_all()
+    note_of_run(run.output_dir)
     Printer(files, chosen.lines).run(lambda: chosen.follow and in_use(run.output_dir))
     return 0
 
