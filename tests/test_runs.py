@@ -32,7 +32,7 @@ from primerl.models.tiny import write_model
 from primerl.runs.registry import Registry, UnknownRunError, config_file
 from primerl.runs.standing import standing
 from primerl.runs.state import StateError, process_started
-from run_helpers import CONFIG, write_run
+from run_helpers import CONFIG, begin, told, write_run
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
@@ -42,20 +42,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "state"
     monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
     return folder
-
-
-def begin(folder: Path, *, goes_on: bool = True, name: str = "small") -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with Registry() as registry:
-        return registry.begin(
-            folder, CONFIG, goes_on=goes_on, form="full", name=name, model="/models/m", environments=["e"]
-        )
-
-
-def told(*arguments: str, code: int = 0, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(list(arguments)) == code, capsys.readouterr()
-    printed = capsys.readouterr()
-    return printed.err if code == 2 else printed.out
 
 
 def test_a_start_is_kept_and_a_second_one_in_the_folder_goes_on_with_it(tmp_path: Path, state: Path) -> None:

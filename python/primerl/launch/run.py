@@ -258,7 +258,7 @@ class Launcher:
     def _start_uploads(self, processes: Processes) -> None:
         if self.uploads is None:
             return
-        self.storing = storing.Storing(self.folder, self.run_id or self.folder.name)
+        self.storing = storing.Storing(self.folder, self.run_id)
         resolve.write(self.uploads)
         self.described[self.uploads.name] = self.uploads
         start(processes, self.uploads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -83,11 +84,18 @@ def read_files(files: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def note_stored() -> None:
+    """The stored ones; where they cannot be read, that is said."""
+    try:
+        stored.note_all()
+    except StateError as error:
+        print(f"warning: secrets are not left out of what is shown: {error}", file=sys.stderr)
+
+
 def note_of_run(folder: Path) -> None:
     """So that this process prints none of the secrets that the run in the folder may have: the stored ones, and those
     of its `env_files`. What cannot be read is not known, and hinders nobody who only looks."""
-    with contextlib.suppress(StateError):
-        stored.note_all()
+    note_stored()
     for config, begun_in in _configs(folder.absolute()):
         try:
             files = tomllib.loads(config.read_text(encoding="utf-8")).get("env_files", [])
@@ -100,7 +108,7 @@ def note_of_run(folder: Path) -> None:
 
 def _configs(folder: Path) -> Iterator[tuple[Path, Path]]:
     """What the run was given, with the folder that relative paths in it begin at."""
-    with contextlib.suppress(StateError), Registry() as registry:
+    with contextlib.suppress(StateError), Registry(reading=True) as registry:
         found = [run for run in registry.all() if run.output_dir == folder]
         yield from ((run.config, run.folder) for run in found)
     # Of a run that is not in the list: mostly started where the command is given.
