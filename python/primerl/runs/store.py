@@ -197,6 +197,19 @@ class Store:
             self._fs.rm_file(f"{self._root}/{entry.run}/{entry.kind}/step_{entry.step}.json")
             self._fs.rm(f"{self._root}/{entry.data}", recursive=True)
 
+    def delete_run(self, run: str) -> list[Entry]:
+        """Deletes all that the run has stored, but for what is deployed, which is returned."""
+        deployed = self.deployed(run)
+        stays = [entry for entry in self.entries(run) if entry.id in deployed]
+        for entry in self.entries(run):
+            if entry.id not in deployed:
+                self.delete(entry)
+        self.remove_unfinished(run)
+        with self._errors("written to"):
+            if not stays and self._fs.exists(f"{self._root}/{run}"):
+                self._fs.rm(f"{self._root}/{run}", recursive=True)
+        return stays
+
     def keep_newest(self, run: str, kind: str, count: int) -> list[Entry]:
         """Deletes the run's older ones of that kind, but for those that are deployed; -1 keeps all. Returns them."""
         there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=newest)
