@@ -8,7 +8,19 @@ import json
 from primerl.config import asked
 from primerl.launch import checker
 
-SHORT = {"-m": "--model", "-n": "--num-examples", "-k": "--rollouts-per-example", "-o": "--output-dir"}
+SHORT = {
+    "-m": "--model",
+    "-n": "--num-examples",
+    "-k": "--rollouts-per-example",
+    "-r": "--rollouts-per-example",
+    "-c": "--concurrency",
+    "-b": "--base-url",
+    "-o": "--output-dir",
+    # As `prime eval run` calls them.
+    "--max-concurrent": "--concurrency",
+    "--api-base-url": "--base-url",
+    "--api-key-var": "--api-key-env",
+}
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -30,9 +42,9 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def written_out(arguments: list[str]) -> list[str]:
-    """`reverse-text other-env -n 8` as the flags that it stands for."""
+    """`reverse-text other-env -n 8` as the flags that it stands for; `run` may be before the names."""
     names = []
-    rest = list(arguments)
+    rest = list(arguments[1:] if arguments[:1] == ["run"] and len(arguments) > 1 else arguments)
     while rest and not rest[0].startswith(("-", "@")):
         names.append(rest.pop(0))
     rest = [SHORT.get(argument, argument) for argument in rest]

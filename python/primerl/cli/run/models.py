@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from primerl.cli.arguments import parse
-from primerl.cli.run.common import parser_of, show, size
+from primerl.cli.run.common import add_json, parser_of, show, size
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         of_run=False,
     )
     parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path, help="also look here")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    add_json(parser)
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
@@ -111,7 +111,7 @@ def _folders(chosen: argparse.Namespace) -> Iterator[Path]:
 
 def _of_runs() -> list[Path]:
     try:
-        with Registry() as registry:
+        with Registry(reading=True) as registry:
             return [run.output_dir / "weights" for run in registry.all()] + [
                 # An evaluation's may be a name at an endpoint.
                 Path(run.model)
