@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from primerl.config import resolve
+from primerl.config import begun, resolve
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -282,7 +282,8 @@ def entries(config: RLConfig) -> list[interpreters.Entry]:
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     wanted = environments.of_run(config, variables)
     begins = config.clean_output_dir
-    return check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
+    found = check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
+    return [begun.in_words_of(config, problem) for problem in found]
 
 
 def check_beside(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl.config import late, resolve, run_file
+from primerl.config import begun, late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -179,7 +179,7 @@ class Launcher:
                                 check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, late.told(str(refusal))
+                        code, reason = BAD_INPUT, late.told(begun.in_words_of(self.config, str(refusal)))
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)
