@@ -406,33 +406,6 @@ def test_the_template_passes_once_model_and_environment_are_filled_in(
     assert "no runs" in told("run", "list", capsys=capsys)
 
 
-def test_models_are_listed_with_reasons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    good = write_model(tmp_path / "outputs" / "sft" / "weights" / "step_5", seed=0) or tmp_path
-    assert good
-    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "0"
-    write_model(snapshot, seed=0)
-    (snapshot / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((snapshot / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (snapshot / "tokenizer_config.json").write_text(json.dumps(settings))
-    other = tmp_path / "given" / "gemma"
-    write_model(other, seed=0)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"model_type": "gemma3_text"}))
-    listed = json.loads(told("run", "models", "given", "--json", capsys=capsys))
-    found = {Path(model["path"]).name: model for model in listed}
-    assert (found["step_5"]["trainable"], found["step_5"]["engine"], found["step_5"]["reason"]) == (True, "torch", "")
-    assert not found["0"]["trainable"]
-    assert "chat template" in found["0"]["reason"]
-    assert (found["gemma"]["trainable"], found["gemma"]["engine"]) == (True, "vllm")
-    assert "not 'gemma3_text'" in found["gemma"]["reason"]
-    assert "no folder nowhere" in told("run", "models", "nowhere", code=2, capsys=capsys)
-
-
 def test_words_and_near_misses(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'list'?" in told("run", "lst", code=2, capsys=capsys)
     assert "checkpoints" in told("run", "--help", capsys=capsys)
