@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end import primerl, read_lines
 from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
-from primerl.launch import preflight, restoring, warm_start
+from primerl.launch import going_back, preflight, warm_start
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.entries import begun_with, model_digest, weights_digest
 from primerl.runs.registry import Registry
 from primerl.runs.store import Store
 from primerl.train import staging
-from run_helpers import CONFIG, config_of
+from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator
 
 SHORT = """\
@@ -228,24 +231,25 @@ def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
     )
     assert "going on from step 4 with a new journal" in said
     (config,) = started
-    assert config.trainer.ckpt is not None
-    assert (config.max_steps, config.trainer.ckpt.resume_step) == (9, 4)
+    assert (config.max_steps, going_back.needed(config, output)) == (9, 4)
     assert (output / "checkpoints" / "step_4" / "model.safetensors").read_text() == "of step 4"
     assert (output / "weights" / "step_4" / "model.safetensors").read_text() == "weights of step 4"
     assert sorted(path.name for path in output.iterdir()) == ["checkpoints", "run", "weights"]
     assert [path.name for path in output.parent.iterdir()] == ["small"]
-    # The launcher goes on with it, where it is said from which step; else it is in the way.
+    # The launcher goes on with it.
     preflight._output_dir(config)
     assert preflight.begun_in(output)
-    with pytest.raises(ConfigError, match=r"is not empty; .* with --ckpt\.resume-step 4 to go on from that checkpoint"):
-        preflight._output_dir(config_of())
+    assert going_back.flags(config, output) == ["--resume-step", "4"]
     # It is in the store already.
     again = uploader(store, output, model, run=run, keep=-1)
     assert (finish(again), again.uploaded) == (0, [])
     # A start that went wrong before there was a journal is repeated.
     assert main(["run", "resume", run]) == 0
-    assert started[-1].trainer.ckpt == config.trainer.ckpt
+    assert going_back.flags(started[-1], output) == ["--resume-step", "4"]
     assert capsys.readouterr().out == ""
+    # From then on there is one.
+    (output / "journal" / "000000000120.snapshot").touch()
+    assert going_back.flags(config, output) == []
 
 
 def test_the_step_to_come_back_to_can_be_named(
@@ -261,8 +265,7 @@ def test_the_step_to_come_back_to_can_be_named(
     assert "has no checkpoint of step 3 to go on from; of: 2, 4" in capsys.readouterr().err
     assert not output.exists()
     assert main(["run", "resume", run, "--ckpt.resume-step", "2"]) == 0
-    assert restoring.whole_steps(output) == [2]
-    assert [config.trainer.ckpt.resume_step for config in started if config.trainer.ckpt] == [2]
+    assert [going_back.needed(config, output) for config in started] == [2]
 
 
 def test_what_does_not_come_back_is_said(
@@ -295,6 +298,32 @@ def test_what_does_not_come_back_is_said(
     assert "is gone, and it has no store" in refused(begun_and_gone(tmp_path / "outputs" / "without"))
     assert "holds no run to go on with" in refused(begun_and_gone(tmp_path / "outputs" / "tuned", kind="sft"))
     assert started == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts a whole run")
+@pytest.mark.end_to_end
+@pytest.mark.timeout(400)
+def test_a_run_that_has_lost_its_folder_ends_with_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, output = write_run(tmp_path), tmp_path / "outputs" / "small"
+    with file.open("a") as opened:
+        opened.write("[store]\n")
+    primerl("rl", "@", str(file), "--max-steps", "8", "--ckpt.keep-last", "8")
+    (listed,) = json.loads(told("run", "list", "--json", capsys=capsys))
+    # Of the last steps the orchestrator does not hear: it has nothing to do any more, and ends.
+    stored = Store().entries(listed["id"])
+    newest = max(entry.step for entry in stored if entry.goes_on)
+    assert newest >= 4
+    shutil.rmtree(output)
+    said = primerl("run", "resume", "small", "--max-steps", "10")
+    assert f"going on from step {newest} with a new journal" in said
+    (again,) = json.loads(told("run", "list", "--json", capsys=capsys))
+    assert (again["id"], again["status"], again["step"]) == (listed["id"], "COMPLETED", 10)
+    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(newest + 1, 11))
+    assert {entry.step for entry in Store().entries(listed["id"]) if entry.kind == "weights"} >= {9, 10}
+    primerl("trace", str(output), "--check")
 
 
 def begun_and_gone(folder: Path, kind: str = "rl") -> str:

@@ -18,7 +18,7 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, restoring, secrets, tailnet
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.train.adapter_files import check_lora_files, has_experts
@@ -57,12 +57,7 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
 
 
 def _output_dir(config: RLConfig) -> None:
-    step = going_back.wanted(config)
-    check_output_dir(
-        config.output_dir,
-        clean=config.clean_output_dir,
-        goes_on=lambda folder: holds_run(folder) or step in restoring.whole_steps(folder),
-    )
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=can_go_on)
 
 
 def _resume_step(config: RLConfig) -> None:
@@ -81,9 +76,14 @@ def holds_run(folder: Path) -> bool:
     return any(folder.glob("journal/*.snapshot"))
 
 
+def can_go_on(folder: Path) -> bool:
+    """The same of one that has lost its journal, and goes back to a checkpoint."""
+    return holds_run(folder) or bool(going_back.whole_steps(folder))
+
+
 def begun_in(folder: Path) -> bool:
     """Whether what is there is of the run that is started in the folder."""
-    return holds_run(folder) or (folder / "logs").is_dir() or bool(restoring.whole_steps(folder))
+    return can_go_on(folder) or (folder / "logs").is_dir()
 
 
 @contextlib.contextmanager
@@ -109,9 +109,8 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
     if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
-        whole, saved = restoring.whole_steps(folder), saved_steps(folder / "checkpoints")
-        step = f"{whole[-1]} to go on from that checkpoint" if whole else "-1 to go on from its newest checkpoint"
-        going_on = f"--ckpt.resume-step {step}, or " if saved else ""
+        saved = bool(saved_steps(folder / "checkpoints"))
+        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if saved else ""
         raise ConfigError(
             f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"

@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from primerl.runs.entries import ORCHESTRATOR, SNAPSHOT, Entry, StoreError, listed, newest
+from primerl.runs.entries import Entry, StoreError, listed, newest
 from primerl.runs.registry import Run
 from primerl.runs.state import process_started
 from primerl.runs.store import Store, store_of_run
 from primerl.runs.uploads import note_stored
 from primerl.train.files import whole_folder
 from primerl.train.staging import identity_of
-from primerl.train.step_folders import saved_steps
 
 FOLDERS = {"checkpoint": "checkpoints", "weights": "weights"}
 """Of the kinds that come back, in the run's folder."""
@@ -23,12 +22,6 @@ FOLDERS = {"checkpoint": "checkpoints", "weights": "weights"}
 def is_gone(folder: Path) -> bool:
     """Whether nothing is left of a run's folder."""
     return not folder.is_dir() or not any(folder.iterdir())
-
-
-def whole_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints that a run can go on from without a journal: the orchestrator's part is in them."""
-    there = folder / "checkpoints"
-    return [step for step in saved_steps(there) if any((there / f"step_{step}").glob(f"{ORCHESTRATOR}/*{SNAPSHOT}"))]
 
 
 def what_is_stored(run: Run) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 import xxhash
 
+from primerl.train.step_folders import ORCHESTRATOR_FOLDER
+
 KINDS = ("checkpoint", "weights", "adapter")
-ORCHESTRATOR = "orchestrator"
-"""In a checkpoint: the orchestrator's part, which is whole when its snapshot is there."""
 SNAPSHOT = ".snapshot"
+"""The orchestrator's part of a checkpoint is whole when it has one."""
 
 
 class StoreError(Exception):
@@ -58,7 +59,7 @@ class Entry:
     def goes_on(self) -> bool:
         """Whether a run can go on from it without a journal: it holds what the orchestrator was at that step."""
         parts = (name.partition("/") for name in self.files if name.endswith(SNAPSHOT))
-        return self.kind == "checkpoint" and any(folder == ORCHESTRATOR for folder, _, _ in parts)
+        return self.kind == "checkpoint" and any(folder == ORCHESTRATOR_FOLDER for folder, _, _ in parts)
 
 
 def newest(entry: Entry) -> tuple[float, int]:

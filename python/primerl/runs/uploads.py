@@ -32,13 +32,13 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.resolve import write_text
 from primerl.config.store import StoreWorkerConfig
-from primerl.runs.entries import ORCHESTRATOR, SNAPSHOT, StoreError, begun_with
+from primerl.runs.entries import SNAPSHOT, StoreError, begun_with
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
 from primerl.runs.store import Store
 from primerl.train import staging
 from primerl.train.adapter_files import ADAPTER_CONFIG
-from primerl.train.step_folders import saved_steps
+from primerl.train.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 log = logging.getLogger("primerl.store")
 
@@ -176,7 +176,9 @@ class Uploader:
     def _is_due(self, one: staging.Staged, waiting: list[staging.Staged]) -> bool:
         """A checkpoint that lacks the orchestrator's part is staged anew when it has it. One that has been followed by
         another will not get it any more."""
-        if one.kind != "checkpoint" or self._all_staged.is_set() or any(one.path.glob(f"{ORCHESTRATOR}/*{SNAPSHOT}")):
+        if one.kind != "checkpoint" or self._all_staged.is_set():
+            return True
+        if any((one.path / ORCHESTRATOR_FOLDER).glob(f"*{SNAPSHOT}")):
             return True
         followed = any(other.kind == one.kind and other.saved > one.saved for other in waiting)
         return followed or time.time_ns() - one.saved > PART_S * 1e9

@@ -10,6 +10,7 @@ from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach
 from primerl.config.complaint import fail
 from primerl.launch.lock import in_use
+from primerl.launch.restoring import is_gone
 from primerl.runs.registry import Run
 
 
@@ -37,19 +38,13 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
     given, overrides = ["@", os.fspath(run.config)], chosen.overrides
-    if not can_go_on(run):
-        from primerl.launch import restoring
-
-        comes_back = run.kind == "rl" and (restoring.is_gone(run.output_dir) or restoring.whole_steps(run.output_dir))
-        if not comes_back:
-            return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
-        if not chosen.detach:
-            back = _back(run, given, overrides)
-            if isinstance(back, int):
-                return back
-            overrides = back
+    comes_back = run.kind == "rl" and is_gone(run.output_dir)
+    if not comes_back and not can_go_on(run):
+        return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
     if chosen.detach:
         return detach(["resume", run.id, *overrides], run.folder)
+    if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:
+        return code
     from primerl.cli.evaluation import evaluate
     from primerl.cli.runs import sft, start_rl
 
@@ -61,27 +56,18 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     return start_rl([*given, *overrides], form=run.form)
 
 
-def _back(run: Run, given: list[str], overrides: list[str]) -> list[str] | int:
-    """Without its journal a run goes back to a checkpoint: the overrides that say so, once that is in its folder; or
-    the exit code after a complaint."""
+def _fetch(run: Run, arguments: list[str]) -> int:
+    """A checkpoint from the run's store into its folder; the exit code."""
     from primerl.config.load import ConfigError
     from primerl.config.run_forms import load_run
     from primerl.launch import going_back, restoring
     from primerl.runs.entries import StoreError
 
     try:
-        config = load_run([*given, *overrides], program="primerl run resume")
-        step = named = going_back.wanted(config)
-        if restoring.is_gone(run.output_dir):
-            step = restoring.restore(run, named, print)
-        elif named is None:
-            step = restoring.whole_steps(run.output_dir)[-1]
+        step = going_back.wanted(load_run(arguments, program="primerl run resume"))
+        restoring.restore(run, step, print)
     except (ConfigError, StoreError) as error:
         return fail(str(error))
     except OSError as error:
         return fail(f"{run.output_dir} cannot be written: {error}")
-    if named is not None:
-        return overrides
-    # The settings of checkpoints have two names, and both at once are refused.
-    section = "trainer.ckpt" if config.ckpt is None and config.trainer.ckpt is not None else "ckpt"
-    return [*overrides, f"--{section}.resume-step", str(step)]
+    return 0
