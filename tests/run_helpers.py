@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import pytest
+from primerl.cli import main
+from primerl.config.rl import RLConfig
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.runs.registry import Registry
 
 CONFIG = """\
 output_dir = "outputs/small"
@@ -35,3 +41,25 @@ def write_run(folder: Path) -> Path:
     file = folder / "rl.toml"
     file.write_text(CONFIG)
     return file
+
+
+def config_of(**more: Any) -> RLConfig:
+    return RLConfig.model_validate({**tomllib.loads(CONFIG), **more})
+
+
+def begin(folder: Path, *, goes_on: bool = True, name: str = "small", config: str = CONFIG, model: str = "/m") -> str:
+    """In the list of runs, as if this process were its launcher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Registry() as registry:
+        return registry.begin(folder, config, goes_on=goes_on, form="full", name=name, model=model, environments=["e"])
+
+
+def end(run: str, code: int = 0) -> None:
+    with Registry() as registry:
+        registry.end(run, code)
+
+
+def told(*arguments: str, code: int = 0, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(list(arguments)) == code, capsys.readouterr()
+    printed = capsys.readouterr()
+    return printed.err if code == 2 else printed.out

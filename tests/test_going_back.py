@@ -73,6 +73,8 @@ def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> No
 
 def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp_path: Path) -> None:
     output = with_checkpoints(tmp_path, 2, 4, 6)
+    (output / "journal").mkdir()
+    (output / "journal" / "000000000000.snapshot").touch()
     (output / "checkpoints" / "step_4" / "orchestrator").mkdir()
     (output / "checkpoints" / "step_4" / "orchestrator" / "000000000012.snapshot").touch()
     with pytest.raises(ConfigError) as caught:
@@ -83,6 +85,23 @@ def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp
         going_back.check(config(output, resume_step=step), output)
         assert going_back.flags(config(output, resume_step=step), output) == flags
     assert folders(output) == ["step_2", "step_4", "step_6"]
+
+
+def test_a_run_without_a_journal_goes_back_to_a_checkpoint_in_any_case(tmp_path: Path) -> None:
+    output = with_checkpoints(tmp_path, 2, 4, 6)
+    assert going_back.flags(config(output), output) == []
+    for step in (2, 4):
+        (output / "checkpoints" / f"step_{step}" / "orchestrator").mkdir()
+        (output / "checkpoints" / f"step_{step}" / "orchestrator" / "000000000012.snapshot").touch()
+    with pytest.raises(ConfigError) as caught:
+        going_back.check(config(output, resume_step=6), output)
+    assert str(caught.value).endswith("steps that have it: 2, 4")
+    assert not (output / "journal").exists()
+    for step, flags in ((None, ["--resume-step", "4"]), (2, ["--resume-step", "2"])):
+        going_back.check(config(output, resume_step=step), output)
+        assert going_back.flags(config(output, resume_step=step), output) == flags
+    # The orchestrator sets it aside.
+    assert (output / "journal").is_dir()
 
 
 def timeless(output: Path) -> dict[int, dict[str, Any]]:

@@ -80,6 +80,56 @@ def test_exit_code_signal_and_output_are_reported(tmp_path: Path) -> None:
     assert tail(tmp_path / "plain.log") == "  hello"
 
 
+TELLS = """
+import os, subprocess, sys, time
+print("plain")
+os.write(1, b"half of sec"); time.sleep(0.1); os.write(1, b"ret-1 and secret-1-more\\n")
+subprocess.run(["sh", "-c", "echo by a child: secret-1 >&2"])
+os.write(2, b"x" * 100_000 + b"secret-1" * 3)  # a line that does not end
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Processes() as processes:
+        for _ in range(2):  # what was there stays
+            process = processes.start(
+                "tells",
+                [sys.executable, "-c", TELLS],
+                log=log,
+                environment=dict(os.environ),
+                hide=["secret-1-more", "secret-1"],
+            )
+            wait_ended(processes, process)
+            # Whole as soon as the end is told, which quotes it.
+            assert log.read_text().endswith("x<secret><secret><secret>")
+    lines = log.read_text().splitlines()
+    assert lines[:3] == ["plain", "half of <secret> and <secret>", "by a child: <secret>"]
+    assert process.code == -signal.SIGKILL
+    assert len(lines[3]) == 100_000 + 3 * len("<secret>") + len("plain")
+
+
+@linux
+def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('value-1')"
+    with Processes() as processes:
+        process = processes.start(
+            "tells",
+            [sys.executable, "-c", code],
+            log=tmp_path / "log",
+            environment=dict(os.environ),
+            hide=["value-1"],
+        )
+        began = time.monotonic()
+        wait_ended(processes, process)
+        assert time.monotonic() - began < 20
+        assert process.code == 0
+        assert (tmp_path / "log").read_text() == "<secret>\n"
+        assert len(marked(processes.mark)) == 1
+    assert marked(processes.mark) == []
+
+
 @linux
 def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path) -> None:
     with Processes() as processes:

@@ -32,7 +32,7 @@ from primerl.models.tiny import write_model
 from primerl.runs.registry import Registry, UnknownRunError, config_file
 from primerl.runs.standing import standing
 from primerl.runs.state import StateError, process_started
-from run_helpers import CONFIG, write_run
+from run_helpers import CONFIG, begin, told, write_run
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
@@ -42,20 +42,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "state"
     monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
     return folder
-
-
-def begin(folder: Path, *, goes_on: bool = True, name: str = "small") -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with Registry() as registry:
-        return registry.begin(
-            folder, CONFIG, goes_on=goes_on, form="full", name=name, model="/models/m", environments=["e"]
-        )
-
-
-def told(*arguments: str, code: int = 0, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(list(arguments)) == code, capsys.readouterr()
-    printed = capsys.readouterr()
-    return printed.err if code == 2 else printed.out
 
 
 def test_a_start_is_kept_and_a_second_one_in_the_folder_goes_on_with_it(tmp_path: Path, state: Path) -> None:
@@ -418,33 +404,6 @@ def test_the_template_passes_once_model_and_environment_are_filled_in(
     small = ["--seq-len", "128", "--orchestrator.sampling.max-tokens", "32"]
     assert "everything checked" in told("rl", "run", "rl.toml", "--dry-run", *small, capsys=capsys)
     assert "no runs" in told("run", "list", capsys=capsys)
-
-
-def test_models_are_listed_with_reasons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    good = write_model(tmp_path / "outputs" / "sft" / "weights" / "step_5", seed=0) or tmp_path
-    assert good
-    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "0"
-    write_model(snapshot, seed=0)
-    (snapshot / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((snapshot / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (snapshot / "tokenizer_config.json").write_text(json.dumps(settings))
-    other = tmp_path / "given" / "gemma"
-    write_model(other, seed=0)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"model_type": "gemma3_text"}))
-    listed = json.loads(told("run", "models", "given", "--json", capsys=capsys))
-    found = {Path(model["path"]).name: model for model in listed}
-    assert (found["step_5"]["trainable"], found["step_5"]["engine"], found["step_5"]["reason"]) == (True, "torch", "")
-    assert not found["0"]["trainable"]
-    assert "chat template" in found["0"]["reason"]
-    assert (found["gemma"]["trainable"], found["gemma"]["engine"]) == (True, "vllm")
-    assert "not 'gemma3_text'" in found["gemma"]["reason"]
-    assert "no folder nowhere" in told("run", "models", "nowhere", code=2, capsys=capsys)
 
 
 def test_words_and_near_misses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from end_to_end import start, until
 from primerl import redaction
+from primerl._core import PrimerlError, inspect_run
 from primerl.cli import main
 from primerl.config.complaint import fail
 from primerl.config.load import ConfigError
@@ -25,6 +28,8 @@ from primerl.runs.registry import Registry
 from run_helpers import CONFIG, write_run
 
 VALUE = "correct horse battery staple"
+JUDGE = "sk-judge-0123456789abcdef"
+ENVIRONMENTS = Path(__file__).parent / "environments"
 
 
 @pytest.fixture(autouse=True)
@@ -151,9 +156,15 @@ def test_env_workers_alone_get_them(
     secrets.put("OF_ALL", VALUE)
     secrets.put("OF_ENVIRONMENT", "of reverse-text", "reverse-text")
     secrets.put("OF_ANOTHER", "of another", "another")
+    secrets.put("JUDGE_KEY", JUDGE, "trial-env")
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "outputs" / "small"
-    run = start(output, "@", str(write_run(tmp_path)), "--max-steps", "100000")
+    environments = tomllib.loads(CONFIG)["orchestrator"]["train"]["env"]
+    environments.append({"id": "trial-env", "taskset": {"kinds": ["tells_a_secret"]}})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ENVIRONMENTS), *sys.path]))
+    given = ["--max-steps", "100000", "--orchestrator.train.env", json.dumps(environments)]
+    run = start(output, "@", str(write_run(tmp_path)), *given)
+    told = output / "logs" / "envs" / "train" / "trial-env" / "env_worker_0.log"
 
     def variables(name: str) -> set[str]:
         pid = until(lambda: run.pid_of(name), 90, name)
@@ -164,17 +175,54 @@ def test_env_workers_alone_get_them(
         assert variables("env_reverse-text_0") & ours == {"OF_ALL", "OF_ENVIRONMENT"}
         for name in ("orchestrator", "trainer", "inference"):
             assert not variables(name) & ours, name
+        until(lambda: told.is_file() and "refused" in told.read_text(), 90, "a rollout that fails")
+        until(lambda: failures(output), 90, "a failure in the journal")
         run.note_mark()
     finally:
         run.kill()
+    for line in ("printed: <secret>", "by a child: <secret>", "half a line: <secret>", "the judge refused <secret>"):
+        assert f"{line}\n" in told.read_text()
+    assert set(failures(output)) == {"RuntimeError: the judge refused <secret>"}
     written = [path for path in output.rglob("*") if path.is_file()]
     assert len(written) > 8
-    assert not [path for path in written if VALUE.encode() in path.read_bytes()]
+    for value in (VALUE, JUDGE):
+        assert not [path for path in written if value.encode() in path.read_bytes()]
     with (output / "logs" / "envs" / "train" / "reverse-text" / "env_worker_0.log").open("a") as log:
         log.write(f"an environment that says: {VALUE}\n")
     (found,) = _runs()
     assert main(["run", "logs", found, "--component", "env-worker", "-n", "1"]) == 0
-    assert capsys.readouterr().out.endswith("an environment that says: <secret>\n")
+    assert "an environment that says: <secret>\n" in capsys.readouterr().out
+
+
+def failures(output: Path) -> list[str]:
+    """What the journal says of rollouts that failed."""
+    try:
+        dropped = json.dumps(inspect_run(output, "dropped"))
+    except PrimerlError:
+        return []
+    return re.findall(r"RuntimeError: [^\"]*", dropped)
+
+
+def test_values_of_a_runs_own_files_are_left_out_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "run"
+    (output / "logs").mkdir(parents=True)
+    (output / "logs" / "orchestrator.log").write_text(f"it says {JUDGE}\n")
+    (tmp_path / "judge.env").write_text(f"JUDGE_KEY={JUDGE}\n")
+    config = 'env_files = ["judge.env", "absent.env"]\n' + CONFIG
+    with Registry() as registry:
+        given = {"name": "run", "model": "/models/m", "environments": ["e"]}
+        run = registry.begin(output, config, goes_on=False, form="full", **given)
+    monkeypatch.chdir(output)  # relative paths begin where it was started
+    assert main(["run", "logs", run]) == 0
+    assert capsys.readouterr().out == "it says <secret>\n"
+    # What a journal of before has of them.
+    monkeypatch.setattr(redaction, "_known", set())
+    monkeypatch.setattr("primerl._core.inspect_run", lambda *_: {"message": f"it says {JUDGE}"})
+    assert main(["trace", str(output), "--dropped", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"message": "it says <secret>"}
 
 
 def _runs() -> list[str]:

@@ -26,23 +26,20 @@ from docs_pages import shown
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
 from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.run_forms import load_run
 from primerl.launch import preflight, warm_start
 from primerl.launch.console import Console
 from primerl.launch.processes import Processes
 from primerl.launch.storing import Storing
-from primerl.models.tiny import TinyConfig, write_model
+from primerl.runs.entries import StoreError
 from primerl.runs.saved import local_checkpoints
-from primerl.runs.store import Store, StoreError, model_digest
-from primerl.runs.uploads import Uploader
+from primerl.runs.store import Store
 from primerl.runs.uploads import main as store_worker
 from primerl.train import staging
 from primerl.train.step_folders import remove_step
 from pydantic import ValidationError
-from run_helpers import CONFIG, write_run
-
-RUN = "abcd1234"
+from run_helpers import config_of, write_run
+from store_helpers import RUN, adapter, finish, saved, uploader
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +53,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     urls = {"folder": str(tmp_path / "kept"), "file": f"file://{tmp_path}/kept", "memory": f"memory://{tmp_path.name}"}
     return Store(urls[request.param])
-
-
-def saved(folder: Path, content: str = "weights") -> Path:
-    (folder / "trainer").mkdir(parents=True)
-    (folder / "model.safetensors").write_text(content)
-    (folder / "trainer" / "state.pt").write_text("state")
-    return folder
 
 
 def ids(store: Store) -> list[str]:
@@ -122,22 +112,6 @@ def test_the_newest_are_kept_and_what_is_deployed(store: Store, tmp_path: Path) 
     store.put(folder, RUN, "adapter", 3, "digest")
     assert store.find(f"{RUN}/adapter").step == 3
     assert [entry.step for entry in store.keep_newest(RUN, "adapter", 1)] == [4, 5]
-
-
-def uploader(store: Store, output: Path, model: Path, **more: Any) -> Uploader:
-    settings: dict[str, Any] = {"run": RUN, "output_dir": str(output), "model": str(model), "keep": 2, "give_up_s": 0.0}
-    (output / "run").mkdir(parents=True, exist_ok=True)
-    return Uploader(StoreWorkerConfig(**{**settings, **more}), store)
-
-
-def finish(uploader: Uploader) -> int:
-    uploader.ending = True
-    return uploader.run()
-
-
-def adapter(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text("{}")
 
 
 def test_what_a_run_saves_is_uploaded_and_what_it_is_writing_is_not(store: Store, model: Path, tmp_path: Path) -> None:
@@ -213,6 +187,7 @@ def test_newer_ones_are_staged_while_an_upload_hangs(
         return put(self, *arguments)
 
     monkeypatch.setattr(Store, "put", slow)
+    monkeypatch.setattr("primerl.runs.uploads.PART_S", 0.0)
     monkeypatch.setattr("primerl.runs.uploads.LOOK_EVERY_S", 0.01)
     saved(output / "checkpoints" / "step_1")
     ours = uploader(store, output, model, keep=1)
@@ -333,42 +308,6 @@ def test_an_unknown_kind_of_url_is_named() -> None:
         preflight.check(config_of(store={"url": "nosuch://x"}))
 
 
-def config_of(**more: Any) -> RLConfig:
-    return RLConfig.model_validate({**tomllib.loads(CONFIG), **more})
-
-
-def test_warm_start_needs_the_same_model_and_something_ready(model: Path, tmp_path: Path) -> None:
-    url, folder = str(tmp_path / "kept"), saved(tmp_path / "step_7")
-    store = Store(url)
-    digest = model_digest(model)
-    for kind in ("weights", "adapter", "checkpoint"):
-        store.put(folder, RUN, kind, 7, digest)
-
-    def applied(checkpoint_id: str, path: Path = model, **more: Any) -> RLConfig:
-        own = {"model": {"path": str(path)}, "store": {"url": url}, "checkpoint_id": checkpoint_id}
-        return warm_start.applied(config_of(**own, **more))
-
-    warm = applied(RUN)
-    assert (Path(warm.model.path) / "model.safetensors").read_text() == "weights"
-    assert warm.model.name == model.name
-    lora = applied(f"{RUN}/adapter/step_7", trainer={"model": {"lora": {}}}).trainer.model.lora
-    assert lora is not None
-    assert lora.adapter_path is not None
-    assert (Path(lora.adapter_path) / "model.safetensors").exists()
-    other = tmp_path / "other"
-    write_model(other, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    for arguments, complaint in (
-        ((RUN, other), rf"checkpoint_id: {RUN}/weights/step_7 is of another model than the one in {other}"),
-        ((f"{RUN}/step_8",), f"checkpoint_id: .* is not READY .*; there is {RUN}/adapter/step_7, "),
-        ((f"{RUN}/checkpoint/step_7",), f"is what its own run goes on from .*primerl run resume {RUN}"),
-        ((f"{RUN}/adapter/step_7",), r"is an adapter, which needs \[trainer\.model\.lora\]"),
-        (("a b",), "is no id of the store"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            applied(*arguments)
-    assert warm_start.applied(config_of()) == config_of()
-
-
 @pytest.mark.parametrize(
     "section", [{"keep": 0}, {"keep": -2}, {"adapters": {"keep": 0}}, {"adapters": {"interval": -1}}]
 )
@@ -394,7 +333,7 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     file = write_run(tmp_path)
     with file.open("a") as opened:
         opened.write("[trainer.model.lora]\nrank = 2\nalpha = 4\n[store]\nadapters.interval = 1\n")
-    primerl("rl", "@", str(file))
+    primerl("rl", "@", str(file), "--ckpt.keep-last", "2")
     assert len(read_lines(tmp_path / "outputs" / "small" / "metrics.jsonl")) == 2
     assert main(["run", "checkpoints", "small", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
@@ -420,6 +359,11 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     )
     assert ours.keys() == trainers.keys()
     assert all((ours[name].float() - trainers[name].float()).abs().max() < 1e-6 for name in ours)
+    # Weights were saved with every checkpoint, and other runs begin from any of them.
+    begun = warm_start.applied(load_run(["@", str(file), "--checkpoint-id", "small/step_1"], "primerl rl"))
+    saved_there = load_file(Path(begun.model.path) / "model.safetensors")
+    first = load_file(tmp_path / "outputs" / "small" / "weights" / "step_1" / "model.safetensors")
+    assert all((saved_there[name] == first[name]).all() for name in first)
     assert main(undeploy[1:]) == 0
     assert main(undeploy[1:]) == 2
     assert main([*deploy[1:3], "--mark-only"]) == 0

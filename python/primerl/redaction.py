@@ -1,29 +1,44 @@
 """Secrets of the user's, kept out of what primerl itself prints and writes. Standard library only.
 
-Only values that this process knows can be found: whoever reads one notes it here.
+Only values that this process knows can be found: whoever reads one notes it here. An env worker is told which of the
+variables of its environment are secrets.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from typing import Any
 
 SHORTEST = 6
 """Characters; a shorter value is found in half the words of a log, and would make it unreadable."""
 MARK = "<secret>"
+VARIABLE = "PRIMERL_SECRET_NAMES"
+"""To an env worker: names of the variables that are secrets, with commas between them."""
 _known: set[str] = set()
 
 
 def note(values: Iterable[str]) -> None:
+    _known.update(forms(values))
+
+
+def note_own() -> None:
+    """The secrets in this process's environment."""
+    names = filter(None, os.environ.get(VARIABLE, "").split(","))
+    note(os.environ[name] for name in names if name in os.environ)
+
+
+def forms(values: Iterable[str]) -> list[str]:
+    """What is to be left out for these values: as they are, as they are within JSON, and each line of those that have
+    several. The longest first, since one may be within another."""
+    found: set[str] = set()
     for value in values:
-        # As they are, as they are within JSON, and each line of those that have several.
-        forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1], *value.splitlines()}
-        _known.update(form for form in forms if len(form) >= SHORTEST)
+        found |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], *value.splitlines()}
+    return sorted((form for form in found if len(form) >= SHORTEST), key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    # The longest first: one may be within another.
     for value in sorted(_known, key=len, reverse=True):
         text = text.replace(value, MARK)
     return text

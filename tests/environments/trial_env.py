@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +37,13 @@ class TrialTask(vf.Task[TrialData]):
             raise RuntimeError("the world is not there")
         if self.data.kind == "setup_cancels":
             raise asyncio.CancelledError
+        if self.data.kind == "tells_a_secret":
+            key = os.environ["JUDGE_KEY"]
+            print(f"printed: {key}")
+            subprocess.run(["sh", "-c", 'echo "by a child: $JUDGE_KEY" >&2'], check=True)
+            sys.stderr.write(f"half a line: {key[:9]}")
+            sys.stderr.write(f"{key[9:]}\n")
+            raise RuntimeError(f"the judge refused {key}")
         if self.data.kind == "never_ends":
             await asyncio.sleep(3600)
 

@@ -32,6 +32,8 @@ COMMANDS = {
     ),
     "deploy": ("primerl.cli.deploy:deploy", "serve an adapter of the store, which then is never cleaned up"),
     "undeploy": ("primerl.cli.deploy:undeploy", "let an adapter be cleaned up again"),
+    "deployments": ("primerl.cli.deploy:deployments", "list the adapters in stores, and which are deployed"),
+    "store": ("primerl.cli.store:store", "list what runs have stored, and delete it"),
     "secret": ("primerl.cli.secret:secret", "keep values that env workers alone get to see"),
     "env": (
         "primerl.cli.secret:env",

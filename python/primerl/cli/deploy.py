@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
+from primerl.cli.run.common import BAD_INPUT, add_json, show, size
 from primerl.config.complaint import fail
+from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
-from primerl.runs.store import Entry, Store, StoreError, model_digest, store_of_run
+from primerl.runs.store import Store, store_of_run
 from primerl.train.files import whole_folder
 
 TITLE = "Nothing was deployed"
@@ -58,6 +61,54 @@ def undeploy(arguments: list[str]) -> int:
     except (StoreError, StateError) as error:
         return fail(str(error), title="Nothing was changed")
     print(f"undeployed {entry.id}")
+    return 0
+
+
+def deployments(arguments: list[str]) -> int:
+    """`list`, and `create` and `delete` as `prime deployments` calls them."""
+    words = {"create": deploy, "delete": undeploy, "list": _listed}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: primerl deployments list [--store URL] [--json]\n       primerl deployments create ADAPTER")
+        print("       primerl deployments delete ADAPTER")
+        return 0 if arguments else BAD_INPUT
+    if arguments[0] not in words:
+        return fail(
+            f"`primerl deployments` has no word {arguments[0]!r}; there are list, create (`primerl deploy`) and delete "
+            "(`primerl undeploy`)",
+            title="Nothing was done",
+        )
+    return words[arguments[0]](arguments[1:])
+
+
+def _listed(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="primerl deployments list", description="The adapters in stores.", allow_abbrev=False
+    )
+    parser.add_argument("--store", metavar="URL", help="of this one; of all that runs of the list have")
+    add_json(parser)
+    chosen = parse(parser, arguments)
+    if isinstance(chosen, int):
+        return chosen
+    from primerl.cli.store import all_stored
+
+    try:
+        found = [
+            (entry, entry.id in one.deployed, one.store.url)
+            for one in all_stored(chosen.store)
+            for entry in one.entries
+            if entry.kind == "adapter"
+        ]
+    except (StoreError, StateError) as error:
+        return fail(str(error), title="The store cannot be used")
+    if chosen.json:
+        names = ("adapter", "deployed", "bytes", "store")
+        told = [dict(zip(names, (entry.id, is_, entry.bytes, url), strict=True)) for entry, is_, url in found]
+        print(json.dumps(told, indent=2))
+    elif found:
+        rows = [[entry.id, "yes" if is_ else "", size(entry.bytes), url] for entry, is_, url in found]
+        show(["adapter", "deployed", "size", "store"], rows, right=(2,))
+    else:
+        print("no adapter is stored; `[store] adapters.interval` and `[trainer.model.lora]` of a run store some")
     return 0
 
 

@@ -9,7 +9,19 @@ from primerl.config import asked
 from primerl.config.command_line import with_long_names
 from primerl.launch import checker
 
-SHORT = {"-m": "--model", "-n": "--num-examples", "-k": "--rollouts-per-example", "-o": "--output-dir"}
+SHORT = {
+    "-m": "--model",
+    "-n": "--num-examples",
+    "-k": "--rollouts-per-example",
+    "-r": "--rollouts-per-example",
+    "-c": "--concurrency",
+    "-b": "--base-url",
+    "-o": "--output-dir",
+    # As `prime eval run` calls them.
+    "--max-concurrent": "--concurrency",
+    "--api-base-url": "--base-url",
+    "--api-key-var": "--api-key-env",
+}
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -31,9 +43,9 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def written_out(arguments: list[str]) -> list[str]:
-    """`reverse-text other-env -n 8` as the flags that it stands for."""
+    """`reverse-text other-env -n 8` as the flags that it stands for; `run` may be before the names."""
     names = []
-    rest = list(arguments)
+    rest = list(arguments[1:] if arguments[:1] == ["run"] and len(arguments) > 1 else arguments)
     while rest and not rest[0].startswith(("-", "@")):
         names.append(rest.pop(0))
     rest = with_long_names(rest, SHORT)

@@ -10,6 +10,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.config.load import fail
+from primerl.redaction import redacted
 
 FAILED = 1
 NUMBERED = ("rollout", "group", "step", "batch")
@@ -102,11 +103,14 @@ def tell(
 ) -> dict[str, Any] | int:
     """Prints the answer, for people or as JSON, and returns it; or the exit code after a complaint."""
     from primerl._core import PrimerlError
+    from primerl.launch.secrets import note_of_run
 
     if not chosen.output_dir.is_dir():
         return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title=title)
+    # Journals of versions in which env workers did not leave them out.
+    note_of_run(chosen.output_dir)
     try:
-        answer = ask()
+        answer: dict[str, Any] = redacted(ask())
     except PrimerlError as error:
         return fail(str(error), title=title)
     if chosen.json:

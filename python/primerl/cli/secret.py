@@ -13,6 +13,8 @@ from primerl.runs.state import StateError
 
 FAILED, BAD_INPUT = 1, 2
 ACTIONS = {"list": "list their names", "set": "set one, from standard input or a prompt", "delete": "delete one"}
+SAME = {"create": "set", "update": "set"}
+"""Words of `prime secret`."""
 TITLE = "Nothing was changed"
 
 
@@ -47,6 +49,8 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
     if of_environment:
         parser.add_argument("environment", help="the environment's id (owner/name), or its name in the run")
     parser.add_argument("name", nargs="?", help="of the variable")
+    # As `prime secret create` has it.
+    parser.add_argument("-n", "--name", dest="named", help=argparse.SUPPRESS)
     parsed = parse_known(parser, arguments)
     if isinstance(parsed, int):
         return parsed
@@ -60,7 +64,9 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
             )
         if environment is not None:
             secrets.check_environment(environment)
-        return _do(chosen.action, chosen.name, environment)
+        if chosen.name is not None and chosen.named is not None:
+            raise secrets.SecretError("the name is given twice, after the action and by --name; leave one of them out")
+        return _do(SAME.get(chosen.action, chosen.action), chosen.name or chosen.named, environment)
     except (secrets.SecretError, StateError) as error:
         return fail(str(error), title=TITLE)
 

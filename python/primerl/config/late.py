@@ -45,7 +45,7 @@ class Source:
         self._written = Written(arguments)
         self._short = paths_of(HostedConfig) if short else None
         self._full = paths_of(type(config))
-        self._environments = dict(_environments(config))
+        self._environments = dict(environment_places(config))
 
     def told(self, message: str) -> str:
         """The message, one problem a line, with places and in the user's words; other lines stay as they are."""
@@ -142,7 +142,7 @@ def paths_of(cls: type[BaseModel]) -> frozenset[str]:
     return frozenset(plain_path(path) for path in named if path)
 
 
-def _environments(config: Any) -> Iterator[tuple[str, Location]]:
+def environment_places(config: Any) -> Iterator[tuple[str, Location]]:
     """Each environment by its label and, where no label is the same, by its id; with its place in the full form."""
     orchestrator = getattr(config, "orchestrator", None)
     found: list[tuple[Any, Location]] = []

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from primerl import _core
+from primerl import _core, redaction
 from primerl.envs import generations, machine, versions
 from primerl.envs.interface import Address, EnvironmentRefusedError, Generation, Outcome, Runner, failure
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
@@ -61,6 +61,7 @@ def log_to_stderr(config: LogConfig) -> None:
 def run_worker(config: WorkerConfig) -> int:
     """Runs until the run is over; returns the exit code. On the main thread: environments may set signal handlers."""
     log_to_stderr(config.log)
+    redaction.note_own()
     if config.tailnet is None:
         return _run_worker(config, None)
     try:
@@ -282,7 +283,8 @@ class _Worker:
             outcomes = await self._outcomes(leases)
             ended = [outcome["error"]["kind"] if outcome["error"] else "ok" for outcome in outcomes]
             for lease, outcome in zip(leases, outcomes, strict=True):
-                self._client.report(lease.rollout, outcome)
+                # What an environment says of a failure goes to the journal, and from there to whoever looks.
+                self._client.report(lease.rollout, redaction.redacted(outcome))
         finally:
             for how in ended:
                 self._meter.ended(how, time.monotonic() - began)

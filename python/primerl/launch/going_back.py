@@ -1,7 +1,8 @@
 """`ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed.
 
 The orchestrator goes back first, to its part of the checkpoint, and sets aside what came after it: its journal and
-batches, evaluations, later checkpoints and model folders. So the trainer finds that checkpoint as the newest."""
+batches, evaluations, later checkpoints and model folders. So the trainer finds that checkpoint as the newest. A run
+that has lost its journal goes back to its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -22,17 +23,29 @@ def wanted(config: RLConfig) -> int | None:
     return None if ckpt is None else ckpt.goes_back_to
 
 
+def whole_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints that hold the orchestrator's part as well."""
+    checkpoints = folder / "checkpoints"
+    return [step for step in saved_steps(checkpoints) if _has_state(checkpoints, step)]
+
+
 def needed(config: RLConfig, folder: Path) -> int | None:
     """The step to go back to; None where the run goes on from its newest checkpoint."""
     step = wanted(config)
+    if not _has_journal(folder):
+        # It was fetched from a store, say.
+        return step if step is not None else next(reversed(whole_steps(folder)), None)
     there = saved_steps(folder / "checkpoints")
     return None if there and step == there[-1] else step
 
 
 def flags(config: RLConfig, folder: Path) -> list[str]:
-    """Of the orchestrator's first start."""
+    """Of the orchestrator's first start, which sets a journal aside: there has to be one, be it empty."""
     step = needed(config, folder)
-    return [] if step is None else ["--resume-step", str(step)]
+    if step is None:
+        return []
+    (folder / "journal").mkdir(exist_ok=True)
+    return ["--resume-step", str(step)]
 
 
 def check(config: RLConfig, folder: Path) -> None:
@@ -41,12 +54,18 @@ def check(config: RLConfig, folder: Path) -> None:
     there = saved_steps(checkpoints)
     if step is not None and step not in there:
         raise ConfigError(f"{KEY}: there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}")
-    if needed(config, folder) is not None and not _has_state(checkpoints, step):
-        whole = [one for one in there if one == there[-1] or _has_state(checkpoints, one)]
+    back = needed(config, folder)
+    if back is not None and not _has_state(checkpoints, back):
+        newest = {there[-1]} if _has_journal(folder) else set()
+        can = sorted({*whole_steps(folder), *newest})
         raise ConfigError(
-            f"{KEY} is {step}, but beside the trainer's checkpoint of that step the orchestrator has saved nothing to "
-            f"go back to; steps that have it, and the newest: {_listed(whole)}"
+            f"{KEY} is {back}, but beside the trainer's checkpoint of that step the orchestrator has saved nothing to "
+            f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}"
         )
+
+
+def _has_journal(folder: Path) -> bool:
+    return any(folder.glob("journal/*.snapshot"))
 
 
 def _has_state(checkpoints: Path, step: int | None) -> bool:

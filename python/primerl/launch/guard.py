@@ -3,7 +3,8 @@
 Run as `python -I -S guard.py`, with a socket to its owner (launcher or training script) as standard input; the standard
 library is all it may use. The protocol is one JSON object a line:
 
-    owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path}
+    owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path, "hide": [..]}
+                     hide: texts that are left out of the log, the longest first
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
@@ -19,6 +20,10 @@ What can die, and who cleans up:
 - the guard hangs (SIGSTOP): its pongs stay away, and the owner kills it.
 Descendants that left their group are found by a mark in their environment. The guard has no threads: the kernel ties
 the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
+
+Output in which something is to be hidden goes through a pipe to a writer, a fork of the guard, which ends when all have
+ended that can write to it: so nothing of it reaches the log otherwise, whoever writes it, and the last words of a
+process that was killed do.
 """
 
 from __future__ import annotations
@@ -40,6 +45,10 @@ PR_SET_PDEATHSIG = 1
 ORPHAN_GRACE_S = 2.0
 # A process the owner forked may hold the socket open after the owner's death, so its process id is watched as well.
 OWNER_CHECK_S = 1.0
+# Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
+LAST_WORDS_S = 1.0
+HIDDEN = b"<secret>"
+LONGEST_LINE = 1 << 16
 
 
 def signal_group(group: int, number: int) -> None:
@@ -97,6 +106,9 @@ class Guard:
         self.owner_alive = True
         self.owner = os.getppid()
         self.kill_at: dict[int, float] = {}  # process group -> when SIGKILL follows SIGTERM
+        self.writers: dict[int, int] = {}  # process that writes a log -> whose log
+        # By writer: when the owner is told of the end of the process at the latest, and what.
+        self.untold: dict[int, tuple[float, dict[str, Any]]] = {}
         self.stopping = False
 
     def run(self) -> int:
@@ -112,8 +124,8 @@ class Guard:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(readable, selectors.EVENT_READ)
             while True:
-                next_kill = min(self.kill_at.values(), default=math.inf)
-                for key, _ in selector.select(max(0.0, min(OWNER_CHECK_S, next_kill - time.monotonic()))):
+                due = min([*self.kill_at.values(), *(at for at, _ in self.untold.values())], default=math.inf)
+                for key, _ in selector.select(max(0.0, min(OWNER_CHECK_S, due - time.monotonic()))):
                     if key.fileobj is readable:
                         readable.recv(4096)
                     elif not self.receive():
@@ -122,9 +134,10 @@ class Guard:
                     self.orphaned(selector)
                 self.reap()
                 self.kill_overdue()
+                self.tell_overdue()
                 if self.stopping and not self.running:
                     kill_marked(self.mark)
-                    self.reap()
+                    self.reap_writers()
                     self.send({"stopped": True})
                     return 0
 
@@ -144,23 +157,40 @@ class Guard:
         for line in lines:
             request = json.loads(line)
             if "start" in request:
-                self.start(request["start"], request["command"], request["environment"], request["log"])
+                self.start(
+                    request["start"],
+                    request["command"],
+                    request["environment"],
+                    request["log"],
+                    [text.encode(errors="surrogateescape") for text in request.get("hide", [])],
+                )
             elif "ping" in request:
                 self.send({"pong": True})
             else:
                 self.stop(request["stop"], request.get("names", []))
         return bool(data)
 
-    def start(self, name: str, command: list[str], environment: dict[str, str], log: str) -> None:
+    def start(self, name: str, command: list[str], environment: dict[str, str], log: str, hide: list[bytes]) -> None:
         if self.stopping:
             self.send({"failed": name, "reason": "the run is being stopped"})
             return
+        try:
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            self.send({"failed": name, "reason": f"{command[0]}: {error}"})
+            return
+        writer = None
+        if hide:
+            writer, output = with_writer(output, hide)
         read_end, write_end = os.pipe()  # closed by a successful exec, else carries the reason
         guard_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            become(command, {**environment, MARK: self.mark}, log, write_end, guard_pid)
+            become(command, {**environment, MARK: self.mark}, output, write_end, guard_pid)
         os.close(write_end)
+        os.close(output)
+        if writer is not None:
+            self.writers[writer] = pid
         with os.fdopen(read_end, "rb") as pipe:
             reason = pipe.read().decode(errors="replace")
         if reason:
@@ -195,13 +225,43 @@ class Guard:
                 return
             if pid == 0:
                 return
+            if self.writers.pop(pid, None) is not None:
+                self.tell(pid)
+                continue
             name = self.running.pop(pid, None)
             self.kill_at.pop(pid, None)
             if name is None:
                 continue
             signal_group(pid, signal.SIGKILL)  # what it left behind in its group
             cpu_s = usage.ru_utime + usage.ru_stime
-            self.send({"exited": name, "code": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s})
+            end = {"exited": name, "code": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s}
+            writer = next((writer for writer, of in self.writers.items() if of == pid), None)
+            if writer is None:
+                self.send(end)
+            else:
+                self.untold[writer] = time.monotonic() + LAST_WORDS_S, end
+
+    def reap_writers(self) -> None:
+        """When nobody is left who could write to them."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        self.reap()
+        while self.writers and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.reap()
+        for writer in list(self.untold):
+            self.tell(writer)
+
+    def tell_overdue(self) -> None:
+        now = time.monotonic()
+        for writer, (deadline, _) in list(self.untold.items()):
+            if now >= deadline:
+                self.tell(writer)
+
+    def tell(self, writer: int) -> None:
+        """The owner, of the end of the process whose log it writes, where that has ended."""
+        _, end = self.untold.pop(writer, (0.0, None))
+        if end is not None:
+            self.send(end)
 
     def send(self, message: dict[str, Any]) -> None:
         if not self.owner_alive:
@@ -213,7 +273,54 @@ class Guard:
             return
 
 
-def become(command: list[str], environment: dict[str, str], log: str, report: int, guard_pid: int) -> None:
+def with_writer(log: int, hide: list[bytes]) -> tuple[int, int]:
+    """Forks a writer of that log. Returns its process id, and what to write to in place of the log."""
+    source, output = os.pipe()
+    pid = os.fork()
+    if pid != 0:
+        os.close(source)
+        os.close(log)
+        return pid, output
+    try:
+        os.dup2(source, 0)
+        os.dup2(log, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        # The guard's socket among them: its owner has to see it close.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        write_without(hide)
+    finally:
+        os._exit(0)
+
+
+def write_without(hide: list[bytes]) -> None:
+    """Standard input to standard output, by lines, as what is hidden may come in pieces."""
+    longest, kept = max(map(len, hide)), b""
+    while data := os.read(0, 1 << 16):
+        kept += data
+        whole = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
+        if not whole and len(kept) > LONGEST_LINE:
+            kept = hidden(kept, hide)
+            whole = max(0, len(kept) - longest + 1)
+        write_all(hidden(kept[:whole], hide))
+        kept = kept[whole:]
+    write_all(hidden(kept, hide))
+
+
+def hidden(text: bytes, hide: list[bytes]) -> bytes:
+    for one in hide:
+        text = text.replace(one, HIDDEN)
+    return text
+
+
+def write_all(data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except OSError:
+        return  # a full disk: who writes is not held up by it
+
+
+def become(command: list[str], environment: dict[str, str], output: int, report: int, guard_pid: int) -> None:
     """In the forked child: turns into the command. Never returns."""
     try:
         os.setsid()
@@ -221,7 +328,6 @@ def become(command: list[str], environment: dict[str, str], log: str, report: in
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(output, 1)

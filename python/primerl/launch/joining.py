@@ -194,7 +194,9 @@ class _Joining:
             own = stored.of_environment(identifier.rsplit("/", 1)[-1], identifier, self.config.env) | dict(self._files)
         except StateError as error:
             raise JoinRefusedError(str(error)) from None
-        missing = [name for name in settings.variables if name not in own and name not in os.environ]
+        # Those that are exported here are secrets as well.
+        own = {name: os.environ[name] for name in settings.variables if name in os.environ} | own
+        missing = [name for name in settings.variables if name not in own]
         self.console.say(
             "secrets are not sent: the run's own workers of this environment have "
             + (f"the variables {', '.join(settings.variables)}" if settings.variables else "no variables of their own")

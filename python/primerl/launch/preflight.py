@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from primerl import reach
-from primerl.config import resolve
+from primerl.config import begun, resolve
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -65,7 +65,7 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=holds_run)
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=can_go_on)
 
 
 def _resume_step(config: RLConfig) -> None:
@@ -82,6 +82,16 @@ def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], 
 def holds_run(folder: Path) -> bool:
     """Whether a run has begun there, which the same command continues."""
     return any(folder.glob("journal/*.snapshot"))
+
+
+def can_go_on(folder: Path) -> bool:
+    """The same of one that has lost its journal, and goes back to a checkpoint."""
+    return holds_run(folder) or bool(going_back.whole_steps(folder))
+
+
+def begun_in(folder: Path) -> bool:
+    """Whether what is there is of the run that is started in the folder."""
+    return can_go_on(folder) or (folder / "logs").is_dir()
 
 
 @contextlib.contextmanager
@@ -107,8 +117,8 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
     if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
-        can_go_on = bool(saved_steps(folder / "checkpoints"))
-        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if can_go_on else ""
+        saved = bool(saved_steps(folder / "checkpoints"))
+        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if saved else ""
         raise ConfigError(
             f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"
@@ -221,7 +231,8 @@ def _store(config: RLConfig) -> None:
     """Whether there is such a kind of store; whether it can be written to is found out beside training."""
     if config.store is None:
         return
-    from primerl.runs.store import Store, StoreError
+    from primerl.runs.entries import StoreError
+    from primerl.runs.store import Store
 
     try:
         Store(config.store.url)
@@ -317,7 +328,8 @@ def entries(config: RLConfig) -> list[interpreters.Entry]:
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     wanted = environments.of_run(config, variables)
     begins = config.clean_output_dir
-    return check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
+    found = check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
+    return [begun.in_words_of(config, problem) for problem in found]
 
 
 def check_beside(

@@ -90,8 +90,10 @@ class Processes:
         self.stop(grace_s=0.0 if kind is not None else GUARD_ANSWER_S)
         self.close()
 
-    def start(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Process:
-        """Starts a command in a session of its own, its output appended to `log`."""
+    def start(
+        self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str], hide: Sequence[str] = ()
+    ) -> Process:
+        """Starts a command in a session of its own, its output appended to `log`, without the texts to `hide`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         process = self.by_name[name] = Process(name, log)
         self._send(
@@ -100,6 +102,7 @@ class Processes:
                 "command": list(command),
                 "environment": dict(environment),
                 "log": os.fspath(log.absolute()),
+                "hide": list(hide),
             }
         )
         return process

@@ -36,12 +36,11 @@ def registered(
     *,
     goes_on: bool,
     form: str = "full",
-    model: str | None = None,
 ) -> Iterator[Session]:
-    """`folder` is locked by the caller for as long as the block lasts. `model`: the folder that is told, where it is
-    not the config's. A start that is refused (exit code 2) leaves the run as it was noted before."""
+    """`folder` is locked by the caller for as long as the block lasts. A start that is refused (exit code 2) leaves the
+    run as it was noted before."""
     former = _former(folder) if goes_on else None
-    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form, model=model))
+    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form))
     detached.has_started(folder, session.run_id)
     try:
         yield session
@@ -75,9 +74,8 @@ def _begin(
     *,
     goes_on: bool,
     form: str,
-    model: str | None,
 ) -> str | None:
-    kind, environments, path = _described(config)
+    kind, environments, model = _described(config)
     try:
         with Registry() as registry:
             return registry.begin(
@@ -86,7 +84,7 @@ def _begin(
                 goes_on=goes_on,
                 form=form,
                 name=folder.name,
-                model=model or path,
+                model=model,
                 environments=environments,
                 kind=kind,
             )

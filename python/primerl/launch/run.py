@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl.config import late, resolve, run_file
+from primerl.config import begun, late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.launch import (
@@ -79,14 +79,13 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)
-    given, config = config, warm_start.applied(config)
+    config = warm_start.applied(config)
     variables = preflight.check(config, console.say)
     with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables)
-        goes_on = not config.clean_output_dir and (preflight.holds_run(folder) or (folder / "logs").is_dir())
-        model = resolve.absolute(given.model.path)
-        with registered(config, folder, console.say, goes_on=goes_on, form=form, model=model) as session:
+        goes_on = not config.clean_output_dir and preflight.begun_in(folder)
+        with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             session.exit_code = Launcher(config, folder, console, variables, session.run_id).run()
             return session.exit_code
 
@@ -180,7 +179,7 @@ class Launcher:
                                 check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, late.told(str(refusal))
+                        code, reason = BAD_INPUT, late.told(begun.in_words_of(self.config, str(refusal)))
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, str(failure)
@@ -259,7 +258,7 @@ class Launcher:
     def _start_uploads(self, processes: Processes) -> None:
         if self.uploads is None:
             return
-        self.storing = storing.Storing(self.folder, self.run_id or self.folder.name)
+        self.storing = storing.Storing(self.folder, self.run_id)
         resolve.write(self.uploads)
         self.described[self.uploads.name] = self.uploads
         start(processes, self.uploads)

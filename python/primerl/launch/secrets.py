@@ -7,8 +7,12 @@ process of the monitors gets (`monitors`).
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable, Sequence
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from primerl.config.rl import RLConfig
 from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.redaction import note
 from primerl.runs import secrets as stored
+from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -90,6 +95,37 @@ def read_files(files: Iterable[str]) -> dict[str, str]:
         found |= read_file(file)
     note(found.values())
     return found
+
+
+def note_stored() -> None:
+    """The stored ones; where they cannot be read, that is said."""
+    try:
+        stored.note_all()
+    except StateError as error:
+        print(f"warning: secrets are not left out of what is shown: {error}", file=sys.stderr)
+
+
+def note_of_run(folder: Path) -> None:
+    """So that this process prints none of the secrets that the run in the folder may have: the stored ones, and those
+    of its `env_files`. What cannot be read is not known, and hinders nobody who only looks."""
+    note_stored()
+    for config, begun_in in _configs(folder.absolute()):
+        try:
+            files = tomllib.loads(config.read_text(encoding="utf-8")).get("env_files", [])
+        except (OSError, ValueError):
+            continue
+        for file in files if isinstance(files, list) else []:
+            with contextlib.suppress(ConfigError):
+                note(read_file(os.fspath(begun_in / str(file))).values())
+
+
+def _configs(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """What the run was given, with the folder that relative paths in it begin at."""
+    with contextlib.suppress(StateError), Registry(reading=True) as registry:
+        found = [run for run in registry.all() if run.output_dir == folder]
+        yield from ((run.config, run.folder) for run in found)
+    # Of a run that is not in the list: mostly started where the command is given.
+    yield from ((folder / "configs" / name, Path.cwd()) for name in ("rl.toml", "eval.toml"))
 
 
 def read_file(file: str) -> dict[str, str]:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from primerl import redaction
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.launch import interpreters
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
-from primerl.redaction import redact
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
@@ -29,7 +29,7 @@ class RunFailedError(Exception):
 
     def __init__(self, message: str) -> None:
         # The ends of logs, which it quotes, may hold them.
-        super().__init__(redact(message))
+        super().__init__(redaction.redact(message))
 
 
 class RefusedError(RunFailedError):
@@ -43,12 +43,15 @@ def start(processes: Processes, process: ProcessConfig, *flags: str) -> Process:
     if process.python is not None:
         folder = process.file.parent.parent / "run" / "package"
         environment = interpreters.variables(process.python, folder, environment)
-    return processes.start(process.name, command, log=process.log, environment=environment)
+    hide = redaction.forms(process.variables.values())
+    return processes.start(process.name, command, log=process.log, environment=environment, hide=hide)
 
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:
     variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **os.environ}
     variables |= process.variables
+    if process.variables:
+        variables[redaction.VARIABLE] = ",".join(process.variables)
     variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
     if process.threads:
         # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.

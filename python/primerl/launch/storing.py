@@ -49,9 +49,9 @@ def process_of(config: RLConfig, run_id: str | None, folder: Path) -> ProcessCon
 class Storing:
     """What is known of the uploads of this start."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        """`run`: what `primerl run resume` knows it by."""
-        self.run = run
+    def __init__(self, folder: Path, run: str | None) -> None:
+        """`run`: what `primerl run resume` knows it by; None of one that is in no list."""
+        self._again = "the same command" if run is None else f"`primerl run resume {run}`"
         self._folder = folder
         self._file = folder / REPORT
         self._read_at = 0.0
@@ -118,7 +118,7 @@ class Storing:
         )
         raise RunFailedError(
             f"trained, but not all is in the store ({', '.join(waiting) or 'unknown'}): {reason}; nothing of it is "
-            f"lost, and `primerl run resume {self.run}` uploads it"
+            f"lost, and {self._again} uploads it"
         )
 
     def leave(self, processes: Processes, console: Console) -> None:
@@ -129,8 +129,7 @@ class Storing:
         waiting = [one.label for one in staging.staged(self._folder)]
         if waiting:
             console.say(
-                f"not in the store yet: {', '.join(waiting)}; nothing of it is lost, and `primerl run resume "
-                f"{self.run}` uploads it"
+                f"not in the store yet: {', '.join(waiting)}; nothing of it is lost, and {self._again} uploads it"
             )
 
     def _report(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -26,6 +27,8 @@ VERSION = 2
 BUSY_S = 10.0
 """How long a writer waits for another one."""
 ID_BYTES = 4
+ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+ID_FILE = Path("run") / "id"
 TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
     id TEXT PRIMARY KEY,
@@ -92,19 +95,39 @@ def config_file(run_id: str) -> Path:
 class Registry:
     """Use as a context manager. Raises StateError where the file cannot be read or written."""
 
-    def __init__(self) -> None:
-        self.file = private_folder() / FILE
+    def __init__(self, *, reading: bool = False) -> None:
+        """`reading`: nothing will be noted, so a state folder that cannot be written to will do."""
+        self.file = state_folder() / FILE
+        try:
+            private_folder()
+            self._open(os.fspath(self.file))
+        except StateError:
+            if not (reading and self.file.is_file()):
+                raise
+            self._open_for_reading()
+
+    def _open(self, name: str, *, prepare: bool = True) -> None:
         with self._errors():
-            self._connection = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None)
+            self._connection = sqlite3.connect(name, timeout=BUSY_S, isolation_level=None, uri=name.startswith("file:"))
         try:
             with self._errors():
-                self._prepare()
+                self._connection.row_factory = sqlite3.Row
+                if prepare:
+                    self._prepare()
+                else:
+                    self._connection.execute("SELECT 1 FROM runs").fetchone()
         except BaseException:
             self._connection.close()
             raise
 
+    def _open_for_reading(self) -> None:
+        try:
+            self._open(f"{self.file.absolute().as_uri()}?mode=ro", prepare=False)
+        except StateError:
+            # Without the files beside it, which cannot be made there, SQLite reads one that nobody changes.
+            self._open(f"{self.file.absolute().as_uri()}?immutable=1", prepare=False)
+
     def _prepare(self) -> None:
-        self._connection.row_factory = sqlite3.Row
         # Within a transaction nothing waits for the disk; a power cut may cost the last changes, and breaks nothing.
         self._connection.execute("PRAGMA synchronous = NORMAL")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -145,7 +168,13 @@ class Registry:
         try:
             yield
         except sqlite3.Error as error:
-            raise StateError(f"{self.file}: {error}; it holds the list of runs") from None
+            # Those of use and of the system are of classes of their own.
+            is_damaged = type(error) is sqlite3.DatabaseError
+            mend = (
+                ", and is damaged: move it away; the command that a run was started with, given again, puts that run "
+                "into a new list, by the id that it had"
+            )
+            raise StateError(f"{self.file}: {error}; it holds the list of runs{mend if is_damaged else ''}") from None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -171,7 +200,8 @@ class Registry:
         kind: str = "rl",
     ) -> str:
         """Notes a start by this process and returns the run's id. `goes_on`: with the run in `output_dir`, whose id it
-        keeps. `config` is TOML, of which a copy is stored."""
+        keeps, also where that folder was moved, or was taken out of the list. `config` is TOML, of which a copy is
+        stored."""
         now, pid = time.time(), os.getpid()
         values: dict[str, Any] = {
             "name": name,
@@ -192,7 +222,12 @@ class Registry:
             found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
             row = found.fetchone()
             found_id = None if row is None else str(row["id"])
-            run_id = found_id if found_id is not None and goes_on else self._new_id()
+            if not goes_on:
+                run_id = self._new_id()
+            elif found_id is None:
+                row, run_id = self._by_noted_id(output_dir)
+            else:
+                run_id = found_id
         # Before the transaction, which others wait for.
         private_folder("runs", run_id)
         write_private(config_file(run_id), config)
@@ -210,7 +245,22 @@ class Registry:
                 self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", {**values, "id": run_id})
         if found_id not in (None, run_id):
             _remove_config(found_id)
+        _note_id(output_dir, run_id)
         return run_id
+
+    def _by_noted_id(self, output_dir: Path) -> tuple[sqlite3.Row | None, str]:
+        """Of a run in the folder that the list does not have there: its row, where the folder was moved, and its id; a
+        new one for a copy of a run."""
+        try:
+            noted = (output_dir / ID_FILE).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return None, self._new_id()
+        if not ID.fullmatch(noted):
+            return None, self._new_id()
+        row = self._connection.execute("SELECT id, output_dir FROM runs WHERE id = ?", (noted,)).fetchone()
+        if row is not None and Path(row["output_dir"]).exists():
+            return None, self._new_id()
+        return row, noted
 
     def _new_id(self) -> str:
         while True:
@@ -264,7 +314,7 @@ class Registry:
 def known(given: str) -> Run | None:
     """As `find`; None of a run of another machine, or one that was deleted from the list. Raises StateError."""
     try:
-        with Registry() as registry:
+        with Registry(reading=True) as registry:
             return registry.find(given)
     except UnknownRunError:
         return None
@@ -276,7 +326,7 @@ def folder_of(given: str) -> Path:
     if folder.is_dir():
         return folder
     try:
-        with Registry() as registry:
+        with Registry(reading=True) as registry:
             folder = registry.find(given).output_dir
     except UnknownRunError as error:
         raise UnknownRunError(
@@ -285,6 +335,14 @@ def folder_of(given: str) -> Path:
     if not folder.is_dir():
         raise UnknownRunError(f"the folder of run {given}, {folder}, is gone")
     return folder
+
+
+def _note_id(output_dir: Path, run_id: str) -> None:
+    """In the run's folder, so that it is known by it in any list."""
+    with contextlib.suppress(OSError):
+        if output_dir.is_dir():
+            (output_dir / ID_FILE).parent.mkdir(exist_ok=True)
+            (output_dir / ID_FILE).write_text(f"{run_id}\n", encoding="utf-8")
 
 
 def _remove_config(run_id: str) -> None:
@@ -305,6 +363,10 @@ def _near(given: str, runs: list[Run]) -> str:
 
 def _run(row: sqlite3.Row) -> Run:
     values = {key: row[key] for key in row.keys()}  # noqa: SIM118 - a Row iterates over its values
-    values["environments"] = json.loads(values["environments"])
+    values.setdefault("kind", "rl")  # of a list of the version before, which is only read
+    try:
+        values["environments"] = list(map(str, json.loads(values["environments"])))
+    except (ValueError, TypeError):
+        values["environments"] = ["?"]  # it is shown, and nothing else
     values |= {"output_dir": Path(values["output_dir"]), "folder": Path(values["folder"])}
     return Run(**values)

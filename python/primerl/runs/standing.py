@@ -19,8 +19,8 @@ class Standing:
     status: str
     reason: str
     """Why, where it is not as a run should be; else empty."""
-    step: int
-    """Steps trained."""
+    step: int | None
+    """Steps trained; None where the folder, which knows it, is gone."""
 
 
 def standing(run: Run) -> Standing:
@@ -35,7 +35,7 @@ def standing(run: Run) -> Standing:
     if used:
         return Standing(RUNNING if run.kind == "sft" or _has_started(run) else PENDING, "", step)
     if not folder.is_dir():
-        return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", step)
+        return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", None)
     code, reason = run.exit_code, ""
     summary = summary_of(run)
     if summary is not None:

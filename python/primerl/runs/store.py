@@ -10,76 +10,28 @@ there. An upload that was cut off leaves data that no manifest names, which the 
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
 
+from primerl.runs.entries import Entry, StoreError, newest, origin
 from primerl.runs.saved import Saved
 from primerl.runs.state import private_folder, state_folder
 from primerl.train.files import sync, whole_folder, write_text
 
-KINDS = ("checkpoint", "weights", "adapter")
 CHUNK_BYTES = 1 << 22
 ID = re.compile(r"(?P<run>[\w-]+)(/(?P<kind>checkpoint|weights|adapter))?(/step_(?P<step>\d+))?")
 
 
-class StoreError(Exception):
-    """The store cannot be used, or what is asked for is not there. The message names it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What a manifest says."""
-
-    run: str
-    kind: str
-    step: int
-    model: str
-    """Digest of the config.json of the model that the run began with."""
-    data: str
-    """Folder of the files, in the store."""
-    files: dict[str, dict[str, Any]]
-    """By relative path: `bytes`, and `xxh3`: 32 hex digits."""
-    stored: float
-    """When; seconds since 1970. A run that went back stores lower steps later, and those are its newest."""
-
-    @property
-    def id(self) -> str:
-        return f"{self.run}/{self.kind}/step_{self.step}"
-
-    @property
-    def bytes(self) -> int:
-        return sum(int(facts["bytes"]) for facts in self.files.values())
-
-
 def default_url() -> str:
     return str(state_folder() / "store")
-
-
-def model_digest(folder: Path) -> str:
-    """Of a model folder's config.json: what of it names its shape, whatever saved it."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{folder / 'config.json'} cannot be read: {error}") from None
-    # Saving a model writes these anew.
-    for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"):
-        config.pop(name, None)
-    return xxhash.xxh3_128_hexdigest(json.dumps(config, sort_keys=True).encode())
-
-
-def _age(entry: Entry) -> tuple[float, int]:
-    """Of what was stored within one tick of the clock, the higher step is the newer one."""
-    return entry.stored, entry.step
 
 
 class Store:
@@ -126,8 +78,11 @@ class Store:
         return sorted(found, key=lambda entry: (entry.run, entry.step, entry.kind))
 
     def _read(self, path: str) -> Entry:
-        content = json.loads(self._fs.cat_file(path))
-        return Entry(**{name: content[name] for name in Entry.__slots__})
+        content = self._fs.cat_file(path)
+        try:
+            return Entry.read(content)
+        except (ValueError, LookupError, TypeError) as error:
+            raise StoreError(f"store.url: {path} is no manifest of the store ({error!r}); delete it there") from None
 
     def saved(self, run: str) -> list[Saved]:
         deployed = self.deployed(run)
@@ -154,27 +109,26 @@ class Store:
         if not wanted:
             known = ", ".join(entry.id for entry in there) or f"nothing of run {match['run']}"
             raise StoreError(f"{given!r} is not READY in the store {self.url}; there is {known}")
-        newest = max(wanted, key=lambda entry: (entry.kind != "checkpoint", _age(entry)))
-        trained_on = newest.kind == "checkpoint"
-        of_step = [e for e in wanted if e.step == newest.step and (e.kind == "checkpoint") == trained_on]
-        return max(of_step, key=lambda entry: KINDS.index(entry.kind) == 1)
+        # A checkpoint beside weights or an adapter is not what a run can begin with.
+        wanted = [entry for entry in wanted if entry.kind != "checkpoint"] or wanted
+        step = max(wanted, key=newest).step
+        return max((entry for entry in wanted if entry.step == step), key=lambda entry: entry.kind == "weights")
 
-    def put(self, folder: Path, run: str, kind: str, step: int, model: str) -> Entry:
+    def put(self, folder: Path, run: str, kind: str, step: int, model: str, base: str = "") -> Entry:
         """Uploads all files below `folder`; READY when this returns."""
-        base = f"{self._root}/{run}/{kind}"
-        data = f"{base}/data/{step}_{secrets.token_hex(4)}"
+        of_kind = f"{self._root}/{run}/{kind}"
+        manifest, data = f"{of_kind}/step_{step}.json", f"{of_kind}/data/{step}_{secrets.token_hex(4)}"
         files = {}
         with self._errors("written to"):
-            former = self._read(f"{base}/step_{step}.json") if self._fs.exists(f"{base}/step_{step}.json") else None
+            former = self._read(manifest) if self._fs.exists(manifest) else None
             for file in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = file.relative_to(folder).as_posix()
                 files[name] = self._upload(file, f"{data}/{name}")
             if not files:
                 raise StoreError(f"{folder} holds no files to store")
-            entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files, time.time())
+            entry = Entry(run, kind, step, model, data.removeprefix(f"{self._root}/"), files, time.time(), base)
             self._sync_folders(data, files)
-            manifest = {name: getattr(entry, name) for name in Entry.__slots__} | {"version": 1}
-            self._write(f"{base}/step_{step}.json", json.dumps(manifest, indent=1).encode())
+            self._write(manifest, entry.manifest().encode())
             if former is not None:
                 self._fs.rm(f"{self._root}/{former.data}", recursive=True)
         return entry
@@ -218,18 +172,21 @@ class Store:
                 sync(folder)
 
     def fetch(self, entry: Entry) -> Path:
-        """The entry's files in a folder of this machine, each checked by its hash; fetched once."""
-        target = (
-            private_folder("fetched")
-            / xxhash.xxh3_64_hexdigest(f"{self.url} {entry.data}".encode())
-            / f"step_{entry.step}"
-        )
-        if target.is_dir():
-            return target
-        with whole_folder(target, replace=True) as folder, self._errors("read"):
+        """The entry's files in a folder of this machine, each checked by its hash; fetched once. The folder's path ends
+        in the run and the step, by which it is shown."""
+        digest = xxhash.xxh3_64_hexdigest(f"{self.url} {entry.data}".encode())
+        target = private_folder("fetched") / digest / entry.run / f"step_{entry.step}"
+        if not target.is_dir():
+            with whole_folder(target, replace=True) as folder:
+                self.download(entry, folder)
+                write_text(origin(target), entry.manifest())
+        return target
+
+    def download(self, entry: Entry, folder: Path) -> None:
+        """The entry's files, each checked by its hash, into a folder that nobody takes for whole yet."""
+        with self._errors("read"):
             for name, facts in entry.files.items():
                 self._download(entry, name, facts, folder)
-        return target
 
     def _download(self, entry: Entry, name: str, facts: dict[str, Any], folder: Path) -> None:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -248,9 +205,22 @@ class Store:
             self._fs.rm_file(f"{self._root}/{entry.run}/{entry.kind}/step_{entry.step}.json")
             self._fs.rm(f"{self._root}/{entry.data}", recursive=True)
 
+    def delete_run(self, run: str) -> list[Entry]:
+        """Deletes all that the run has stored, but for what is deployed, which is returned."""
+        deployed = self.deployed(run)
+        stays = [entry for entry in self.entries(run) if entry.id in deployed]
+        for entry in self.entries(run):
+            if entry.id not in deployed:
+                self.delete(entry)
+        self.remove_unfinished(run)
+        with self._errors("written to"):
+            if not stays and self._fs.exists(f"{self._root}/{run}"):
+                self._fs.rm(f"{self._root}/{run}", recursive=True)
+        return stays
+
     def keep_newest(self, run: str, kind: str, count: int) -> list[Entry]:
         """Deletes the run's older ones of that kind, but for those that are deployed; -1 keeps all. Returns them."""
-        there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=_age)
+        there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=newest)
         deployed = self.deployed(run)
         old = [entry for entry in there[:-count] if entry.id not in deployed] if count > 0 else []
         for entry in old:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,20 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.resolve import write_text
 from primerl.config.store import StoreWorkerConfig
+from primerl.runs.entries import SNAPSHOT, StoreError, begun_with
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
-from primerl.runs.store import Store, StoreError, model_digest
+from primerl.runs.store import Store
 from primerl.train import staging
 from primerl.train.adapter_files import ADAPTER_CONFIG
-from primerl.train.step_folders import saved_steps
+from primerl.train.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 log = logging.getLogger("primerl.store")
 
 LOOK_EVERY_S = 0.5
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+PART_S = 30.0
+"""How long a checkpoint waits for the orchestrator's part, which is written a moment after the trainer's."""
 END = Path("run") / "store.end"
 REPORT = Path("run") / "store.json"
 DONE = Path("run") / "stored.json"
@@ -68,6 +72,11 @@ class Uploader:
         self._stored: dict[str, str] = self._read_done()
         self._seen: dict[str, str] = dict(self._stored)
         """Identities of what was staged, by label."""
+
+    @cached_property
+    def _begun_with(self) -> tuple[str, str]:
+        """Hashes all of the model, once."""
+        return begun_with(Path(self.settings.model))
 
     def run(self) -> int:
         with ThreadPoolExecutor(1, "uploads") as executor:
@@ -115,9 +124,17 @@ class Uploader:
             if self._seen.get(label) != identity:
                 staging.link(self.folder, kind, step, path)
                 self._seen[label] = identity
+                self._drop_former(label, identity)
         except (OSError, shutil.Error) as error:
             # The run has deleted it meanwhile: what it does not keep for so long it does not miss either.
             log.warning("%s was not staged: %s", label, error)
+
+    def _drop_former(self, label: str, identity: str) -> None:
+        """What was staged of the same folder before something was added to it, or before it was saved again."""
+        with self._lock:
+            for one in staging.staged(self.folder):
+                if one.label == label and one.identity != identity and one != self._taken:
+                    staging.unstage(one)
 
     def _drop_superseded(self) -> None:
         """Of each kind the store keeps so many: what waits behind as many newer ones would be deleted there, and would
@@ -151,15 +168,26 @@ class Uploader:
     def _take(self, tried: set[Path]) -> staging.Staged | None:
         """The oldest that is staged."""
         with self._lock:
-            self._taken = next((one for one in staging.staged(self.folder) if one.path not in tried), None)
+            waiting = staging.staged(self.folder)
+            due = (one for one in waiting if one.path not in tried and self._is_due(one, waiting))
+            self._taken = next(due, None)
             return self._taken
+
+    def _is_due(self, one: staging.Staged, waiting: list[staging.Staged]) -> bool:
+        """A checkpoint that lacks the orchestrator's part is staged anew when it has it. One that has been followed by
+        another will not get it any more."""
+        if one.kind != "checkpoint" or self._all_staged.is_set():
+            return True
+        if any((one.path / ORCHESTRATOR_FOLDER).glob(f"*{SNAPSHOT}")):
+            return True
+        followed = any(other.kind == one.kind and other.saved > one.saved for other in waiting)
+        return followed or time.time_ns() - one.saved > PART_S * 1e9
 
     def _upload_one(self, one: staging.Staged) -> None:
         name = f"{self.settings.run}/{one.kind}/step_{one.step}"
 
         def put() -> None:
-            digest = model_digest(Path(self.settings.model))
-            self.store.put(one.path, self.settings.run, one.kind, one.step, digest)
+            self.store.put(one.path, self.settings.run, one.kind, one.step, *self._begun_with)
             for old in self.store.keep_newest(self.settings.run, one.kind, self._keep(one.kind)):
                 log.info("deleted %s: newer ones are kept", old.id)
 
@@ -177,8 +205,7 @@ class Uploader:
     def _note_done(self, one: staging.Staged) -> None:
         with self._lock:
             self._stored[one.label] = one.identity
-            content = {"url": self.store.url, "run": self.settings.run, "stored": self._stored}
-            write_text(self.folder / DONE, json.dumps(content, indent=1) + "\n")
+            note_stored(self.folder, self.store.url, self.settings.run, self._stored)
 
     def _patiently(self, name: str, do: Callable[[], None]) -> bool:
         deadline, pause = time.monotonic() + self.settings.give_up_s, FIRST_RETRY_S
@@ -201,6 +228,12 @@ class Uploader:
         waiting = [one.label for one in staging.staged(self.folder)]
         content = {"url": self.store.url, "uploaded": self.uploaded, "waiting": waiting, "failed": self.failed}
         write_text(self.folder / REPORT, json.dumps(content, indent=1) + "\n")
+
+
+def note_stored(folder: Path, url: str, run: str, stored: dict[str, str]) -> None:
+    """In the run's folder: what is in the store already. `stored`: identities of the folders, by label."""
+    (folder / DONE).parent.mkdir(exist_ok=True)
+    write_text(folder / DONE, json.dumps({"url": url, "run": run, "stored": stored}, indent=1) + "\n")
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

@@ -91,18 +91,27 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
 
 def check_base(file: Path, base: Path, digest: str, key: str) -> None:
     """Raises ConfigError where the adapter in `file` says that it was trained on other weights than those in `base`."""
-    with file.open("rb") as content:
-        length = min(int.from_bytes(content.read(8), "little"), file.stat().st_size)
-        try:
-            found = json.loads(content.read(length)).get("__metadata__", {}).get(BASE_DIGEST)
-        except (ValueError, AttributeError) as error:
-            raise ConfigError(f"{key}adapter_path: {file} is not a whole safetensors file: {error}") from None
+    try:
+        found = base_digest(file)
+    except ValueError as error:
+        raise ConfigError(f"{key}adapter_path: {error}") from None
     if found is not None and found != digest:
         said = json.loads((file.parent / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ConfigError(
             f"{key}adapter_path: {file} was trained on another base model ({said}, digest {found}; that of {base} is "
             f"{digest}); give the model it was trained on as model.path"
         )
+
+
+def base_digest(file: Path) -> str | None:
+    """Digest of the weights that an adapter was trained on, where it says it. Raises ValueError, OSError."""
+    with file.open("rb") as content:
+        length = min(int.from_bytes(content.read(8), "little"), file.stat().st_size)
+        try:
+            found = json.loads(content.read(length)).get("__metadata__", {}).get(BASE_DIGEST)
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{file} is not a whole safetensors file: {error}") from None
+    return None if found is None else str(found)
 
 
 def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:

@@ -33,9 +33,11 @@ class Staged:
 
 
 def identity_of(folder: Path) -> str:
-    """Another one as soon as a file is added to the folder or removed. Raises OSError."""
+    """Another one as soon as a file is added to the folder, or to one in it, or removed. Raises OSError."""
     facts = folder.stat()
-    return f"{facts.st_ino}_{facts.st_mtime_ns}"
+    with os.scandir(folder) as entries:
+        changed = [entry.stat().st_mtime_ns for entry in entries if entry.is_dir()]
+    return f"{facts.st_ino}_{max([facts.st_mtime_ns, *changed])}"
 
 
 def link(output_dir: Path, kind: str, step: int, folder: Path) -> None:

@@ -17,6 +17,17 @@ WORDS = {
     "metrics": ("metrics", "show the metrics of a run"),
     "models": ("models", "list the models that can be trained here"),
 }
+# Words of `prime rl` that have a counterpart here.
+COUNTERPARTS = {
+    "ls": "`{program} list`",
+    "get": "`{program} list --json` has all that is known of each run",
+    "restart": "`{program} stop ID`, then `{program} resume ID`",
+    "progress": "`{program} metrics ID`, or `primerl top ID` while it goes on",
+    "rollouts": "`primerl page ID` shows them, and `primerl trace FOLDER rollout N` tells of one",
+    "distributions": "`primerl page ID` shows them",
+    "components": "`{program} logs ID` names the log of each",
+    "configs": "`primerl rl --help`, and `primerl config explain KEY`",
+}
 USAGE = """usage: primerl run @ FILE.toml [--dotted.key value ...] [-d]    start a run (as `primerl rl`)
        primerl run WORD ...
 
@@ -28,7 +39,7 @@ ID is a run's id, the beginning of one, or its name. `primerl run WORD --help` h
 `primerl rl WORD` is the same. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], program: str = "primerl run") -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE.format(words="\n".join(f"  {word:<13}{text}" for word, (_, text) in WORDS.items())))
         return 0 if arguments else BAD_INPUT
@@ -39,18 +50,26 @@ def run(arguments: list[str]) -> int:
         from primerl.cli.run.start import main
 
         return main(arguments)
+    return unknown(first, program)
+
+
+def unknown(word: str, program: str) -> int:
     import difflib
 
-    near = difflib.get_close_matches(first, WORDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected `@ FILE.toml`, or one of {', '.join(WORDS)}"
-    print(f"primerl run: unknown word {first!r}; {hint}", file=sys.stderr)
+    if word in COUNTERPARTS:
+        hint = COUNTERPARTS[word].format(program=program)
+    elif near := difflib.get_close_matches(word, WORDS, n=1):
+        hint = f"did you mean {near[0]!r}?"
+    else:
+        hint = f"expected `@ FILE.toml`, or one of {', '.join(WORDS)}"
+    print(f"{program}: unknown word {word!r}; {hint}", file=sys.stderr)
     return BAD_INPUT
 
 
 def is_word(arguments: list[str]) -> bool:
     """Whether `primerl rl ARGUMENTS` is about runs rather than a start in the foreground."""
-    return bool(arguments) and (arguments[0] == "run" or arguments[0] in WORDS)
+    return bool(arguments) and not arguments[0].startswith(("@", "-")) and not arguments[0].endswith(".toml")
 
 
 def of_rl(arguments: list[str]) -> int:
-    return run(arguments[1:] if arguments[0] == "run" else arguments)
+    return run(arguments[1:], "primerl rl run") if arguments[0] == "run" else run(arguments, "primerl rl")

@@ -6,14 +6,19 @@ import argparse
 import json
 from dataclasses import asdict
 
-from primerl.cli.run.common import parser_of, show, size, with_run
+from primerl.cli.run.common import add_json, gone, parser_of, show, size, with_run
 from primerl.config.complaint import fail
 from primerl.runs.registry import Run
+from primerl.runs.saved import Saved, local_checkpoints
+
+STATUS = ("READY", "INCOMPLETE")
 
 
 def main(arguments: list[str]) -> int:
     parser = parser_of("checkpoints", "What a run has saved: in its own folder, and in its store where it has one.")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    add_json(parser)
+    only = f"only those that are {' or '.join(STATUS)}"
+    parser.add_argument("-s", "--status", metavar="WORD", type=str.upper, choices=STATUS, help=only)
     return with_run(parser, arguments, _checkpoints)
 
 
@@ -26,6 +31,10 @@ def _failed(run: Run) -> dict[str, str]:
         return {}
 
 
+def _status(saved: Saved) -> str:
+    return "READY" if saved.ready else "INCOMPLETE"
+
+
 def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
     if run.kind == "eval":
         results = run.output_dir / "results.jsonl"
@@ -33,8 +42,8 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
             title="No checkpoints",
         )
-    from primerl.runs.saved import local_checkpoints
-    from primerl.runs.store import StoreError, store_of_run
+    from primerl.runs.entries import StoreError
+    from primerl.runs.store import store_of_run
 
     found = local_checkpoints(run.output_dir)
     problem = None
@@ -43,16 +52,18 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
         found += [] if store is None else store.saved(run.id)
     except StoreError as error:
         problem = str(error)
+    found = [saved for saved in found if chosen.status in (None, _status(saved))]
     if chosen.json:
         print(json.dumps([asdict(saved) for saved in found], indent=2))
     elif found:
-        rows = [
-            [s.step, s.kind, "READY" if s.ready else "incomplete", size(s.bytes), "yes" if s.weights_only else "", s.at]
-            for s in found
-        ]
+        rows = [[s.step, s.kind, _status(s), size(s.bytes), "yes" if s.weights_only else "", s.at] for s in found]
         show(["step", "what", "status", "size", "weights only", "id or folder"], rows, right=(0, 3))
         for name, reason in _failed(run).items():
             print(f"{name} is not stored yet: {reason}")
-    elif problem is None:
+    elif chosen.status is not None and problem is None:
+        print(f"nothing that {run.id} has saved is {chosen.status}")
+    elif problem is None and run.output_dir.is_dir():
         print(f"{run.id} has saved nothing yet; `ckpt.interval` says after how many steps it does")
+    if not chosen.json and problem is None and (said := gone(run)) is not None:
+        print(said)
     return 0 if problem is None else fail(problem, title="The store cannot be read")

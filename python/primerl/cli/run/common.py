@@ -21,17 +21,54 @@ def parser_of(word: str, description: str, *, of_run: bool = True) -> argparse.A
     return parser
 
 
+class _Output(argparse.Action):
+    """`-o json`, as `prime` has it."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        namespace.json = values == "json"
+
+
+def add_json(parser: argparse._ActionsContainer, what: str = "print one JSON array") -> None:
+    parser.add_argument("--json", action="store_true", help=f"{what}; also -o json")
+    parser.add_argument("-o", "--output", action=_Output, choices=("table", "json"), help=argparse.SUPPRESS)
+
+
+def natural(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
+    return int(text)
+
+
 def with_run(
-    parser: argparse.ArgumentParser, arguments: list[str], do: Callable[[Run, argparse.Namespace], int]
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    do: Callable[[Run, argparse.Namespace], int],
+    *,
+    needs_folder: bool = False,
 ) -> int:
-    """Calls `do` with the run that the arguments name; returns the exit code."""
+    """Calls `do` with the run that the arguments name; returns the exit code. `needs_folder`: of a run whose folder is
+    gone it is only said that it is."""
     chosen = parse(parser, arguments)
-    return chosen if isinstance(chosen, int) else of_run(chosen, do)
+    if isinstance(chosen, int):
+        return chosen
+
+    def unless_gone(run: Run, chosen: argparse.Namespace) -> int:
+        said = gone(run)
+        return do(run, chosen) if said is None else fail(said, title="Its folder is gone")
+
+    return of_run(chosen, unless_gone if needs_folder else do)
+
+
+def gone(run: Run) -> str | None:
+    """Of a run whose folder is gone: that it is, and what its store has; None of any other."""
+    from primerl.launch.restoring import is_gone, what_is_stored
+
+    return f"{run.id}: its folder {run.output_dir} is gone; {what_is_stored(run)}" if is_gone(run.output_dir) else None
 
 
 def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], int]) -> int:
     try:
-        with Registry() as registry:
+        with Registry(reading=True) as registry:
             run = registry.find(chosen.id)
         return do(run, chosen)
     except (UnknownRunError, StateError) as error:
@@ -40,14 +77,15 @@ def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], i
 
 def can_go_on(run: Run) -> bool:
     """Whether its folder holds what `primerl run resume` needs."""
+    from primerl.launch.going_back import whole_steps
     from primerl.launch.preflight import never_began
     from primerl.train.step_folders import saved_steps
 
     folder = run.output_dir
     if run.kind == "sft":
         return bool(saved_steps(folder / "checkpoints"))
-    # One that was stopped before it had begun begins.
-    return (folder / "journal").is_dir() or (folder.is_dir() and never_began(folder))
+    # One that was stopped before it had begun begins; one that has lost its journal goes back to a checkpoint.
+    return (folder / "journal").is_dir() or bool(whole_steps(folder)) or (folder.is_dir() and never_began(folder))
 
 
 def ago(seconds: float) -> str:
@@ -70,8 +108,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def show(header: list[str], rows: list[list[Any]], *, right: tuple[int, ...] = ()) -> None:
-    """A table on a terminal; plain columns, of which nothing is cut off, elsewhere."""
+def show(
+    header: list[str], rows: list[list[Any]], *, right: tuple[int, ...] = (), optional: tuple[int, ...] = ()
+) -> None:
+    """A table on a terminal; plain columns, of which nothing is cut off, elsewhere. `optional`: columns that are left
+    out, one after the other, where the terminal is too narrow for all."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -82,9 +123,19 @@ def show(header: list[str], rows: list[list[Any]], *, right: tuple[int, ...] = (
 
         print("\n".join(line.removeprefix("  ") for line in table(header, rows)))
         return
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    columns = list(range(len(header)))
+    for column in optional:
+        if _width([header, *cells], columns) > console.width:
+            columns.remove(column)
     shown = Table()
-    for index, name in enumerate(header):
-        shown.add_column(name, justify="right" if index in right else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    for column in columns:
+        shown.add_column(header[column], justify="right" if column in right else "left", overflow="fold")
+    for row in cells:
+        shown.add_row(*(Text(row[column]) for column in columns))
     console.print(shown)
+
+
+def _width(rows: list[list[str]], columns: list[int]) -> int:
+    """Of a table with lines around its cells."""
+    return sum(max(len(row[column]) for row in rows) + 3 for column in columns) + 1

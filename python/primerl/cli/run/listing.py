@@ -7,37 +7,49 @@ import time
 from typing import Any
 
 from primerl.cli.arguments import parse
-from primerl.cli.run.common import ago, parser_of, show
+from primerl.cli.run.common import add_json, ago, natural, parser_of, show
 from primerl.config.complaint import fail
+from primerl.launch.secrets import note_stored
 from primerl.redaction import redact
-from primerl.runs import secrets
 from primerl.runs.registry import Registry, Run
-from primerl.runs.standing import Standing, standing
+from primerl.runs.standing import COMPLETED, FAILED, PENDING, RUNNING, STOPPED, Standing, standing
 from primerl.runs.state import StateError
+
+STATUS = (PENDING, RUNNING, STOPPED, COMPLETED, FAILED)
+LONGEST_REASON = 300
+HEADER = ["id", "name", "kind", "status", "step", "model", "environments", "started", "folder"]
 
 
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "list", "Lists the runs, fine-tunings and evaluations of this user, the newest first.", of_run=False
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument("--status", metavar="WORD", help="only those that stand so, for example RUNNING")
+    add_json(parser)
+    parser.add_argument(
+        "--status", metavar="WORD", type=str.upper, choices=STATUS, help=f"only those that are {', '.join(STATUS)}"
+    )
+    parser.add_argument("-n", "--num", type=natural, metavar="N", help="only so many")
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
     try:
-        with Registry() as registry:
+        with Registry(reading=True) as registry:
             runs = registry.all()
-        secrets.note_all()
     except StateError as error:
         return fail(str(error), title="No list")
+    note_stored()
     found = [(run, standing(run)) for run in runs]
-    found = [(run, how) for run, how in found if chosen.status in (None, how.status, how.status.lower())]
+    found = [(run, how) for run, how in found if chosen.status in (None, how.status)][: chosen.num]
     if chosen.json:
         print(json.dumps([described(run, how) for run, how in found], indent=2))
     elif found:
-        header = ["id", "name", "kind", "status", "step", "model", "environments", "started", "folder"]
-        show(header, [_row(run, how) for run, how in found], right=(4,))
+        # What is dropped first on a narrow terminal is least missed.
+        show(HEADER, [_row(run, how) for run, how in found], right=(4,), optional=(8, 2, 6))
+        for run, how in found:
+            if how.status == FAILED and how.reason:
+                print(f"{run.id} has failed: {_first_line(redact(how.reason))}")
+    elif runs:
+        print(f"none of {len(runs)} runs is {chosen.status}" if chosen.num != 0 else "")
     else:
         print("no runs; `primerl run init > rl.toml` writes a config to start from")
     return 0
@@ -68,8 +80,14 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
 def _row(run: Run, how: Standing) -> list[Any]:
     began = f"{ago(time.time() - run.started)} ago"
     environments = ", ".join(run.environments)
-    # `weights/step_60` alone names no model.
+    # `weights/step_60` alone names no model; of one that was fetched from a store the run is before the step.
     parts = [part for part in run.model.split("/") if part != "weights"]
     model = "/".join(parts[-2:] if parts[-1].startswith("step_") else parts[-1:])
     step = None if run.kind == "eval" else how.step
     return [run.id, run.name, run.kind, how.status, step, model, environments, began, run.output_dir]
+
+
+def _first_line(reason: str) -> str:
+    line, _, more = reason.strip().partition("\n")
+    text = line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
+    return f"{text} (`--json` has all of it)" if more or text != line else text

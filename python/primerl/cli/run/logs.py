@@ -10,52 +10,53 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from primerl.cli.run.common import parser_of, with_run
+from primerl.cli.run.common import natural, parser_of, with_run
 from primerl.config.complaint import fail
 from primerl.launch.lock import in_use
+from primerl.launch.secrets import note_of_run
 from primerl.redaction import redact
-from primerl.runs import secrets
 from primerl.runs.registry import Run
 
 LINES = 50
 LOOK_EVERY_S = 0.2
 TAIL_BYTES = 1 << 20
-PATTERNS = {"inference": ["inference", "inference_*"], "env-worker": ["envs/*"]}
+PATTERNS = {"inference": ["inference", "inference_*"], "env-worker": ["envs/*"], "env-server": ["envs/*"]}
 """Of the components that have several logs, or none of their name."""
 COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", "store")
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("logs", "Prints the ends of a run's logs; values of stored secrets are left out.")
+    parser = parser_of("logs", "Prints the ends of a run's logs; values of secrets are left out.")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     parser.add_argument(
+        "-c",
         "--component",
         help=f"only of {', '.join(COMPONENTS)}, or of a log by its name in the run's folder logs/ (`envs/train/*`)",
     )
-    parser.add_argument("-n", "--lines", type=_natural, default=LINES, help=f"last lines of each log ({LINES})")
-    return with_run(parser, arguments, _logs)
-
-
-def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return int(text)
+    parser.add_argument("--env", metavar="NAME", help="only of the env workers of this environment; NAME/N: of one")
+    parser.add_argument(
+        "-n", "--lines", "--tail", type=natural, default=LINES, help=f"last lines of each log ({LINES})"
+    )
+    return with_run(parser, arguments, _logs, needs_folder=True)
 
 
 def _logs(run: Run, chosen: argparse.Namespace) -> int:
-    folder = run.output_dir / "logs"
+    folder, component = run.output_dir / "logs", chosen.component
+    if chosen.env is not None:
+        name, _, number = chosen.env.partition("/")
+        component = f"envs/*/{name}/env_worker_{number or '*'}"
 
     def files() -> dict[str, Path]:
         found = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.log"))}
-        return {name: path for name, path in found.items() if chosen.component is None or _is(name, chosen.component)}
+        return {name: path for name, path in found.items() if component is None or _is(name, component)}
 
     if not files() and not (chosen.follow and in_use(run.output_dir)):
         there = sorted({str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.log")})
         known = f"; there are {', '.join(there)}" if there else "; it has none yet"
-        hint = " (only a run that was started with -d has one)" if chosen.component == "launcher" else ""
-        what = f" of {chosen.component!r}" if chosen.component else ""
+        hint = " (only a run that was started with -d has one)" if component == "launcher" else ""
+        what = f" of {chosen.env or component!r}" if component else ""
         return fail(f"{folder} has no log{what}{hint}{known}", title="No logs")
-    secrets.note_all()
+    note_of_run(run.output_dir)
     Printer(files, chosen.lines).run(lambda: chosen.follow and in_use(run.output_dir))
     return 0
 

@@ -10,7 +10,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from primerl.cli.run.common import FAILED, parser_of, show, with_run
+from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
 from primerl.config.complaint import fail
 from primerl.runs.registry import Run
 
@@ -24,8 +24,11 @@ def main(arguments: list[str]) -> int:
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="all steps, a line each")
-    form.add_argument("--json", action="store_true", help="all steps, as one JSON array")
-    return with_run(parser, arguments, _metrics)
+    add_json(form, "all steps, as one JSON array")
+    parser.add_argument("--min-step", type=natural, metavar="N", help="only of steps from this one on")
+    parser.add_argument("--max-step", type=natural, metavar="N", help="only of steps up to this one")
+    parser.add_argument("-n", "--limit", type=natural, metavar="N", help="only of so many of the last ones")
+    return with_run(parser, arguments, _metrics, needs_folder=True)
 
 
 def _metrics(run: Run, chosen: argparse.Namespace) -> int:
@@ -37,9 +40,13 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     except DamagedRunError as error:
         print(f"primerl run metrics: {error}", file=sys.stderr)
         return FAILED
+    found = bool(steps)
+    steps = _within(steps, chosen)
     if chosen.json:
         print(json.dumps(steps, indent=1))
         return 0
+    if found and not steps:
+        return fail(f"{run.id} has trained none of these steps", title="No metrics")
     if not steps:
         what = "measured no environment to its end" if run.kind == "eval" else "trained no step"
         return fail(f"{run.id} has {what} yet", title="No metrics")
@@ -59,6 +66,13 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     rows = [[name, _shown(name, last[name])] for name in names]
     show(["metric", f"step {last.get('step')}"], [*rows, *_evaluations(run)], right=(1,))
     return 0
+
+
+def _within(steps: list[dict[str, Any]], chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    low, high = chosen.min_step or 0, sys.maxsize if chosen.max_step is None else chosen.max_step
+    # An evaluation's lines are of no step.
+    found = [step for step in steps if low <= step.get("step", low) <= high]
+    return found if chosen.limit is None else found[len(found) - min(chosen.limit, len(found)) :]
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -5,42 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from primerl.cli.arguments import parse
-from primerl.cli.run.common import parser_of, show, size
+from primerl.cli.run.common import add_json, parser_of, show, size
+from primerl.runs.models import Model, folders_in, look
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
-
-DEPTH = 6
-"""Folders below a given one that are looked into."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    path: str
-    kind: str
-    """`model_type` of its config."""
-    bytes: int
-    """Of its weights."""
-    trainable: bool
-    engine: str
-    """What can sample from it: `torch` (the embedded engine) or `vllm`."""
-    reason: str
-    """Why it cannot be trained, or why not be served by the embedded engine."""
 
 
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "models",
         "Lists the model folders in outputs/, in the folders of runs, in the cache of Hugging Face and in FOLDERS, and "
-        "says for each whether it can be trained here, or why not.",
+        "says for each whether it can be trained here, or why not. Memory is estimated: weights, gradients and AdamW's "
+        "moments in fp32, without activations and the engine's own copy.",
         of_run=False,
     )
     parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path, help="also look here")
-    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    add_json(parser)
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
@@ -49,61 +36,40 @@ def main(arguments: list[str]) -> int:
         from primerl.config.complaint import fail
 
         return fail(f"there is no folder {absent[0]}", title="No models")
-    found = [look(folder) for folder in _folders(chosen)]
+    from primerl.runs.memory import machine
+
+    here = machine()
+    found = [look(folder, here) for folder in _folders(chosen)]
+    for folder in chosen.folders:
+        if not any(Path(model.path).resolve().is_relative_to(folder.resolve()) for model in found):
+            print(f"there is no model in {folder}: no folder there has a config.json", file=sys.stderr)
     if chosen.json:
         print(json.dumps([asdict(model) for model in found], indent=2))
     elif found:
-        rows = [[m.path, m.kind, size(m.bytes), _verdict(m), m.reason] for m in found]
-        show(["folder", "kind", "weights", "can be trained", "why"], rows, right=(2,))
+        header = ["folder", "kind", "weights", "memory", "can be trained", "why"]
+        show(header, [_row(model) for model in found], right=(2, 3))
     else:
         print("no model folders in outputs/, of runs, or in the cache of Hugging Face; name a folder to look into")
     return 0
 
 
+def _row(model: Model) -> list[Any]:
+    needed = size(model.memory) if model.memory else None
+    return [model.path, model.kind, size(model.bytes), needed, _verdict(model), model.reason]
+
+
 def _verdict(model: Model) -> str:
     if not model.trainable:
         return "no"
-    return "yes" if model.engine == "torch" else "with vLLM"
-
-
-def look(folder: Path) -> Model:
-    """As a run's checks before its start would."""
-    from primerl.config.load import ConfigError
-    from primerl.inference.shape import Shape
-    from primerl.inference.vllm import installation
-    from primerl.launch.preflight_model import check_model, read_json
-
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
-    kind, engine, reason, trainable = "?", "-", "", False
-    try:
-        kind = str(read_json(folder / "config.json").get("model_type", "?"))
-        check_model(folder)
-        trainable, engine = True, "torch"
-    except ConfigError as error:
-        reason = _short(str(error), folder)
-    if trainable:
-        try:
-            Shape.read(folder)
-        except (ValueError, TypeError) as error:
-            engine, reason = "vllm", _short(str(error), folder)
-            try:
-                installation.find(None)
-            except installation.UnusableError as missing:
-                reason += f" ({missing})"
-    return Model(os.fspath(folder), kind, weights, trainable, engine, reason)
-
-
-def _short(message: str, folder: Path) -> str:
-    """Without what the other columns say."""
-    text = message.removeprefix("model.path: ").removeprefix(f"{folder / 'config.json'}: ")
-    return text.replace(f"{folder}{os.sep}", "").replace(f" in {folder}", "").replace(f"{folder} ", "it ")
+    what = "yes" if model.fits == "all" else "an adapter"
+    return what if model.engine == "torch" else f"{what}, with vLLM".removeprefix("yes, ")
 
 
 def _folders(chosen: argparse.Namespace) -> Iterator[Path]:
     seen: set[Path] = set()
-    roots = [*chosen.folders, Path("outputs"), *_of_runs(), _hub()]
-    for root in roots:
-        for folder in _model_folders(root):
+    named = len(chosen.folders)
+    for number, root in enumerate([*chosen.folders, Path("outputs"), *_of_runs(), _hub()]):
+        for folder in folders_in(root, named=number < named):
             if folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
@@ -111,15 +77,12 @@ def _folders(chosen: argparse.Namespace) -> Iterator[Path]:
 
 def _of_runs() -> list[Path]:
     try:
-        with Registry() as registry:
-            return [run.output_dir / "weights" for run in registry.all()] + [
-                # An evaluation's may be a name at an endpoint.
-                Path(run.model)
-                for run in registry.all()
-                if os.path.isabs(run.model)
-            ]
+        with Registry(reading=True) as registry:
+            runs = registry.all()
     except StateError:
         return []
+    # An evaluation's may be a name at an endpoint.
+    return [run.output_dir / "weights" for run in runs] + [Path(run.model) for run in runs if os.path.isabs(run.model)]
 
 
 def _hub() -> Path:
@@ -129,26 +92,3 @@ def _hub() -> Path:
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )
     return Path(os.path.expanduser(cache or os.path.join(home, "hub")))
-
-
-def _model_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Folders with a config.json that names a model's type."""
-    try:
-        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
-    except OSError:
-        return
-    if any(entry.name == "config.json" for entry in entries) and _is_model(root / "config.json"):
-        yield root
-        return
-    # Those of a run's weights on their way to engines are deleted again while it goes on.
-    skipped = {"broadcasts", "journal", "spool", "logs"} if any(entry.name == "journal" for entry in entries) else set()
-    for entry in entries:
-        if depth and entry.is_dir() and not entry.name.startswith(".") and entry.name not in skipped:
-            yield from _model_folders(Path(entry.path), depth - 1)
-
-
-def _is_model(file: Path) -> bool:
-    try:
-        return "model_type" in json.loads(file.read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False

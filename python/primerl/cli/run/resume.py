@@ -10,6 +10,7 @@ from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach
 from primerl.config.complaint import fail
 from primerl.launch.lock import in_use
+from primerl.launch.restoring import is_gone
 from primerl.runs.registry import Run
 
 
@@ -17,7 +18,8 @@ def main(arguments: list[str]) -> int:
     parser = parser_of(
         "resume",
         "Goes on with a run or an evaluation in its own folder, with the config that it was started with. "
-        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused.",
+        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused. Where the folder is "
+        "gone, the newest checkpoint of the run's store is fetched (or that of --ckpt.resume-step N).",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
     parsed = parse_known(parser, arguments)
@@ -35,17 +37,37 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")
-    if not can_go_on(run):
+    given, overrides = ["@", os.fspath(run.config)], chosen.overrides
+    comes_back = run.kind == "rl" and is_gone(run.output_dir)
+    if not comes_back and not can_go_on(run):
         return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
     if chosen.detach:
-        return detach(["resume", run.id, *chosen.overrides], run.folder)
+        return detach(["resume", run.id, *overrides], run.folder)
+    if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:
+        return code
     from primerl.cli.evaluation import evaluate
     from primerl.cli.runs import sft, start_rl
 
     os.chdir(run.folder)
-    given = ["@", os.fspath(run.config)]
     if run.kind == "sft":
-        return sft([*given, "--ckpt.resume-step", "-1", *chosen.overrides])
+        return sft([*given, "--ckpt.resume-step", "-1", *overrides])
     if run.kind == "eval":
-        return evaluate([*given, *chosen.overrides])
-    return start_rl([*given, *chosen.overrides], form=run.form)
+        return evaluate([*given, *overrides])
+    return start_rl([*given, *overrides], form=run.form)
+
+
+def _fetch(run: Run, arguments: list[str]) -> int:
+    """A checkpoint from the run's store into its folder; the exit code."""
+    from primerl.config.load import ConfigError
+    from primerl.config.run_forms import load_run
+    from primerl.launch import going_back, restoring
+    from primerl.runs.entries import StoreError
+
+    try:
+        step = going_back.wanted(load_run(arguments, program="primerl run resume"))
+        restoring.restore(run, step, print)
+    except (ConfigError, StoreError) as error:
+        return fail(str(error))
+    except OSError as error:
+        return fail(f"{run.output_dir} cannot be written: {error}")
+    return 0

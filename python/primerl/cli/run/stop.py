@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from primerl.cli.run.common import FAILED, can_go_on, parser_of, with_run
+from primerl.cli.run.common import FAILED, can_go_on, gone, parser_of, with_run
 from primerl.launch.ending import goes_on_from
 from primerl.launch.lock import in_use
 from primerl.runs.registry import Run
@@ -21,17 +21,21 @@ def main(arguments: list[str]) -> int:
     parser = parser_of(
         "stop", "Asks a run's launcher to stop all its processes, and waits for them. The run can be resumed."
     )
-    parser.add_argument("--force", action="store_true", help="kill them, where they do not stop (SIGKILL)")
+    parser.add_argument("--kill", action="store_true", help="kill them, where they do not stop (SIGKILL)")
+    # Of `prime rl stop`, which asks first.
+    parser.add_argument("-f", "--force", action="store_true", help=argparse.SUPPRESS)
     return with_run(parser, arguments, _stop)
 
 
 def _stop(run: Run, chosen: argparse.Namespace) -> int:
-    if not in_use(run.output_dir):
+    said = gone(run)
+    # The lock went with the folder, where that was deleted under a run.
+    if not in_use(run.output_dir) and (said is None or run.ended is not None or not run.launcher_lives()):
         how = standing(run)
-        print(f"{run.id} is not running: it is {how.status}{_at(run, how)}")
+        print(f"{run.id} is not running: it is {how.status}{_at(run, how)}" + (f"\n{said}" if said else ""))
         return 0
     began = time.monotonic()
-    if not send(run, signal.SIGKILL if chosen.force else signal.SIGTERM):
+    if not send(run, signal.SIGKILL if chosen.kill else signal.SIGTERM):
         print(
             f"{run.id}: {run.output_dir} is in use, but not by process {run.pid}, which was noted; it was started on "
             "another machine, or with another state folder, so stop it there"
@@ -39,10 +43,10 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
         return FAILED
     while in_use(run.output_dir) or run.launcher_lives():
         if time.monotonic() - began > WAIT_S:
-            print(f"{run.id} has not stopped within {WAIT_S:.0f} s; --force kills it")
+            print(f"{run.id} has not stopped within {WAIT_S:.0f} s; --kill kills it")
             return FAILED
         time.sleep(LOOK_EVERY_S)
-    how, did = standing(run), "killed" if chosen.force else "stopped"
+    how, did = standing(run), "killed" if chosen.kill else "stopped"
     if can_go_on(run):
         then = f"`primerl run resume {run.id}` goes on {goes_on_from(run.output_dir)}"
     else:
@@ -52,8 +56,8 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
 
 
 def _at(run: Run, how: Standing, before: str = "") -> str:
-    """An evaluation has no steps."""
-    return "" if run.kind == "eval" else f"{before} at step {how.step}"
+    """An evaluation has no steps, and of a run whose folder is gone they are not known."""
+    return "" if run.kind == "eval" or how.step is None else f"{before} at step {how.step}"
 
 
 def send(run: Run, number: signal.Signals) -> bool:

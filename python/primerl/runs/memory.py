@@ -1,0 +1,62 @@
+"""Memory that training a model takes, roughly, and what this machine has. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ASK_S = 10.0
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of a container, by the two versions of control groups."""
+TRAINED = 16
+"""Bytes a parameter that is trained: itself, its gradient and AdamW's two moments, in fp32."""
+FROZEN = 4
+"""Bytes a parameter that an adapter leaves as it is, in fp32."""
+ADAPTED = 0.02
+"""Share of a model's parameters that an adapter of rank 16 or so has beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    bytes: int
+    what: str
+    """Whose memory that is: `this machine`, `2 GPUs`."""
+
+
+def all_of(parameters: int) -> int:
+    """Bytes to train all of a model, without activations and the engine's own copy."""
+    return TRAINED * parameters
+
+
+def adapter_of(parameters: int) -> int:
+    """The same of an adapter to it."""
+    return int((FROZEN + TRAINED * ADAPTED) * parameters)
+
+
+def machine() -> Machine:
+    """The GPUs together, as the trainer's ranks divide the model among them; where there is none, the main memory."""
+    gpus = _gpus()
+    if gpus:
+        return Machine(sum(gpus), "this machine's GPU" if len(gpus) == 1 else f"this machine's {len(gpus)} GPUs")
+    there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # `max`, or no such group
+            there.append(int(file.read_text()))
+    return Machine(min(there), "this machine")
+
+
+def _gpus() -> list[int]:
+    """Bytes of each, as the driver says it; torch, which knows too, takes seconds to import."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+        found = [int(line) * 2**20 for line in done.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    return found[: sum(one.strip() not in ("", "-1") for one in visible.split(","))]

@@ -1,0 +1,154 @@
+"""Model folders of this machine, and whether they can be trained here: as a run's checks before its start would say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.runs import memory
+from primerl.runs.memory import Machine
+from primerl.train.adapter_files import ADAPTER_CONFIG
+
+DEPTH = 6
+"""Folders below a given one that are looked into."""
+ANSWERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Ends of the names of architectures that continue a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    path: str
+    kind: str
+    """`model_type` of its config; `adapter`."""
+    bytes: int
+    """Of its weights."""
+    trainable: bool
+    engine: str
+    """What can sample from it: `torch` (the embedded engine) or `vllm`."""
+    reason: str
+    """Why it cannot be trained, or only in part, or why not be served by the embedded engine."""
+    memory: int = 0
+    """Bytes that training all of it takes: weights, gradients and AdamW's moments in fp32."""
+    memory_lora: int = 0
+    """The same of an adapter."""
+    fits: str = ""
+    """What fits into this machine's memory: `all`, `adapter`, `nothing`."""
+
+
+def look(folder: Path, machine: Machine) -> Model:
+    from primerl.config.load import ConfigError
+    from primerl.launch.preflight_model import check_model, read_json
+
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        return Model(os.fspath(folder), "adapter", weights, False, "-", _adapter(folder))
+    kind = "?"
+    try:
+        config = read_json(folder / "config.json")
+        kind = str(config.get("model_type", "?"))
+        _check_architecture(config)
+        check_model(folder)
+        parameters = _parameters(folder)
+    except ConfigError as error:
+        return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
+    engine, why = _engine(folder)
+    needs, needs_lora = memory.all_of(parameters), memory.adapter_of(parameters)
+    fits = "all" if needs <= machine.bytes else "adapter" if needs_lora <= machine.bytes else "nothing"
+    if fits != "all":
+        lora = "an adapter" if fits == "adapter" else "and an adapter"
+        takes = f"all of it takes about {_size(needs)} of memory, {lora} {_size(needs_lora)}"
+        why = "; ".join(filter(None, [f"{takes}, and {machine.what} has {_size(machine.bytes)}", why]))
+    trainable = fits != "nothing"
+    return Model(os.fspath(folder), kind, weights, trainable, engine, why, needs, needs_lora, fits)
+
+
+def _check_architecture(config: dict[str, Any]) -> None:
+    """Raises ConfigError for a model that continues no text, whose folder lacks other things as well."""
+    from primerl.config.load import ConfigError
+
+    named = config.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    if names and not any(name.endswith(ANSWERS) for name in names):
+        raise ConfigError(f"it is a {', '.join(names)}, which does not generate text; give a model ..ForCausalLM")
+
+
+def _parameters(folder: Path) -> int:
+    from primerl.launch.preflight_model import check_weights
+
+    headers = (check_weights(file) for file in folder.glob("*.safetensors"))
+    return sum(math.prod(tensor.get("shape", [])) for header in headers for tensor in header.values())
+
+
+def _engine(folder: Path) -> tuple[str, str]:
+    """What samples from it, and why not the embedded engine."""
+    from primerl.inference.shape import Shape
+    from primerl.inference.vllm import installation
+
+    try:
+        Shape.read(folder)
+        return "torch", ""
+    except (ValueError, TypeError) as error:
+        reason = _short(str(error), folder)
+    try:
+        installation.find(None)
+    except installation.UnusableError as missing:
+        reason += f" ({missing})"
+    return "vllm", reason
+
+
+def _adapter(folder: Path) -> str:
+    try:
+        base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{ADAPTER_CONFIG} cannot be read: {error}"
+    of = f" to {base}" if base else ""
+    return f"it is an adapter{of}: trainer.model.lora.adapter_path begins with it, and model.path is its base model"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _short(message: str, folder: Path) -> str:
+    """Without what the other columns say."""
+    text = message.removeprefix("model.path: ").removeprefix(f"{folder / 'config.json'}: ")
+    return text.replace(f"{folder}{os.sep}", "").replace(f" in {folder}", "").replace(f"{folder} ", "it ")
+
+
+def folders_in(root: Path, *, named: bool = False, depth: int = DEPTH) -> Iterator[Path]:
+    """Folders with a config.json that names a model's type. `named`: the user has asked for that folder, so what is
+    odd in it is told too."""
+    try:
+        entries = sorted(os.scandir(root), key=lambda entry: entry.name)
+    except OSError:
+        return
+    files = {entry.name for entry in entries}
+    if "config.json" in files and (named or _is_model(root / "config.json")):
+        yield root
+        return
+    if named and ADAPTER_CONFIG in files:
+        yield root
+        return
+    # Of a run: its weights on their way to engines are deleted again while it goes on, and what an evaluation of an
+    # endpoint counts tokens with has no weights.
+    skipped = {"broadcasts", "journal", "spool", "logs", "run"} if "journal" in files else set()
+    for entry in entries:
+        if depth and entry.is_dir() and not entry.name.startswith(".") and entry.name not in skipped:
+            yield from folders_in(Path(entry.path), named=named and _is_odd(Path(entry.path)), depth=depth - 1)
+
+
+def _is_odd(folder: Path) -> bool:
+    """Below a folder that was asked for: what is a model's or an adapter's by the name of a file."""
+    return (folder / ADAPTER_CONFIG).is_file() or any(folder.glob("*.safetensors"))
+
+
+def _is_model(file: Path) -> bool:
+    try:
+        return "model_type" in json.loads(file.read_text())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False

@@ -1,0 +1,153 @@
+"""What a run was begun with, by the keys of its config: the orchestrator itself refuses, and only it knows why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from end_to_end import until
+from primerl.config import begun, resolve
+from primerl.config.late import placed
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.config.run_forms import is_short, load_run
+from primerl.launch import preflight
+from primerl.models.tiny import write_model
+
+FULL = """\
+output_dir = "{folder}/run"
+max_steps = 2
+seq_len = 256
+
+[model]
+path = "{folder}/model"
+
+[orchestrator]
+batch_size = 8
+group_size = 4
+sampling.max_tokens = 16
+val.num_examples = 2
+
+[[orchestrator.train.env]]
+id = "reverse-text"
+
+[[orchestrator.train.env]]
+id = "sort-letters"
+ratio = 2.0
+
+[[orchestrator.eval.env]]
+id = "reverse-text"
+name = "held"
+interval = 3
+sampling.max_tokens = 12
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run that has begun."""
+    folder = tmp_path_factory.mktemp("begun")
+    write_model(folder / "model", seed=0)
+    (folder / "rl.toml").write_text(FULL.format(folder=folder))
+    orchestrator = resolve.orchestrator(given(folder))
+    resolve.write(orchestrator)
+    process = subprocess.Popen([sys.executable, "-m", "primerl", "orchestrator", "@", str(orchestrator.file)])
+    try:
+        until((folder / "run" / "run" / "orchestrator.json").is_file, 60, "the orchestrator")
+    finally:
+        process.kill()
+        process.wait()
+    return folder
+
+
+def given(folder: Path, *overrides: str) -> RLConfig:
+    return load_run(["@", str(folder / "rl.toml"), *overrides], program="primerl rl")
+
+
+def refused(config: RLConfig) -> list[str]:
+    problems = preflight.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False)
+    return [begun.in_words_of(config, problem) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--orchestrator.eval.env.0.interval", "2"], "orchestrator.eval.env[0].interval = 3, and now {} = 2"),
+        (["--orchestrator.val.interval", "7"], "orchestrator.val.interval = 5, and now {} = 7"),
+        (["--orchestrator.train.env.1.ratio", "4"], "orchestrator.train.env[1].ratio = 2.0, and now {} = 4.0"),
+        (["--orchestrator.train.env.1.name", "x"], 'orchestrator.train.env[1].name = "sort-letters", and now {} = "x"'),
+        (["--orchestrator.batch-size", "16"], "orchestrator.batch_size = 8, and now {} = 16"),
+        (["--orchestrator.algorithm.type", "rloo"], 'orchestrator.algorithm.type = "grpo", and now {} = "rloo"'),
+        (["--seq-len", "512"], "seq_len = 256, and now {} = 512"),
+        (["--seed", "5"], "seed = 0, and now {} = 5"),
+        (["--trainer.ranks", "2"], "trainer.ranks = 1, and now {} = 2"),
+        (["--orchestrator.sampling.max-tokens", "20"], "orchestrator.sampling.max_tokens = 16, and now {} = 20"),
+        (
+            ["--orchestrator.sampling.rollout-max-tokens", "90"],
+            "orchestrator.sampling.rollout_max_tokens = not set, and now {} = 90",
+        ),
+        (
+            ["--orchestrator.eval.env.0.sampling.max-tokens", "9"],
+            "orchestrator.eval.env[0].sampling.max_tokens = 12, and now {} = 9",
+        ),
+        (
+            ["--orchestrator.buffer.easy-threshold", "0.5"],
+            "orchestrator.buffer.easy_threshold = 0.8, and now {} = 0.5",
+        ),
+    ],
+)
+def test_a_change_is_named_by_its_key(folder: Path, overrides: list[str], said: str) -> None:
+    (problem,) = refused(given(folder, *overrides))
+    key = said.split(" = ", 1)[0]
+    assert f"{folder / 'run'} holds a run that was begun with {said.format(key)}: go on with the same config" in problem
+
+
+def test_what_may_change_is_refused_by_nobody(folder: Path) -> None:
+    assert refused(given(folder)) == []
+    assert refused(given(folder, "--max-steps", "5", "--trainer.optim.lr", "1e-3")) == []
+
+
+def test_another_model_is_one(folder: Path) -> None:
+    other = folder / "other"
+    write_model(other, seed=0)
+    template = other / "chat_template.jinja"
+    if not template.is_file():
+        template = other / "tokenizer_config.json"
+    template.write_text(template.read_text() + " ")
+    (problem,) = refused(given(folder, "--model.path", str(other)))
+    assert f"was begun with another model than the one in model.path ({template.name} differs): go on with" in problem
+
+
+def test_the_place_is_told_as_well(folder: Path) -> None:
+    arguments = ["@", str(folder / "rl.toml"), "--orchestrator.eval.env.0.interval", "2"]
+    with pytest.raises(ConfigError) as caught, placed(given(folder, *arguments[2:]), arguments):
+        raise ConfigError(refused(given(folder, *arguments[2:]))[0])
+    assert "orchestrator.eval.env[0].interval = 3, and now" in str(caught.value)
+    assert str(caught.value).endswith(" (on the command line)")
+
+
+def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
+    """The orchestrator's message, made by hand: this run was begun in the full form."""
+    file = tmp_path / "short.toml"
+    file.write_text(
+        'model = "m"\nmax_steps = 2\nbatch_size = 8\nrollouts_per_example = 4\n[sampling]\nmax_tokens = 16\n'
+        '[[env]]\nid = "a"\n[eval]\ninterval = 2\n[[eval.env]]\nid = "b"\ninterval = 3\n'
+    )
+    arguments = ["@", str(file)]
+    config = load_run(arguments, program="primerl rl")
+    for name, key, place in (
+        ("environments.1.role.evaluate.interval", "eval.env[0].interval", f" (in {file}, line 13)"),
+        ("group_size", "rollouts_per_example", f" (in {file}, line 4)"),
+    ):
+        message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: go on with the same config, or x"
+        with pytest.raises(ConfigError) as caught, placed(config, arguments, short=is_short(arguments)):
+            raise ConfigError(begun.in_words_of(config, message))
+        assert f"begun with {key} = 1, and now {key} = 3: go on with" in str(caught.value)
+        assert place.removeprefix(f" (in {file}") in str(caught.value)
+
+
+@pytest.mark.parametrize("message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: go on with"])
+def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
+    assert begun.in_words_of(given(folder), message) == message
