@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from families import FAMILIES, SMALL
+from families import FAMILIES
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.model import load_model, model_shape
 from rank_helpers import Case, Meeting, start_ranks
 from sft_helpers import settings, write_rows
-from transformers import AutoConfig, AutoModelForCausalLM
 
 RANKS = 2
+DIVIDED = [family for family in FAMILIES if family != "ctrl"]
+"""That one has no list of layers, and is refused on several ranks."""
 
 PROGRAM = """
 import json, os, sys
@@ -62,14 +62,9 @@ def on_ranks(folders: list[str], *, lora: bool = False) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_every_family_is_the_same_on_all_ranks(tmp_path: Path) -> None:
-    folders = []
-    for family, changes in FAMILIES.items():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **changes}))
-        folders.append(str(tmp_path / family))
-        model.save_pretrained(folders[-1])
-    assert on_ranks(folders).count("is the same") == len(FAMILIES)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # which GPT-BigCode uses
+def test_every_family_is_the_same_on_all_ranks(folders: Any) -> None:
+    assert on_ranks([str(folders(family)) for family in DIVIDED]).count("is the same") == len(DIVIDED)
 
 
 @pytest.mark.timeout(240)

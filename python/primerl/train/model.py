@@ -300,7 +300,8 @@ def model_shape(path: str | Path) -> Any:
 
     make: Any = AutoModelForCausalLM.from_config
     with _reading(path) as (_, config), torch.device("meta"):
-        model = make(config, dtype=torch.float32, attn_implementation=ATTENTION).train()
+        # Some are made of tensors that say themselves where they are.
+        model = make(config, dtype=torch.float32, attn_implementation=ATTENTION).to("meta").train()
     annotate(model, ATTENTION)
     return model
 
