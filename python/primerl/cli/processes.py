@@ -111,7 +111,7 @@ def store_worker(arguments: list[str]) -> int:
 
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
-    if len(arguments) >= 2 and arguments[0] == "@" and arguments[2:3] in ([], ["--resume-step"]):
+    if len(arguments) >= 2 and arguments[0] == "@" and arguments[2:3] in ([], ["--resume-step"], ["--measure-again"]):
         return leave(native_orchestrator(["--config", *arguments[1:]]))
     if "@" not in arguments and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
