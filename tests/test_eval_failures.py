@@ -138,7 +138,7 @@ def test_one_in_which_nothing_has_ended_is_incomplete(tmp_path: Path) -> None:
 def test_a_rollout_whose_time_is_up_names_the_endpoint_it_waited_for(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=2)) as served:
-        late = evaluate(output, *of_endpoint(served), "--timeouts.rollout-s", "4", "--concurrency", "4")
+        late = evaluate(output, *of_endpoint(served), "--timeouts.rollout-s", "8", "--concurrency", "4")
         assert late.returncode == 0, late.stdout + late.stderr
         assert "2 of 4 rollouts of 'reverse-text' failed" in late.stdout
     failed = [line for line in read_lines(output / results.RESULTS) if line["error"] is not None]
