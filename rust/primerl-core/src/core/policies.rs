@@ -156,10 +156,10 @@ impl Core {
                 "nothing is known of what this run has measured, so that nothing of it is measured again".to_owned(),
             );
         };
-        let environments = round.environments.values_mut();
-        let unfinished = environments.fold(false, |unfinished, progress| {
-            progress.measure_failures_again() || unfinished
-        });
+        let mut unfinished = false;
+        for progress in round.environments.values_mut() {
+            unfinished |= progress.measure_failures_again();
+        }
         if !unfinished {
             self.measured = Some(round);
             return self.warn("nothing has failed that could be measured again".to_owned());
