@@ -352,6 +352,15 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None
     assert line.startswith("primerl: the output cannot be written: ")
 
 
+def test_report_says_where_an_evaluation_is_of_a_part(tmp_path: Path) -> None:
+    write_run(tmp_path, 10)
+    first, last = (json.loads(line) for line in (tmp_path / "evals.jsonl").read_text().splitlines())
+    last |= {"rollouts": 32, "expected": 72, "unmeasured": 40, "complete": False}
+    (tmp_path / "evals.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(last)}\n")
+    rows = dict(report.rows(report.load(tmp_path)))
+    assert rows["held-out, reward (version 0 -> 10, 32 of 72 rollouts)"] == "0.400 -> 0.900 [0.800, 1.000]"
+
+
 def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", os.fspath(tmp_path)]) == 2
     assert "holds no finished step" in capsys.readouterr().err

@@ -6,16 +6,10 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
-import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +18,7 @@ import pytest
 from certificates import Authority
 from docs_pages import page_of, shown
 from end_to_end import read_lines, until
+from eval_endpoint import KEY, Endpoint, command, config, evaluate, of_endpoint, run_with_key, serving
 from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
 from primerl.config import run_file
@@ -37,107 +32,12 @@ from primerl.redaction import MARK
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
 
-KEY = "sk-a-key-that-nobody-else-has"
-TASK = {"split": "eval", "num_examples": 4, "letters": "a-j", "min_length": 3, "max_length": 6}
-ENVIRONMENT = ["--env", json.dumps([{"id": "reverse-text", "taskset": TASK}]), "--max-tokens", "16"]
-
-
-@dataclass
-class Endpoint:
-    """An OpenAI-compatible server that reverses what it is asked to, and holds what it is told to hold."""
-
-    url: str = ""
-    asked: list[str] = field(default_factory=list)
-    answers: int = 1 << 30
-    """So many requests are answered; the others wait for `open`."""
-    open: threading.Event = field(default_factory=threading.Event)
-    status: int = 200
-
-    def respond(self, handler: BaseHTTPRequestHandler) -> tuple[int, dict[str, Any]]:
-        if handler.headers.get("Authorization") != f"Bearer {KEY}":
-            return 401, {"error": {"message": f"no such key: {handler.headers.get('Authorization')}"}}
-        if handler.command == "GET":
-            return 200, {"data": [{"id": "served"}]}
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
-        question = body["messages"][-1]["content"]
-        self.asked.append(question)
-        if len(self.asked) > self.answers:
-            self.open.wait(120)
-        if self.status != 200:
-            return self.status, {"error": {"message": f"down, and your key was {KEY}"}}
-        answer = {"role": "assistant", "content": f"<r>{question.removeprefix('Reverse: ')[::-1]}</r>"}
-        usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-        choice = {"index": 0, "message": answer, "finish_reason": "stop"}
-        return 200, {"id": "1", "object": "chat.completion", "model": "served", "choices": [choice], "usage": usage}
-
-
-@contextmanager
-def serving(served: Endpoint, context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, content = served.respond(self)
-            body = json.dumps(content).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-            except OSError:  # whoever asked was killed
-                self.close_connection = True
-
-        do_POST = do_GET  # noqa: N815 - the library's name
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    served.url = f"http://127.0.0.1:{server.server_port}/v1"
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        served.url = served.url.replace("http://", "https://")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield served
-    finally:
-        served.open.set()
-        server.shutdown()
-        server.server_close()
-
-
-def command(output: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "primerl", "eval", *ENVIRONMENT, "--output-dir", str(output), *more]
-
-
-def evaluate(output: Path, *more: str, key: str = KEY, trusted: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return run_with_key(command(output, *more), key=key, trusted=trusted)
-
-
-def run_with_key(words: list[str], *, key: str = KEY, trusted: Path | None = None) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PRIMERL_TEST_KEY": key}
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
-        variables.pop(name, None)
-    if trusted is not None:
-        variables["SSL_CERT_FILE"] = str(trusted)
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=variables)
-
-
-def of_endpoint(served: Endpoint) -> list[str]:
-    return ["--model", "served", "--base-url", served.url, "--api-key-env", "PRIMERL_TEST_KEY"]
-
 
 def measured(output: Path) -> int:
     try:
         return len(inspect_run(output, "evaluated")["rollouts"])
     except PrimerlError:
         return 0
-
-
-def config(**values: Any) -> EvalConfig:
-    return EvalConfig.model_validate({"model": "m", "base_url": "http://e:1/v1", "env": [{"id": "a"}], **values})
 
 
 def test_names_and_short_flags_stand_for_the_long_ones() -> None:
@@ -165,6 +65,7 @@ def test_names_and_short_flags_stand_for_the_long_ones() -> None:
         ({"env": [{"id": "a", "num_workers": 0}]}, "nobody would run its rollouts"),
         ({"num_examples": -1}, "greater than 0"),
         ({"dry_run": True, "clean_output_dir": True}, "a dry run deletes nothing"),
+        ({"pass_threshold": float("inf")}, "finite number"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(values: dict[str, Any], said: str) -> None:
@@ -178,12 +79,14 @@ def test_settings_of_an_environment_come_before_those_of_the_whole() -> None:
         num_examples=9,
         max_tokens=5,
         temperature=0.5,
-        env=[{"id": "a"}, {"id": "b", "num_examples": 2, "max_tokens": 7}],
+        pass_threshold=0.5,
+        env=[{"id": "a"}, {"id": "b", "num_examples": 2, "max_tokens": 7, "pass_threshold": 0.9}],
     )
     first, second = orchestrator(given).config.model_dump()["eval"]["env"]
     assert (first["num_examples"], first["sampling"]["max_tokens"]) == (9, 5)
     assert (second["num_examples"], second["sampling"]["max_tokens"]) == (2, 7)
     assert first["sampling"]["temperature"] == second["sampling"]["temperature"] == 0.5
+    assert (first["pass_threshold"], second["pass_threshold"]) == (0.5, 0.9)
     assert model_name(config(model="org/a model:free")) == "org-a-model-free"
 
 
@@ -313,6 +216,7 @@ def test_what_was_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.Monkey
                 reward=None if error else 1.0,
                 metrics={} if error else {"exact": number},
                 error=error,
+                error_kind=error and error["kind"],
                 attempts_before=0,
                 truncated=number == 3,
                 stop_condition=None,
@@ -343,7 +247,7 @@ def test_the_table_has_scores_in_order_and_what_failed() -> None:
         for i in range(2)
     ]
     failed = {**lines[0], "error": "timeout", "metrics": {}}
-    scores = {"avg@2": 0.75, "avg@2/low": 0.5, "avg@2/high": 1.0, "pass@1": 0.75}
+    scores = {"pass@1": 0.75, "avg@2": 0.75, "avg@2/low": 0.5, "avg@2/high": 1.0}
     summary = {"environments": {"a": summary_of([*lines, failed], scores)}}
     shown = results.table(summary).splitlines()
     assert shown[2].split() == ["a", "avg@2", "0.750", "0.500", "to", "1.000", "3", "1", "timeout", "4.0"]
@@ -417,21 +321,6 @@ def test_an_endpoint_is_measured_over_https_if_its_authority_is_trusted(tmp_path
         done = evaluate(output, *of_endpoint(served), trusted=authority.file)
         assert done.returncode == 0, done.stdout + done.stderr
     assert [line["reward"] for line in read_lines(output / results.RESULTS)] == [1.0] * 4
-
-
-def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    with serving(Endpoint(status=500)) as served:
-        down = evaluate(output, *of_endpoint(served), "--timeouts.outage-s", "1")
-        assert down.returncode == 1, down.stdout + down.stderr
-        assert "the server that is measured (served at" in down.stdout
-        assert "status 500" in down.stdout
-        assert KEY not in down.stdout + down.stderr
-        assert read_lines(output / results.RESULTS) == []
-        served.status = 200
-        back = evaluate(output, *of_endpoint(served))
-        assert back.returncode == 0, back.stdout + back.stderr
-    assert Counter(line["reward"] for line in read_lines(output / results.RESULTS)) == {1.0: 4}
 
 
 @pytest.mark.timeout(900)  # each imports verifiers

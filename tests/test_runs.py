@@ -269,6 +269,10 @@ def test_an_evaluation_is_a_run_as_well(
         ["a/avg@2/low", "0"],
         ["a/avg@2/high", "0.5"],
     ]
+    part = {**line, "rollouts": 3, "expected": 8, "complete": False}
+    (folder / "evals.jsonl").write_text(json.dumps(part) + "\n")
+    shown = told("run", "metrics", "measured", capsys=capsys)
+    assert shown.splitlines()[-3].startswith("a/avg@2 (3 of 8) ")
     assert "saves no checkpoints" in told("run", "checkpoints", "measured", code=2, capsys=capsys)
     assert told("run", "stop", "measured", capsys=capsys).endswith("is not running: it is STOPPED\n")
     assert goes_on_from(folder) == "with what is not measured yet"
@@ -278,10 +282,9 @@ def test_an_evaluation_is_a_run_as_well(
     assert given == [["@", str(config_file(found["id"])), "--timeouts.start-s", "9"]]
     stored = EvalConfig.model_validate(tomllib.loads(config_file(found["id"]).read_text()))
     same_evaluation(stored)
-    with pytest.raises(
-        ConfigError, match=r"^concurrency is 7, but .* set concurrency to 32, lower env\.max_concurrent"
-    ):
-        same_evaluation(stored.model_copy(update={"concurrency": 7}))
+    same_evaluation(stored.model_copy(update={"concurrency": 7}))
+    with pytest.raises(ConfigError, match=r"^max_tokens is 7, but the evaluation in .* was begun with "):
+        same_evaluation(stored.model_copy(update={"max_tokens": 7}))
     assert "deleted" in told("run", "delete", "measured", "--with-files", "--yes", capsys=capsys)
 
 

@@ -115,12 +115,12 @@ def store_worker(arguments: list[str]) -> int:
 
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
-    # Of the binary, not of the config: where a run goes back to a checkpoint, once.
-    going_back = arguments[2:] if arguments[2:3] == ["--resume-step"] else []
-    checked = arguments[: len(arguments) - len(going_back)]
+    # Of the binary, not of the config: what holds for one start of a run.
+    once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"]) else []
+    checked = arguments[: len(arguments) - len(once)]
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
-        return leave(native_orchestrator(["--config", arguments[1], *going_back]))
+        return leave(native_orchestrator(["--config", arguments[1], *once]))
     if "@" not in arguments and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
@@ -128,7 +128,7 @@ def orchestrator(arguments: list[str]) -> int:
     except BadInputError as error:
         return refuse(error)
     if is_file:  # which messages name
-        return leave(native_orchestrator(["--config", arguments[1], *going_back]))
+        return leave(native_orchestrator(["--config", arguments[1], *once]))
     from primerl.config.resolve import dump_toml
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:

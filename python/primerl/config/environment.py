@@ -186,6 +186,8 @@ class EvaluationSource(Environment):
     """Evaluate after every so many steps; only at the end (and the start) where it is left out."""
     base_model: bool = True
     """Also evaluate the weights training starts from."""
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
     sampling: EvaluationSampling = EvaluationSampling()
     limits: Limits = Limits()
     client: Client | None = None
@@ -222,6 +224,8 @@ class Validation(Section):
     """Validate after every so many steps, and at the end."""
     base_model: bool = True
     """Also validate the weights training starts from."""
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
     taskset: Settings = {}
     """How tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each training
     environment. v1 has no word for a split, each taskset has a setting of its own. Nothing is held out then."""
@@ -248,7 +252,9 @@ class Validation(Section):
         found: EvaluationEnvironment = EvaluationEnvironment.model_validate(
             {
                 **{name: getattr(trained, name) for name in Workers.model_fields if name != "metrics_port"},
-                **self.model_dump(include={"rollouts_per_example", "interval", "base_model", "sampling"}),
+                **self.model_dump(
+                    include={"rollouts_per_example", "interval", "base_model", "pass_threshold", "sampling"}
+                ),
                 "id": trained.id,
                 "name": validation_label(trained.label),
                 "validates": trained.label,

@@ -27,7 +27,6 @@ from primerl.config.rl import RunInference
 
 # Room for a prompt and several turns, where nothing says more.
 LEAST_SEQ_LEN = 2048
-DAY_S = 86_400.0
 
 
 class MeasuredEnvironment(Environment, Workers):
@@ -41,6 +40,8 @@ class MeasuredEnvironment(Environment, Workers):
     """Longest answer of one turn, in tokens."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
+    pass_threshold: float | None = Field(default=None, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
     rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns."""
 
@@ -56,13 +57,15 @@ class EvalTimeouts(Section):
     """Until the engine is ready and env workers have registered."""
     rollout_s: Seconds = 600.0
     """A rollout that has not ended after this long is given up, tried once more, and then counts as failed."""
-    evaluation_s: Seconds = DAY_S
-    """All of it: what has not ended by then is left out of the results."""
+    evaluation_s: Seconds | None = None
+    """All of it: what has not ended by then is left out of the results, which are told as not complete; no bound where
+    it is left out."""
     answer_s: Seconds = 600.0
     """Longest time one answer may take."""
     outage_s: Seconds = 120.0
-    """An endpoint that has answered nobody for this long, or an engine that could not be reached, ends the evaluation;
-    the same command goes on."""
+    """An endpoint that has answered nobody for this long, or lets nobody in any more (status 401 to 404), or an engine
+    that could not be reached, ends the evaluation; the same command goes on. An endpoint of which no request fails has
+    a tenth of a second for each token of `max_tokens`, where that is longer."""
     no_progress_s: Seconds = 900.0
     """Longest time in which no rollout ends and no token is sampled."""
     stop_s: Seconds = 10.0
@@ -93,6 +96,8 @@ class EvalConfig(Section):
     """Longest answer of one turn, in tokens."""
     temperature: float = Field(default=0.0, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
     rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out."""
     concurrency: BatchSize = 32
@@ -106,6 +111,8 @@ class EvalConfig(Section):
     """Seed of sampling and of the order of examples."""
     clean_output_dir: bool = False
     """Delete what an earlier evaluation left in output_dir."""
+    retry_errors: bool = False
+    """Measure again what has failed in the evaluation in output_dir, or was not measured in time."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
     restarts: CountOrZero = 5
@@ -123,6 +130,10 @@ class EvalConfig(Section):
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        if self.retry_errors and self.clean_output_dir:
+            raise ValueError(
+                "clean_output_dir deletes the evaluation that retry_errors goes on with; leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

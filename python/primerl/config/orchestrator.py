@@ -149,8 +149,12 @@ class OrchestratorTimeouts(Section):
     """A worker that was not heard of for this long has lost its leases."""
     long_poll_s: Seconds = 10.0
     """Longest time a request for leases or a batch waits before it is answered with a reason."""
-    evaluation_s: Seconds = 600.0
-    """An evaluation that has not ended by then is closed with what it has."""
+    evaluation_s: Seconds | None = None
+    """An evaluation that has not ended by then is closed with what it has, and told as not complete; no bound where it
+    is left out."""
+    evaluation_progress_s: Seconds | None = None
+    """So is one of which no rollout was measured for this long, as weight updates wait for it; three times `rollout_s`
+    where it is left out."""
     engine_request_s: Seconds = 300.0
     """Longest time one generation may take."""
     engine_update_s: Seconds = 120.0

@@ -63,6 +63,7 @@ def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationS
         name=entry.label,
         num_examples=chosen("num_examples"),
         rollouts_per_example=chosen("rollouts_per_example"),
+        pass_threshold=chosen("pass_threshold"),
         sampling=EvaluationSampling(
             temperature=chosen("temperature"),
             max_tokens=chosen("max_tokens"),

@@ -14,7 +14,7 @@ from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
-from primerl.evals import endpoint
+from primerl.evals import endpoint, greedy, results
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import hub, interpreters, preflight, preflight_model, secrets
@@ -24,7 +24,8 @@ from primerl.redaction import note
 
 # What may be other in a later start of the same command: it changes nothing that is measured.
 MAY_CHANGE = (
-    *("dry_run", "clean_output_dir", "output_dir", "restarts", "timeouts", "log", "env_files", "api_key_env"),
+    *("dry_run", "clean_output_dir", "retry_errors", "output_dir", "restarts", "timeouts", "log", "env_files"),
+    *("api_key_env", "concurrency"),
     *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
     *("inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
     *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.metrics_port"),
@@ -60,8 +61,18 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     if goes_on:
         same_evaluation(config)
     variables = secrets.variables_of(config.env, config.env_files)
-    if goes_on and is_over(folder):
+    if goes_on and is_over(folder) and not measures_again(config, folder):
         return variables
+    repeated = greedy.repeated(
+        (
+            entry.label,
+            entry.rollouts_per_example or config.rollouts_per_example,
+            config.temperature if entry.temperature is None else entry.temperature,
+        )
+        for entry in config.env
+    )
+    if repeated is not None:
+        say(repeated)
     client = config.client()
     odd = endpoint.check(client) if client is not None else None
     if client is None:
@@ -90,6 +101,17 @@ def is_over(folder: Path) -> bool:
         return False
 
 
+def measures_again(config: EvalConfig, folder: Path) -> bool:
+    """Whether what has failed is measured once more: where that is asked for, or nothing else was found."""
+    if config.clean_output_dir or not preflight.holds_run(folder):
+        return False
+    found = results.counts(folder)
+    if not is_over(folder) or not found:
+        return config.retry_errors
+    lost = sum(count.failed + count.unmeasured for count in found)
+    return lost > 0 and (config.retry_errors or not any(count.measured for count in found))
+
+
 def same_evaluation(config: EvalConfig) -> None:
     """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
     file = run_file.path(config)
@@ -103,13 +125,6 @@ def same_evaluation(config: EvalConfig) -> None:
         raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
     was, now = _values(before), _values(config)
     for name in [*was, *(name for name in now if name not in was)]:
-        if was.get(name) != now.get(name) and name == "concurrency":
-            raise ConfigError(
-                f"concurrency is {now.get(name)}, but the evaluation in {file.parents[1]} was begun with "
-                f"{was.get(name)}, and its journal is of so many rollouts at a time: it cannot be changed while it "
-                f"goes on; set concurrency to {was.get(name)}, lower env.max_concurrent to have fewer at a time, "
-                "choose another --output-dir, or measure anew with --clean-output-dir"
-            )
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "

@@ -21,6 +21,10 @@ from primerl.redaction import redacted
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
 # Numbers of a line whose means are in the summary.
 SUMMED = ("prompt_tokens", "completion_tokens", "turns")
+# Of a line of evals.jsonl, beside the scores.
+TOLD = ("expected", "unmeasured", "complete")
+# A share of failures that says more of the evaluation than of the model.
+ERRORS_TOLD = 0.02
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
 
@@ -43,7 +47,11 @@ def write(folder: Path, environments: Iterable[str], measured: dict[str, Any], d
             yield json.dumps(line, ensure_ascii=False) + "\n"
 
     write_parts(folder / RESULTS, lines())
-    own = {name: tally.summary(scores_of(folder, name)) for name, tally in tallies.items()}
+    own = {name: tally.summary(report_of(folder, name)) for name, tally in tallies.items()}
+    if measured.get("finished"):
+        for found in own.values():
+            # Nothing is reported where nothing had ended.
+            found["complete"] = found["scores"] is not None and found.get("complete", True)
     summary = {**measured, "environments": own}
     write_text(folder / SUMMARY, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     return summary
@@ -60,7 +68,7 @@ def line_of(rollout: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
         "rollout": rollout["rollout"],
         "reward": rollout["reward"],
         "metrics": rollout["metrics"],
-        "error": error["kind"] if error else None,
+        "error": rollout["error_kind"],
         "message": error["message"] if error else None,
         "failed_before": rollout["attempts_before"],
         "truncated": rollout["truncated"],
@@ -82,14 +90,37 @@ def _message(turn: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
     return told
 
 
-def scores_of(folder: Path, environment: str) -> dict[str, float] | None:
-    """avg@k and pass@k with their intervals, as the orchestrator reported them; None where it has not."""
+def reports(folder: Path) -> list[dict[str, Any]]:
+    """What the orchestrator has reported, a line an environment."""
     try:
         lines = (folder / EVALS).read_text().split("\n")[:-1]
     except FileNotFoundError:
-        return None
-    found = [json.loads(line) for line in lines]
-    own = next((line for line in found if line["environment"] == environment), None)
+        return []
+    return [json.loads(line) for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rollouts of an environment whose evaluation is over."""
+
+    measured: int
+    failed: int
+    unmeasured: int
+
+
+def counts(folder: Path) -> list[Counts]:
+    return [
+        Counts(line["rollouts"] - line["failed"], line["failed"], line.get("unmeasured", 0)) for line in reports(folder)
+    ]
+
+
+def report_of(folder: Path, environment: str) -> dict[str, Any] | None:
+    """None where the orchestrator has not reported."""
+    return next((line for line in reports(folder) if line["environment"] == environment), None)
+
+
+def scores_of(own: dict[str, Any] | None) -> dict[str, float] | None:
+    """avg@k and pass@k with their intervals, of a report; None where there is none."""
     if own is None:
         return None
 
@@ -103,7 +134,7 @@ def scores_of(folder: Path, environment: str) -> dict[str, float] | None:
 
 def lack_scores(folder: Path, environments: Iterable[str]) -> bool:
     """Whether the orchestrator still owes a report: it writes those after the journal."""
-    return any(scores_of(folder, name) is None for name in environments)
+    return any(report_of(folder, name) is None for name in environments)
 
 
 @dataclass
@@ -135,13 +166,16 @@ class Tally:
             total, number = self.metrics.get(name, (0.0, 0))
             self.metrics[name] = (total + value, number + 1)
 
-    def summary(self, scores: dict[str, float] | None) -> dict[str, Any]:
+    def summary(self, report: dict[str, Any] | None) -> dict[str, Any]:
+        """`report`: what the orchestrator says of all of them, once it does."""
+        told = {} if report is None else {name: report[name] for name in TOLD if name in report}
         return {
             "rollouts": self.rollouts,
+            **told,
             "examples": len(self.examples),
             "measured": self.measured,
             "errors": dict(sorted(self.errors.items())),
-            "scores": scores,
+            "scores": scores_of(report),
             "metrics": {name: total / number for name, (total, number) in sorted(self.metrics.items())},
             **{name: self.sums[name] / self.rollouts if self.rollouts else None for name in SUMMED},
             "truncated": self.truncated,
@@ -161,11 +195,16 @@ def table(summary: dict[str, Any]) -> str:
             low, high = scores.get(f"{score}/low"), scores.get(f"{score}/high")
             interval = "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
             mean = f"{scores[score]:.3f}" if score in scores else "-"
-            rest = (str(found["rollouts"]), errors, tokens) if number == 0 else ("", "", "")
+            rest = (rollouts_of(found), errors, tokens) if number == 0 else ("", "", "")
             rows.append((name if number == 0 else "", score, mean, interval, *rest))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def rollouts_of(found: dict[str, Any]) -> str:
+    """`72`, or `32 of 72` where the others were not measured."""
+    return f"{found['rollouts']} of {found['expected']}" if found.get("unmeasured") else str(found["rollouts"])
 
 
 def is_measured(summary: dict[str, Any]) -> bool:
@@ -173,12 +212,34 @@ def is_measured(summary: dict[str, Any]) -> bool:
     return any(found["measured"] for found in summary["environments"].values())
 
 
-def errors_of(folder: Path) -> str | None:
-    """What most of the rollouts that failed said, in a line."""
+def is_complete(summary: dict[str, Any]) -> bool:
+    """Whether an evaluation that is over has measured all that there was."""
+    return all(found.get("complete", True) for found in summary["environments"].values())
+
+
+def warnings(folder: Path, summary: dict[str, Any]) -> Iterator[str]:
+    """What the scores of an evaluation that is over do not say: that much of it failed, or was not measured."""
+    for name, found in summary["environments"].items():
+        failed, rollouts = sum(found["errors"].values()), found["rollouts"]
+        if found["measured"] and failed > rollouts * ERRORS_TOLD:
+            yield (
+                f"warning: {failed} of {rollouts} rollouts of {name!r} failed and count with reward 0, most with "
+                f"{errors_of(folder, name)}; the same command with --retry-errors measures them again"
+            )
+        if not found.get("complete", True):
+            late = f"{found['unmeasured']} of {found['expected']}" if found.get("unmeasured") else "all"
+            yield (
+                f"incomplete: of {name!r} {late} rollouts had not ended by timeouts.evaluation_s: the scores are of "
+                "those that had; the same command with --retry-errors, and a later end, measures the others"
+            )
+
+
+def errors_of(folder: Path, environment: str | None = None) -> str | None:
+    """What most of the rollouts that failed said, in a line; of one environment, or of all."""
     said: Counter[str] = Counter()
     with (folder / RESULTS).open() as file:
         for text in file:
             line = json.loads(text)
-            if line["error"] is not None:
+            if line["error"] is not None and environment in (None, line["environment"]):
                 said[f"{line['error']}: {line['message']}"] += 1
     return said.most_common(1)[0][0] if said else None

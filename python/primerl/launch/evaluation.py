@@ -47,13 +47,14 @@ from primerl.launch.watching import (
     say_goodbye,
 )
 from primerl.models.tiny import write_text_model
-from primerl.redaction import redact
 from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 
 # Until the orchestrator says where it listens.
 NOWHERE = "http://127.0.0.1:0"
 # An orchestrator that has just said where it listens answers at once.
 ANNOUNCE_S = 10.0
+# Answers that take as long are how some models are; what waits for longer is told.
+LONG_WAIT_S = 10.0
 
 
 def run(config: EvalConfig, console: Console | None = None) -> int:
@@ -102,6 +103,7 @@ class Evaluation:
         self.restarts = Restarts(config.restarts)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.early: dict[str, float] = {}  # when they ended well, though it is not over
+        self.again = False  # what has failed is measured once more
         self.interrupts = Interrupts()
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
@@ -109,7 +111,11 @@ class Evaluation:
     def run(self) -> int:
         code, reason = 0, ""
         try:
-            if not preflight.is_over(self.folder) or results.lack_scores(self.folder, self.names):
+            self.again = preflight.measures_again(self.config, self.folder)
+            if self.config.retry_errors and not self.again:
+                self.console.say("nothing has failed here that could be measured again")
+            is_over = not self.again and preflight.is_over(self.folder)
+            if not is_over or results.lack_scores(self.folder, self.names):
                 # A start that ends from here on can be told from another's folder.
                 write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.
@@ -149,11 +155,11 @@ class Evaluation:
 
     def _start(self, processes: Processes, manifest: Path | None) -> bool:
         """Returns whether there is something to do."""
-        goes_on = holds_run(self.folder)
-        self.console.say(f"{'going on with the evaluation' if goes_on else 'starting'} in {self.folder}")
+        doing = "going on with the evaluation" if holds_run(self.folder) else "starting"
+        self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
         orchestrator = resolve_evaluation.orchestrator(self.config)
         self.described[orchestrator.name] = orchestrator
-        started = start(processes, orchestrator)
+        started = start(processes, orchestrator, *(["--measure-again"] if self.again else []))
         url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
         if url is None:
             return False
@@ -262,11 +268,17 @@ class Evaluation:
         done = sum(found["rollouts"] for found in summary["environments"].values())
         files = f"{self.folder / results.RESULTS}, {self.folder / results.SUMMARY}"
         self.console.say(f"{done} rollouts are in {files}")
+        if summary["finished"]:
+            for warning in results.warnings(self.folder, summary):
+                self.console.say(warning)
         if code == 0 and not results.is_measured(summary):
             why = results.errors_of(self.folder)
-            self.console.say(redact(f"nothing could be measured{f'; most rollouts failed with {why}' if why else ''}"))
+            most = f"; most rollouts failed with {why}" if why else ""
+            how = "the same command" if results.counts(self.folder) else "the same command with --retry-errors"
+            self.console.say(f"nothing could be measured{most}; {how} measures it again")
             return FAILED
-        return code
+        # Scores of the fast ones are not what was asked for, whoever reads only the exit code.
+        return code if not summary["finished"] or results.is_complete(summary) else code or FAILED
 
     def _decode(self) -> results.Decode | None:
         if self.config.base_url is not None:
@@ -277,13 +289,16 @@ class Evaluation:
 
 
 def line(status: dict[str, Any]) -> str:
-    """`24 rollouts measured, 1 failed, 32 in flight, 1,203 tokens/s`"""
+    """`24 rollouts measured, 1 failed, 32 in flight, 1,203 tokens/s; rollout 7 waits for an answer of ..`"""
     rollouts = status.get("rollouts", {})
     per_second = float(status.get("tokens", {}).get("per_second") or 0.0)
     rate = f", {per_second:,.0f} tokens/s" if per_second else ""
+    # The end waits for all of it.
+    waits = [wait for wait in status.get("waits", []) if wait["who"] != "the end"]
+    longest = orchestrator_status.longest_wait({**status, "waits": waits}, LONG_WAIT_S)
     return (
         f"{rollouts.get('evaluated', 0)} rollouts measured, {rollouts.get('failed', 0)} failed, "
-        f"{rollouts.get('in_flight', 0)} in flight{rate}"
+        f"{rollouts.get('in_flight', 0)} in flight{rate}{'' if longest is None else f'; {longest}'}"
     )
 
 

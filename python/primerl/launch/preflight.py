@@ -18,6 +18,7 @@ from primerl.config import begun, resolve
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
+from primerl.evals import greedy
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
@@ -56,12 +57,20 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
         problems.append(str(error))
     # The slow checks run side by side, and only when the quick ones found nothing.
     if not problems:
+        _warn_of_repeats(config, say)
         interpreters.provided(entries(config), config.timeouts.install_s, say)
         problems = _slow_checks(config, variables, say)
     if problems:
         # A file that cannot be read may be one for several checks.
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     return with_key
+
+
+def _warn_of_repeats(config: RLConfig, say: Callable[[str], None]) -> None:
+    measured = config.orchestrator.eval.env
+    found = greedy.repeated((one.label, one.rollouts_per_example, one.sampling.temperature) for one in measured)
+    if found is not None:
+        say(found)
 
 
 def _output_dir(config: RLConfig) -> None:

@@ -27,6 +27,7 @@ from primerl.launch import (
     ending,
     going_back,
     hub,
+    incomplete,
     interpreters,
     joined,
     preflight,
@@ -148,6 +149,7 @@ class Launcher:
         self.restarts = Restarts(config.restarts)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
+        self.incomplete = incomplete.Incomplete(console.say)
         self.training_began: float | None = None
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
@@ -380,6 +382,7 @@ class Launcher:
         if self.storing is not None:
             self.storing.look(self.console)
         self.console.update(status)
+        self.incomplete.look(status.get("evaluations", []))
         if self.orchestrator.is_ready:
             self.orchestrator.check_progress(status, now)
             return

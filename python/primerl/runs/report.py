@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.launch import summary
+from primerl.launch.incomplete import mark
 
 # Steps averaged at both ends: single steps are noisy.
 ENDS = 5
@@ -143,8 +144,10 @@ def _interval(evaluation: dict[str, Any], score: str) -> str:
 
 
 def _measured(first: dict[str, Any], last: dict[str, Any]) -> str:
-    """Which policy, or which other model."""
-    return str(last["model"]) if "model" in last else f"version {first['version']} -> {last['version']}"
+    """Which policy, or which other model, and how much of what there was to be measured where that is not all."""
+    if "model" in last:
+        return f"{last['model']}{mark(last)}"
+    return f"version {first['version']}{mark(first)} -> {last['version']}{mark(last)}"
 
 
 def _speed(results: Results) -> list[tuple[str, str]]:

@@ -2,10 +2,12 @@
 
 mod admission;
 mod buffer;
+mod changes;
 mod training;
 
 pub use admission::{Admission, LimitRule};
 pub use buffer::Buffer;
+pub use changes::Changes;
 pub use training::*;
 
 use crate::group::OnCancel;
@@ -84,6 +86,12 @@ pub struct Evaluation {
     pub interval: Option<u64>,
     /// Evaluate version 0 before the first step.
     pub base_model: bool,
+    /// A rollout with at least this reward has passed, for `pass@k`. What is usual is left out: runs of before it go on.
+    #[serde(
+        default = "Evaluation::usual_threshold",
+        skip_serializing_if = "Evaluation::is_usual_threshold"
+    )]
+    pub pass_threshold: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +104,9 @@ pub struct Timeouts {
     pub long_poll: Duration,
     /// An evaluation that has not ended by then is closed with what it has.
     pub evaluation: Duration,
+    /// So is one that has measured nothing for this long, where training waits for it; `None`: that may last.
+    #[serde(default)]
+    pub evaluation_progress: Option<Duration>,
     /// A trainer that holds a batch and has not published its weights for this long is warned about, and again after
     /// the same span: the core waits on (a step may be long), but never in silence.
     pub weights: Duration,
@@ -223,6 +234,8 @@ pub enum ConfigError {
          leave the environment out to not use it"
     )]
     Ratio { name: String, ratio: f64 },
+    #[error("environment {name:?}: pass_threshold = {value} must be a finite number")]
+    PassThreshold { name: String, value: f64 },
     #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
     ZeroInEnvironment { name: String, field: &'static str },
     #[error(
@@ -422,6 +435,10 @@ impl Config {
             ("timeouts.worker", self.timeouts.worker),
             ("timeouts.long_poll", self.timeouts.long_poll),
             ("timeouts.evaluation", self.timeouts.evaluation),
+            (
+                "timeouts.evaluation_progress",
+                self.timeouts.evaluation_progress.unwrap_or(Duration(1)),
+            ),
             ("timeouts.weights", self.timeouts.weights),
             ("timeouts.teacher", self.timeouts.teacher),
         ];
@@ -452,8 +469,23 @@ impl Evaluation {
             Evaluation {
                 interval: Some(0), ..
             } => zero("interval"),
+            Evaluation { pass_threshold, .. } if !pass_threshold.is_finite() => {
+                Err(ConfigError::PassThreshold {
+                    name: name.to_owned(),
+                    value: *pass_threshold,
+                })
+            }
             _ => Ok(()),
         }
+    }
+
+    /// A full reward, where rewards are from 0 to 1.
+    pub fn usual_threshold() -> f64 {
+        1.0
+    }
+
+    fn is_usual_threshold(threshold: &f64) -> bool {
+        *threshold == Evaluation::usual_threshold()
     }
 
     /// Whether `version` is evaluated, in a run of `max_steps`.

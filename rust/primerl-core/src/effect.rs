@@ -209,7 +209,17 @@ impl CancelReason {
 pub struct EvaluationReport {
     pub environment: EnvironmentId,
     pub version: PolicyVersion,
+    /// That ended, and count.
     pub rollouts: u32,
+    /// That there were to be.
+    pub expected: u32,
+    /// Of those, the ones that had not ended when the evaluation was closed: of which examples, depends on how long they took.
+    pub unmeasured: u32,
+    /// None is unmeasured.
+    pub complete: bool,
+    /// How often what had failed was measured again: this takes the place of the reports before.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub measured_again: u32,
     pub failed: u32,
     /// Of those that failed: how many of each kind.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -220,4 +230,8 @@ pub struct EvaluationReport {
     /// `avg@k` and `pass@k`, with the ends of their intervals as `avg@k/low` and `avg@k/high` (see `evaluation::scores`).
     #[serde(flatten)]
     pub scores: BTreeMap<String, f64>,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }

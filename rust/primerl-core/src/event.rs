@@ -2,7 +2,7 @@
 
 use crate::admission::EngineLoad;
 use crate::algorithm::mean;
-use crate::config::Timeouts;
+use crate::config::Changes;
 use crate::ids::*;
 use crate::rollout::Score;
 use crate::sample::TokenLogprobs;
@@ -130,10 +130,9 @@ pub enum Event {
     },
 
     /// The run was started again with these.
-    Reconfigured {
-        max_steps: u64,
-        timeouts: Timeouts,
-    },
+    Reconfigured(Changes),
+    /// Of a run that only evaluates: what failed, and what was not measured in time, is to be measured once more.
+    MeasureAgain,
     /// The shell was restarted: every request that waited is gone, engines have to be reached again, and workers had
     /// nobody to tell that they live.
     Restarted,

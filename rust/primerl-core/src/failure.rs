@@ -129,6 +129,12 @@ impl ErrorCounts {
         self.0[kind as usize] += 1;
     }
 
+    /// One that was counted does not count any more.
+    pub fn take_back(&mut self, kind: ErrorKind) {
+        let count = &mut self.0[kind as usize];
+        *count = count.saturating_sub(1);
+    }
+
     pub fn add(&mut self, other: &ErrorCounts) {
         for (count, more) in self.0.iter_mut().zip(other.0) {
             *count += more;

@@ -35,6 +35,9 @@ struct Arguments {
     /// Go back to the trainer's checkpoint of this step, at this start: what the run did after it is set aside
     #[arg(long, value_name = "STEP")]
     resume_step: Option<u64>,
+    /// Measure again, at this start, what a run that only evaluates has measured as failed, or did not measure in time
+    #[arg(long)]
+    measure_again: bool,
 }
 
 /// Run the command with `arguments` (without the program's name); the result is the exit code. `functions` calls
@@ -68,7 +71,9 @@ where
         println!("{}: fine", arguments.config.display());
         return EXIT_FINISHED;
     }
-    let prepared = prepared.going_back_to(arguments.resume_step.map(Step));
+    let prepared = prepared
+        .going_back_to(arguments.resume_step.map(Step))
+        .measuring_again(arguments.measure_again);
     log::to_stderr(&prepared.config().log.level);
     let runtime = match runtime::build() {
         Ok(runtime) => runtime,

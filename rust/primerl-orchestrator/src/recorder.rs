@@ -105,14 +105,15 @@ impl Recorder {
         let failures = app.failures.clone();
         let environments = app.environment_names();
         let evaluations = json_lines(&place.output_dir.join("evals.jsonl"))?;
-        let mut evaluated = BTreeSet::new();
+        let mut evaluated = BTreeMap::new();
         for line in &evaluations {
             let index = environments
                 .iter()
                 .position(|name| line["environment"] == *name);
             let version = line["version"].as_u64().or(line[MEASURED_AT].as_u64());
             if let (Some(index), Some(version)) = (index, version) {
-                evaluated.insert((index as u32, PolicyVersion(version)));
+                let again = line["measured_again"].as_u64().unwrap_or(0);
+                evaluated.insert((index as u32, PolicyVersion(version)), again);
             }
         }
         *app.telemetry.evaluations.lock() = evaluations;
@@ -190,7 +191,8 @@ struct Writer {
     encoded: BTreeMap<Step, Vec<Bytes>>,
     /// What `steps.jsonl` and `evals.jsonl` have.
     steps: BTreeSet<Step>,
-    evaluated: BTreeSet<(u32, PolicyVersion)>,
+    /// Of each evaluation, how often what had failed was measured again.
+    evaluated: BTreeMap<(u32, PolicyVersion), u64>,
 }
 
 impl Writer {
@@ -262,9 +264,15 @@ impl Writer {
 
     fn evaluated(&mut self, report: EvaluationReport) -> Result<(), RunError> {
         let environment = report.environment.0;
-        if !self.evaluated.insert((environment, report.version)) {
+        let (key, again) = (
+            (environment, report.version),
+            u64::from(report.measured_again),
+        );
+        let before = self.evaluated.get(&key).copied();
+        if before >= Some(again) {
             return Ok(());
         }
+        self.evaluated.insert(key, again);
         let name = self
             .environments
             .get(environment as usize)
@@ -289,9 +297,32 @@ impl Writer {
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
             mean_reward = report.mean_reward, model, "evaluation ended"
         );
+        if before.is_some() {
+            return self.replace_evaluation(line);
+        }
         let path = self.place.output_dir.join("evals.jsonl");
         files::append_line(&path, &line.to_string())?;
         self.telemetry.evaluations.lock().push(line);
+        Ok(())
+    }
+
+    /// The line before goes to `replaced_evals.jsonl`; a process that is killed on the way has either there.
+    fn replace_evaluation(&self, line: serde_json::Value) -> Result<(), RunError> {
+        let is_of = |other: &serde_json::Value| {
+            let same = |key| other[key] == line[key];
+            same("environment") && same("version") && same(MEASURED_AT)
+        };
+        let known = self.telemetry.evaluations.lock().clone();
+        let (before, mut kept): (Vec<_>, Vec<_>) = known.into_iter().partition(is_of);
+        let replaced = self.place.output_dir.join("replaced_evals.jsonl");
+        for other in before {
+            files::append_line(&replaced, &other.to_string())?;
+        }
+        kept.push(line);
+        let lines: String = kept.iter().map(|line| format!("{line}\n")).collect();
+        let path = self.place.output_dir.join("evals.jsonl");
+        files::write_whole(&path, lines.as_bytes())?;
+        *self.telemetry.evaluations.lock() = kept;
         Ok(())
     }
 

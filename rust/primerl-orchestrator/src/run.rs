@@ -67,6 +67,8 @@ pub struct Prepared {
     limits: Limits,
     /// The checkpoint that the run goes back to.
     goes_back_to: Option<Step>,
+    /// What a run that only evaluates has measured as failed is measured once more.
+    measures_again: bool,
 }
 
 /// A run that is going on.
@@ -135,6 +137,7 @@ impl Prepared {
             run_key: access::run_key()?,
             limits: Limits::default(),
             goes_back_to: None,
+            measures_again: false,
         })
     }
 
@@ -142,6 +145,14 @@ impl Prepared {
     pub fn going_back_to(self, step: Option<Step>) -> Prepared {
         Prepared {
             goes_back_to: step,
+            ..self
+        }
+    }
+
+    /// Measure once more what a run that only evaluates has measured as failed.
+    pub fn measuring_again(self, measures_again: bool) -> Prepared {
+        Prepared {
+            measures_again,
             ..self
         }
     }
@@ -181,7 +192,10 @@ impl Prepared {
             going_back::go_back(&output_dir, step, &self.identity)?;
         }
         let folder = output_dir.join("journal");
-        let story = Story::open(&folder, self.core, &self.identity)?;
+        let mut story = Story::open(&folder, self.core, &self.identity)?;
+        if self.measures_again {
+            story = story.measuring_again()?;
+        }
         let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (finished_sender, finished) = watch::channel(None);

@@ -5,12 +5,22 @@ use crate::config::{ClientType, Config, Sampling};
 use crate::engines::seats;
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Tail};
+use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Fields of the core's config that may change between two starts of a run.
+/// Fields of the core's config that are no part of what a run is: they may change between two starts of it.
 const MAY_CHANGE: [&str; 2] = ["max_steps", "timeouts"];
+
+/// Whether what goes by this name of an identity may change, too. Journals of before it could hold it.
+fn may_change(name: &str, run: &Identity) -> bool {
+    let is_interval =
+        name.starts_with("environments.") && name.ends_with(".role.evaluate.interval");
+    // Training environments come first.
+    let only_evaluates = !run.contains_key("environments.0.role");
+    is_interval || (name == "batch_size" && only_evaluates)
+}
 
 /// What the driver starts with.
 pub(crate) struct Story {
@@ -159,12 +169,8 @@ impl Story {
         let mut journal = Journal::resume(folder, &restored.tail).map_err(RunError::Journal)?;
         let mut core = restored.core;
         let mut owed = restored.effects;
-        let (max_steps, timeouts) = (config.max_steps, config.timeouts.clone());
-        if core.config().max_steps != max_steps || core.config().timeouts != timeouts {
-            let event = Event::Reconfigured {
-                max_steps,
-                timeouts,
-            };
+        if let Some(changes) = Changes::between(core.config(), config) {
+            let event = Event::Reconfigured(changes);
             append(&mut journal, &mut core, event, &mut owed).map_err(RunError::Journal)?;
         }
         Ok(Story {
@@ -172,6 +178,18 @@ impl Story {
             journal,
             owed: Some(owed),
         })
+    }
+
+    /// What a run that only evaluates has measured as failed is to be measured once more. Of one that begins, nothing is.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn measuring_again(mut self) -> Result<Story, RunError> {
+        if let Some(owed) = &mut self.owed {
+            let event = Event::MeasureAgain;
+            append(&mut self.journal, &mut self.core, event, owed).map_err(RunError::Journal)?;
+        }
+        Ok(self)
     }
 }
 
@@ -192,7 +210,7 @@ pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(
     let names = was.keys().chain(is.keys());
     let Some(name) = names
         .into_iter()
-        .find(|name| was.get(*name) != is.get(*name))
+        .find(|name| was.get(*name) != is.get(*name) && !may_change(name, was))
     else {
         return Ok(());
     };
@@ -235,7 +253,7 @@ pub(crate) fn restore(app: &App, core: &Core) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use primerl_core::testing::config;
+    use primerl_core::testing::{config, environment, evaluation};
 
     #[test]
     fn another_config_is_named_by_its_field() {
@@ -266,6 +284,50 @@ mod tests {
             text.contains("environments.0.ratio = 2.0") && text.contains("1.0"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn how_often_is_evaluated_may_change_and_how_many_run_where_nothing_is_trained() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let of = |config: &primerl_core::Config| {
+            let mut identity = Identity::new();
+            flatten("", &serde_json::json!(config), &mut identity);
+            identity.remove("max_steps");
+            identity
+        };
+        let begun = |name: &str, config: &primerl_core::Config| {
+            let path = folder.path().join(name);
+            let core = Core::new(config.clone()).expect("a valid config");
+            Story::open(&path, core, &of(config)).expect("begins");
+            path
+        };
+        let every = |interval| primerl_core::Config {
+            environments: vec![environment("train"), evaluation("evaluation", interval)],
+            ..config()
+        };
+        let path = begun("trains", &every(Some(3)));
+        let now = every(None);
+        Story::check(&path, &of(&now)).expect("goes on");
+        let core = Core::new(now.clone()).expect("a valid config");
+        let story = Story::open(&path, core, &of(&now)).expect("goes on");
+        assert_eq!(Changes::between(story.core.config(), &now), None);
+        let larger = primerl_core::Config {
+            batch_size: 8,
+            ..every(Some(3))
+        };
+        let error = Story::check(&path, &of(&larger)).expect_err("is refused");
+        assert!(error.to_string().contains("batch_size = 4"), "{error}");
+
+        let only = |batch_size| primerl_core::Config {
+            batch_size,
+            max_steps: 0,
+            environments: vec![evaluation("evaluation", None)],
+            ..config()
+        };
+        let path = begun("evaluates", &only(4));
+        let core = Core::new(only(32)).expect("a valid config");
+        let story = Story::open(&path, core, &of(&only(32))).expect("goes on");
+        assert_eq!(story.core.config().batch_size, 32);
     }
 
     #[test]

@@ -341,6 +341,7 @@ impl Plan {
                 worker: Duration::from_secs(15),
                 long_poll: Duration::from_secs(10),
                 evaluation: never,
+                evaluation_progress: None,
                 weights: never,
                 teacher: never,
             },

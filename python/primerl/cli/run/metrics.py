@@ -12,6 +12,7 @@ from typing import Any
 
 from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
 from primerl.config.complaint import fail
+from primerl.launch.incomplete import mark, measured
 from primerl.runs.registry import Run
 
 SCORE = re.compile(r"(avg|pass)@\d+")
@@ -84,7 +85,7 @@ def _shown(name: str, value: Any) -> Any:
 def _scores(lines: list[dict[str, Any]]) -> list[list[Any]]:
     """avg@k and pass@k of an evaluation, with the ends of their intervals."""
     return [
-        [f"{line['environment']}/{name}", _shown(name, value)]
+        [f"{line['environment']}/{name}{f' ({measured(line)})' if mark(line) else ''}", _shown(name, value)]
         for line in lines
         for name, value in line.items()
         if SCORE.match(name)
@@ -102,5 +103,6 @@ def _evaluations(run: Run) -> list[list[Any]]:
         prefix = evaluation_prefix(environment, line)
         version = line.get("version", line.get("policy_at_the_time"))
         scores = {name: value for name, value in line.items() if SCORE.fullmatch(name)}
-        rows += [[f"{prefix}{name} (version {version})", _shown(name, value)] for name, value in scores.items()]
+        at = f"version {version}{mark(line)}"
+        rows += [[f"{prefix}{name} ({at})", _shown(name, value)] for name, value in scores.items()]
     return rows

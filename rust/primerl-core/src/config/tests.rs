@@ -216,6 +216,7 @@ fn evaluations_are_due_at_the_start_at_intervals_and_at_the_end() {
         rollouts_per_example: 1,
         interval,
         base_model,
+        pass_threshold: 1.0,
     };
     let due = |evaluation: Evaluation| -> Vec<u64> {
         (0..=7)

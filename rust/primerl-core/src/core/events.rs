@@ -66,10 +66,8 @@ impl Core {
             }
             Event::TrainerResumed { step } => self.trainer_resumed(step),
             Event::CheckpointSaved { step } => self.checkpoint_saved(step),
-            Event::Reconfigured {
-                max_steps,
-                timeouts,
-            } => self.reconfigured(max_steps, timeouts),
+            Event::Reconfigured(changes) => self.reconfigured(changes),
+            Event::MeasureAgain => self.measure_again(),
             Event::Restarted => self.restarted(),
             Event::AdvantagesComputed { group, result } => self.advantages_computed(group, result),
             Event::TeacherScored { group, result } => self.teacher_scored(group, result),

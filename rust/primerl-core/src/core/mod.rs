@@ -13,6 +13,7 @@ mod events;
 mod inspect;
 mod leases;
 mod losses;
+mod measuring;
 mod policies;
 mod reasons;
 mod report;
@@ -137,6 +138,9 @@ pub struct Core {
     ledger: Ledger,
     limits: Limits,
     round: Option<Round>,
+    /// Of a run that only evaluates: its round, when that has ended.
+    #[serde(default)]
+    measured: Option<Round>,
     /// Versions up to this one have had their evaluation.
     evaluated: Option<PolicyVersion>,
     next_step: Step,
@@ -197,6 +201,7 @@ impl Core {
             },
             limits: Limits::default(),
             round: None,
+            measured: None,
             evaluated: None,
             next_step: Step(1),
             batches: Batches::default(),

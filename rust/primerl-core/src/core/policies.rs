@@ -5,11 +5,9 @@ use crate::config::{Evaluation, Role};
 use crate::counters::{Ended, VoidReason};
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
-use crate::evaluation::{Attempt, Held, Progress, Round};
-use crate::event::{Outcome, RolloutError};
-use crate::failure::ErrorKind;
+use crate::evaluation::{Held, Round};
 use crate::ids::*;
-use crate::rollout::Rollout;
+use crate::time::Time;
 use std::collections::BTreeSet;
 
 impl Core {
@@ -45,7 +43,7 @@ impl Core {
         {
             let environments: BTreeSet<EnvironmentId> =
                 due_environments(&self.config, version).collect();
-            let deadline = self.now + self.config.timeouts.evaluation;
+            let deadline = self.round_deadline(self.now);
             self.deadlines.set(deadline, Due::Evaluation);
             self.round = Some(Round::new(version, environments, self.now, deadline));
         }
@@ -55,6 +53,33 @@ impl Core {
         if self.round.as_ref().is_some_and(is_done) {
             self.report_round();
             self.close_round(CancelReason::Timeout);
+        }
+    }
+
+    /// When a round that began at that time is closed, should nothing be measured from now on. Where nobody waits for it,
+    /// nothing has to be.
+    fn round_deadline(&self, since: Time) -> Time {
+        let timeouts = &self.config.timeouts;
+        let last = since + timeouts.evaluation;
+        match timeouts.evaluation_progress {
+            Some(span) if !self.config.only_evaluates() => last.min(self.now + span),
+            _ => last,
+        }
+    }
+
+    /// Something was measured, or it may take longer than it might before.
+    pub(super) fn postpone_round(&mut self) {
+        let Some(since) = self.round.as_ref().map(|round| round.since) else {
+            return;
+        };
+        self.set_round_deadline(self.round_deadline(since));
+    }
+
+    fn set_round_deadline(&mut self, deadline: Time) {
+        if let Some(round) = &mut self.round {
+            self.deadlines.clear(round.deadline, Due::Evaluation);
+            round.deadline = deadline;
+            self.deadlines.set(deadline, Due::Evaluation);
         }
     }
 
@@ -91,7 +116,10 @@ impl Core {
         let version = round.version;
         let (mut reports, mut unreported) = (Vec::new(), Vec::new());
         for (environment, progress) in &round.environments {
-            match progress.report(*environment, version) {
+            let Role::Evaluate(evaluation) = &self.config.environment(*environment).role else {
+                continue;
+            };
+            match progress.report(*environment, round, evaluation) {
                 Some(report) => reports.push(Effect::Evaluated(report)),
                 None => unreported.push(*environment),
             }
@@ -107,9 +135,43 @@ impl Core {
 
     /// Ends the round, if there is one: what is still in flight is cancelled, and engines may move on.
     pub(super) fn close_round(&mut self, reason: CancelReason) {
-        if let Some(version) = self.drop_round(reason) {
-            self.evaluated = Some(version);
+        if let Some(round) = self.drop_round(reason) {
+            self.evaluated = Some(round.version);
+            if self.config.only_evaluates() {
+                self.measured = Some(round);
+            }
         }
+    }
+
+    /// What a run that only evaluates has measured as failed, or did not come to measure, is to be measured once more.
+    pub(super) fn measure_again(&mut self) {
+        if let Some(round) = &mut self.round {
+            for progress in round.environments.values_mut() {
+                progress.measure_failures_again();
+            }
+            return;
+        }
+        let Some(mut round) = self.measured.take() else {
+            return self.warn(
+                "nothing is known of what this run has measured, so that nothing of it is measured again".to_owned(),
+            );
+        };
+        let mut unfinished = false;
+        for progress in round.environments.values_mut() {
+            unfinished |= progress.measure_failures_again();
+        }
+        if !unfinished {
+            self.measured = Some(round);
+            return self.warn("nothing has failed that could be measured again".to_owned());
+        }
+        round.again += 1;
+        round.since = self.now;
+        round.deadline = self.round_deadline(self.now);
+        self.deadlines.set(round.deadline, Due::Evaluation);
+        self.round = Some(round);
+        self.evaluated = None;
+        self.finished = None;
+        self.failed = false;
     }
 
     /// Other weights take the place of those that are measured: all of it is measured anew.
@@ -126,28 +188,27 @@ impl Core {
         }
     }
 
-    /// As [`Core::close_round`], but its version is still to be evaluated, if it is due. Returns the version.
-    fn drop_round(&mut self, reason: CancelReason) -> Option<PolicyVersion> {
-        let round = self.round.take()?;
+    /// As [`Core::close_round`], but its version is still to be evaluated, if it is due. Returns the round, with what it
+    /// has not measured in its queues.
+    fn drop_round(&mut self, reason: CancelReason) -> Option<Round> {
+        let mut round = self.round.take()?;
         self.deadlines.clear(round.deadline, Due::Evaluation);
-        for rollout in round
-            .environments
-            .values()
-            .flat_map(|progress| progress.in_flight.keys())
-        {
-            let rollout = self.cancel(*rollout, reason);
-            rollout.end(Ended::Cancelled, &mut self.counters);
+        for (environment, progress) in &mut round.environments {
+            let in_flight: Vec<RolloutId> = progress.in_flight.keys().copied().collect();
+            for rollout in in_flight {
+                let rollout = self.cancel(rollout, reason);
+                rollout.end(Ended::Cancelled, &mut self.counters);
+            }
+            let whole = self.sites[environment.0 as usize].whole_groups;
+            let size = self.config.rollouts_per_group(*environment);
+            let held = progress.take_back(whole.then_some(size));
+            held.into_iter().for_each(|held| self.void_held(held));
         }
-        let held = round
-            .environments
-            .into_values()
-            .flat_map(|progress| progress.held);
-        held.for_each(|(_, held)| self.void_held(held));
-        Some(round.version)
+        Some(round)
     }
 
     /// Ends rollouts that were reported, of a group that did not end.
-    fn void_held(&mut self, held: Held) {
+    pub(super) fn void_held(&mut self, held: Held) {
         for (rollout, _) in held.scored {
             self.void(rollout, VoidReason::GroupIncomplete);
         }
@@ -156,14 +217,14 @@ impl Core {
     pub(super) fn evaluation_timed_out(&mut self) {
         let Some(round) = &self.round else { return };
         let (version, is_over) = (round.version, round.is_over());
-        let seconds = self.config.timeouts.evaluation.as_secs_f64();
+        let why = self.why_closed(round);
         if !self.ledger.is_of_this_trainer(version) {
             if is_over {
-                return self.wait_for_trainer();
+                return self.set_round_deadline(self.round_deadline(self.now));
             }
             let at = self.ledger.newest_trained();
             self.warn(format!(
-                "the evaluation of version {version} was given up after {seconds} s: the trainer went back, and is at \
+                "the evaluation of version {version} was given up {why}: the trainer went back, and is at \
                  version {at}; it begins anew when the trainer has published version {version} again"
             ));
             self.drop_round(CancelReason::Timeout);
@@ -186,140 +247,24 @@ impl Core {
             })
             .collect();
         self.warn(format!(
-            "the evaluation of version {version} was closed after {seconds} s with what it has: {} did not end",
+            "the evaluation of version {version} was closed {why} with what it has: {} did not end",
             late.join(", ")
         ));
         self.report_round();
         self.close_round(CancelReason::Timeout);
     }
 
-    /// Nothing is left to be measured, and what was found is kept: the trainer's next publication ends the round.
-    fn wait_for_trainer(&mut self) {
-        let deadline = self.now + self.config.timeouts.evaluation;
-        if let Some(round) = &mut self.round {
-            round.deadline = deadline;
-            self.deadlines.set(deadline, Due::Evaluation);
-        }
-    }
-
-    pub(super) fn evaluation_rollout_finished(&mut self, rollout: Box<Rollout>, outcome: &Outcome) {
-        let score = match rollout.score(outcome) {
-            Ok(score) => score,
-            Err(error) => return self.fail(rollout, &error),
-        };
-        let environment = rollout.environment;
-        let whole = self.sites[environment.0 as usize].whole_groups;
-        let Some(progress) = self.evaluating(environment) else {
-            rollout.end(Ended::Evaluated, &mut self.counters);
-            return;
-        };
-        progress.in_flight.remove(&rollout.id);
-        if whole {
-            let (group, example) = (rollout.group, rollout.example);
-            let held = progress.held.entry(group).or_default();
-            held.scored.push((rollout, score));
-            return self.count_whole_group(environment, group, example);
-        }
-        progress.score(rollout.example, score);
-        rollout.end(Ended::Evaluated, &mut self.counters);
-    }
-
-    /// Counts what is held of a group, once all of it has ended.
-    fn count_whole_group(
-        &mut self,
-        environment: EnvironmentId,
-        group: GroupId,
-        example: ExampleIndex,
-    ) {
-        let size = self.config.rollouts_per_group(environment);
-        let Some(progress) = self.evaluating(environment) else {
-            return;
-        };
-        if progress.held.get(&group).map(Held::ended) != Some(size) {
-            return;
-        }
-        let Held { scored, failed } = progress.held.remove(&group).unwrap_or_default();
-        failed
-            .into_iter()
-            .for_each(|kind| progress.fail(example, kind));
-        let mut ended = Vec::with_capacity(scored.len());
-        for (rollout, score) in scored {
-            progress.score(example, score);
-            ended.push(rollout);
-        }
-        for rollout in ended {
-            rollout.end(Ended::Evaluated, &mut self.counters);
-        }
-    }
-
-    /// Queues a group that is run whole once more, as this attempt says.
-    fn restart_evaluation_group(
-        &mut self,
-        environment: EnvironmentId,
-        attempt: Attempt,
-        reason: CancelReason,
-    ) {
-        let size = self.config.rollouts_per_group(environment);
-        let Some(progress) = self.evaluating(environment) else {
-            return;
-        };
-        let (siblings, held) = progress.restart(attempt, size);
-        self.losses.groups_restarted += 1;
-        for sibling in siblings {
-            let rollout = self.cancel(sibling, reason);
-            rollout.end(Ended::Cancelled, &mut self.counters);
-        }
-        self.void_held(held.unwrap_or_default());
-    }
-
-    pub(super) fn evaluation_rollout_failed(
-        &mut self,
-        rollout: Box<Rollout>,
-        error: &RolloutError,
-    ) {
-        let (id, environment, example) = (rollout.id, rollout.environment, rollout.example);
-        rollout.end(Ended::Failed, &mut self.counters);
-        let whole = self.sites[environment.0 as usize].whole_groups;
-        let Some(progress) = self.evaluating(environment) else {
-            return;
-        };
-        let Some(attempt) = progress.in_flight.remove(&id) else {
-            return;
-        };
-        match (Progress::after_failure(attempt), whole) {
-            (Some(again), false) => return progress.queue.push_front(again),
-            (Some(again), true) => {
-                let reason = CancelReason::GroupRestarted;
-                return self.restart_evaluation_group(environment, again, reason);
+    /// Which of its two limits a round has come to.
+    fn why_closed(&self, round: &Round) -> String {
+        let timeouts = &self.config.timeouts;
+        match timeouts.evaluation_progress {
+            Some(span) if self.now < round.since + timeouts.evaluation => {
+                format!(
+                    "after {} s in which it measured nothing",
+                    span.as_secs_f64()
+                )
             }
-            (None, false) => progress.fail(example, ErrorKind::of(error)),
-            (None, true) => {
-                let held = progress.held.entry(attempt.group).or_default();
-                held.failed.push(ErrorKind::of(error));
-                self.count_whole_group(environment, attempt.group, example);
-            }
-        }
-        let name = self.name(environment).to_owned();
-        let RolloutError { kind, message, .. } = error;
-        self.warn(format!(
-            "evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"
-        ));
-    }
-
-    pub(super) fn give_back_evaluation(&mut self, rollout: Box<Rollout>) {
-        let environment = rollout.environment;
-        let whole = self.sites[environment.0 as usize].whole_groups;
-        let id = rollout.id;
-        rollout.end(Ended::Cancelled, &mut self.counters);
-        let Some(progress) = self.evaluating(environment) else {
-            return;
-        };
-        let Some(attempt) = progress.in_flight.remove(&id) else {
-            return;
-        };
-        match whole {
-            true => self.restart_evaluation_group(environment, attempt, CancelReason::WorkerLost),
-            false => progress.queue.push_front(attempt),
+            _ => format!("after {} s", timeouts.evaluation.as_secs_f64()),
         }
     }
 }

@@ -2,9 +2,9 @@
 //! is not in the journal.
 
 use super::Core;
-use crate::config::Timeouts;
+use crate::config::Changes;
 use crate::deadlines::Due;
-use crate::effect::LeasedRollout;
+use crate::effect::{CancelReason, LeasedRollout};
 use crate::ids::*;
 use crate::turn::Turn;
 use std::sync::Arc;
@@ -184,7 +184,13 @@ impl Core {
     }
 
     /// A run that had come to its end goes on if it is given more steps.
-    pub(super) fn reconfigured(&mut self, max_steps: u64, timeouts: Timeouts) {
+    pub(super) fn reconfigured(&mut self, changes: Changes) {
+        changes.apply(&mut self.config);
+        let Changes {
+            max_steps,
+            timeouts,
+            ..
+        } = changes;
         if max_steps >= self.next_step.0 && !self.failed {
             self.finished = None;
         }
@@ -198,6 +204,20 @@ impl Core {
             worker.last_seen = self.now;
             self.deadlines
                 .set(self.now + self.config.timeouts.worker, due);
+        }
+        self.postpone_round();
+        self.give_back_beyond_limit();
+    }
+
+    /// Fewer may be in flight than there are: of those of the start before, whose workers are gone, the newest are handed
+    /// out later.
+    fn give_back_beyond_limit(&mut self) {
+        let limit = self.config.max_in_flight();
+        while self.rollouts.len() > limit
+            && let Some(newest) = self.rollouts.keys().next_back().copied()
+        {
+            let rollout = self.cancel(newest, CancelReason::WorkerLost);
+            self.give_back(rollout);
         }
     }
 

@@ -1,103 +1,118 @@
-//! What rewards by example say of the policy, and how sure that is.
+//! What rewards by example say of the policy.
 //!
-//! `avg@k` is the mean reward of k rollouts of an example, averaged over examples. `pass@k`, where every reward is 0 or 1, is
-//! the chance that one of k rollouts passes: of n of which c do, `1 - C(n - c, k) / C(n, k)` without bias (Chen et al.,
-//! arXiv:2107.03374), for k = 1, 2, 4, ... up to n.
-//!
-//! The interval is of 95 %, from the standard error of the mean over examples, whose rollouts are not independent of each
-//! other (Miller, arXiv:2411.00640); of one example there is none. Where the examples' scores are all alike that error is 0,
-//! which is no certainty: scores from 0 to 1 then have Wilson's interval (JASA 22:209, 1927) for a share of that many
-//! examples. It is wide enough for any scores within these bounds: none vary more about their mean than 0 and 1 do.
+//! `avg@n` is the mean reward of an example's n rollouts, averaged over examples. `pass@k` is the chance that one of k rollouts
+//! passes, with a reward of at least the environment's `pass_threshold`: of n of which c pass, `1 - C(n - c, k) / C(n, k)`
+//! without bias (Chen et al., arXiv:2107.03374), for k = 1, 2, 4, ... and n. Both are reported of every evaluation, whatever its
+//! rewards: a curve has the same points at each version. A rollout that failed has reward 0, and does not pass.
+//! How sure they are: [`super::interval`].
 
+use super::interval::{ends, mean};
 use crate::ids::ExampleIndex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-const NORMAL_95: f64 = 1.959_963_984_540_054;
+/// What ended of one example.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ended<'a> {
+    /// 0 for those that failed.
+    pub rewards: &'a [f64],
+    pub failed: usize,
+}
+
+/// How an environment is scored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rule {
+    /// Of each example, where all of them end.
+    pub rollouts: usize,
+    pub pass_threshold: f64,
+}
 
 /// By name; the ends of intervals as `<name>/low` and `<name>/high`.
-pub(super) fn scores(rewards: &BTreeMap<ExampleIndex, Vec<f64>>) -> BTreeMap<String, f64> {
+pub(super) fn scores(
+    examples: &BTreeMap<ExampleIndex, Ended<'_>>,
+    rule: Rule,
+) -> BTreeMap<String, f64> {
     let mut found = BTreeMap::new();
-    let Some(most) = rewards.values().map(Vec::len).max() else {
+    if examples.is_empty() {
         return found;
-    };
-    let means = rewards.values().map(|rewards| mean(rewards));
+    }
+    let bounded = examples
+        .values()
+        .flat_map(|example| example.rewards)
+        .all(|reward| (0.0..=1.0).contains(reward));
+    let means: Vec<f64> = examples
+        .values()
+        .map(|example| mean(example.rewards))
+        .collect();
     put(
         &mut found,
-        &format!("avg@{most}"),
-        &means.collect::<Vec<_>>(),
+        &format!("avg@{}", rule.rollouts),
+        &means,
+        bounded,
     );
-    let all = || rewards.values().flatten();
-    if all().all(|reward| *reward == 0.0 || *reward == 1.0) {
-        for k in std::iter::successors(Some(1), |k| Some(2 * k)).take_while(|k| *k <= most) {
-            // An example whose rollouts have not all ended in time says nothing of more than it has.
-            let enough = rewards.values().filter(|rewards| rewards.len() >= k);
-            let passes: Vec<f64> = enough.map(|rewards| pass(rewards, k)).collect();
-            put(&mut found, &format!("pass@{k}"), &passes);
+    for k in draws(rule.rollouts) {
+        // An example whose rollouts have not all ended in time says nothing of more than it has.
+        let enough = examples
+            .values()
+            .filter(|example| example.rewards.len() >= k);
+        let passes: Vec<f64> = enough
+            .map(|example| example.pass(k, rule.pass_threshold))
+            .collect();
+        if !passes.is_empty() {
+            put(&mut found, &format!("pass@{k}"), &passes, true);
         }
     }
     found
 }
 
-fn put(found: &mut BTreeMap<String, f64>, name: &str, by_example: &[f64]) {
-    let center = mean(by_example);
-    found.insert(name.to_owned(), center);
-    let count = by_example.len() as f64;
-    if by_example.len() < 2 {
-        return;
-    }
-    if let Some(score) = alike(by_example) {
-        let (low, high) = wilson(score, count);
+/// The powers of 2 up to `most`, and `most`.
+fn draws(most: usize) -> BTreeSet<usize> {
+    let powers = std::iter::successors(Some(1), |k| Some(2 * k)).take_while(|k| *k <= most);
+    powers.chain([most]).collect()
+}
+
+fn put(found: &mut BTreeMap<String, f64>, name: &str, by_example: &[f64], bounded: bool) {
+    found.insert(name.to_owned(), mean(by_example));
+    if let Some((low, high)) = ends(by_example, bounded) {
         found.insert(format!("{name}/low"), low);
         found.insert(format!("{name}/high"), high);
-        return;
     }
-    let squares = by_example.iter().map(|value| (value - center).powi(2));
-    let error = (squares.sum::<f64>() / (count - 1.0) / count).sqrt();
-    found.insert(format!("{name}/low"), center - NORMAL_95 * error);
-    found.insert(format!("{name}/high"), center + NORMAL_95 * error);
 }
 
-/// The score that all examples have, where it is from 0 to 1.
-fn alike(by_example: &[f64]) -> Option<f64> {
-    let first = *by_example.first()?;
-    let is_alike = by_example
-        .iter()
-        .all(|score| (score - first).abs() <= f64::EPSILON);
-    (is_alike && (0.0..=1.0).contains(&first)).then_some(first)
-}
-
-/// The ends of the score interval of a share of `count`.
-fn wilson(share: f64, count: f64) -> (f64, f64) {
-    let spread = NORMAL_95 * NORMAL_95 / count;
-    let center = (share + spread / 2.0) / (1.0 + spread);
-    let half = (spread * (share * (1.0 - share) + spread / 4.0)).sqrt() / (1.0 + spread);
-    // Rounding may reach beyond the bound that a share of 0 or 1 is.
-    ((center - half).max(0.0), (center + half).min(1.0))
-}
-
-/// Of at least one.
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// The chance that one of `k` of the rollouts, drawn without putting back, has passed.
-fn pass(rewards: &[f64], k: usize) -> f64 {
-    let failed = rewards.iter().filter(|reward| **reward == 0.0).count();
-    let none = |drawn: usize| failed.saturating_sub(drawn) as f64 / (rewards.len() - drawn) as f64;
-    1.0 - (0..k).map(none).product::<f64>()
+impl Ended<'_> {
+    /// The chance that one of `k` of the rollouts, drawn without putting back, has passed.
+    fn pass(&self, k: usize, threshold: f64) -> f64 {
+        let all = self.rewards.len();
+        let reached = self.rewards.iter().filter(|reward| **reward >= threshold);
+        let failures = if threshold <= 0.0 { self.failed } else { 0 };
+        let others = all - reached.count().saturating_sub(failures);
+        let none = |drawn: usize| others.saturating_sub(drawn) as f64 / (all - drawn) as f64;
+        1.0 - (0..k).map(none).product::<f64>()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(rewards: &[&[f64]]) -> BTreeMap<String, f64> {
+    fn of_threshold(
+        rewards: &[&[f64]],
+        rollouts: usize,
+        pass_threshold: f64,
+    ) -> BTreeMap<String, f64> {
         let numbered = rewards.iter().enumerate();
-        scores(
-            &numbered
-                .map(|(index, rewards)| (ExampleIndex(index as u32), rewards.to_vec()))
-                .collect(),
-        )
+        let examples = numbered.map(|(index, rewards)| {
+            let ended = Ended { rewards, failed: 0 };
+            (ExampleIndex(index as u32), ended)
+        });
+        let rule = Rule {
+            rollouts,
+            pass_threshold,
+        };
+        scores(&examples.collect(), rule)
+    }
+
+    fn of(rewards: &[&[f64]], rollouts: usize) -> BTreeMap<String, f64> {
+        of_threshold(rewards, rollouts, 1.0)
     }
 
     fn close(found: f64, expected: f64) {
@@ -107,9 +122,18 @@ mod tests {
         );
     }
 
+    fn plain(found: &BTreeMap<String, f64>) -> Vec<&str> {
+        let names = found.keys().map(String::as_str);
+        names.filter(|name| !name.contains('/')).collect()
+    }
+
     #[test]
     fn pass_at_k_is_the_share_of_all_draws_that_hold_a_pass() {
         let rewards = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
+        let ended = Ended {
+            rewards: &rewards,
+            failed: 2,
+        };
         for k in 1..=rewards.len() {
             let draws = (0_u32..1 << rewards.len()).filter(|draw| draw.count_ones() as usize == k);
             let (mut all, mut passed) = (0.0, 0.0);
@@ -118,73 +142,59 @@ mod tests {
                 let holds = |at: usize| draw >> at & 1 == 1 && rewards[at] == 1.0;
                 passed += f64::from(u8::from((0..rewards.len()).any(holds)));
             }
-            close(pass(&rewards, k), passed / all);
+            close(ended.pass(k, 1.0), passed / all);
         }
     }
 
     #[test]
-    fn rewards_of_zero_and_one_pass_others_are_averaged_only() {
-        let binary = of(&[&[1.0, 0.0, 0.0, 0.0], &[1.0, 1.0, 0.0, 0.0]]);
-        let names: Vec<&str> = binary.keys().map(String::as_str).collect();
-        let plain = ["avg@4", "pass@1", "pass@2", "pass@4"];
-        let expected: Vec<String> = plain
-            .iter()
-            .flat_map(|name| {
-                [
-                    name.to_string(),
-                    format!("{name}/high"),
-                    format!("{name}/low"),
-                ]
-            })
-            .collect();
-        assert_eq!(names, expected);
+    fn the_names_are_those_of_the_config_whatever_the_rewards_are() {
+        let binary = of(&[&[1.0, 0.0, 0.0, 0.0], &[1.0, 1.0, 0.0, 0.0]], 4);
+        assert_eq!(plain(&binary), ["avg@4", "pass@1", "pass@2", "pass@4"]);
+        assert_eq!(binary.len(), 12, "each with the ends of its interval");
         close(binary["avg@4"], 0.375);
         close(binary["pass@1"], 0.375);
         close(binary["pass@2"], (0.5 + 5.0 / 6.0) / 2.0);
         close(binary["pass@4"], 1.0);
-        let graded = of(&[&[0.5, 1.0], &[0.0, 1.0]]);
-        assert_eq!(graded.len(), 3);
-        close(graded["avg@2"], 0.625);
+        let graded = of(&[&[0.5, 1.0, 0.2], &[0.0, 0.9, 0.1]], 3);
+        assert_eq!(plain(&graded), ["avg@3", "pass@1", "pass@2", "pass@3"]);
+        close(graded["avg@3"], 0.45);
+        close(graded["pass@1"], 1.0 / 6.0);
+        close(graded["pass@3"], 0.5);
+        assert_eq!(plain(&of(&[&[1.0]], 1)), ["avg@1", "pass@1"]);
+        assert_eq!(of(&[&[1.0]], 1).len(), 2, "one example has no interval");
     }
 
     #[test]
-    fn the_interval_is_of_the_examples() {
-        // Means of 0.2, 0.4 and 0.6: a deviation of 0.2, an error of 0.2 / sqrt(3).
-        let found = of(&[&[0.2, 0.2], &[0.3, 0.5], &[0.5, 0.7]]);
-        let half = NORMAL_95 * 0.2 / 3.0_f64.sqrt();
-        close(found["avg@2/low"], 0.4 - half);
-        close(found["avg@2/high"], 0.4 + half);
-        assert_eq!(of(&[&[0.2, 0.6]]).len(), 1, "one example has no interval");
+    fn a_rollout_passes_at_the_threshold_and_never_where_it_failed() {
+        let rewards: &[&[f64]] = &[&[0.5, 0.4], &[0.7, 0.5]];
+        close(of_threshold(rewards, 2, 0.5)["pass@1"], 0.75);
+        close(of_threshold(rewards, 2, 0.6)["pass@1"], 0.25);
+        let penalised = Ended {
+            rewards: &[0.0, -1.0, 0.0, 0.0],
+            failed: 1,
+        };
+        close(penalised.pass(1, 0.0), 0.5);
+        close(penalised.pass(1, 1.0), 0.0);
     }
 
     #[test]
-    fn scores_that_are_all_alike_have_an_interval_too() {
-        // Of n alike, one end is the share itself, the other is z^2 / (n + z^2) away.
-        let away = NORMAL_95.powi(2) / (10.0 + NORMAL_95.powi(2));
-        let failed = of(&[&[0.0; 2][..]; 10]);
-        close(failed["pass@1"], 0.0);
-        close(failed["pass@1/low"], 0.0);
-        close(failed["pass@1/high"], away);
-        let passed = of(&[&[1.0; 2][..]; 10]);
-        close(passed["avg@2/low"], 1.0 - away);
-        close(passed["avg@2/high"], 1.0);
-        // As R's `prop.test(50, 100, correct = FALSE)` has it.
-        let halves = of(&[&[0.5][..]; 100]);
-        assert!((halves["avg@1/low"] - 0.403_831_5).abs() < 1e-6);
-        assert!((halves["avg@1/high"] - 0.596_168_5).abs() < 1e-6);
-        // Of scores beyond 0 and 1 nothing is known but that they were alike.
-        let beyond = of(&[&[3.0][..]; 4]);
-        close(beyond["avg@1/low"], 3.0);
-        close(beyond["avg@1/high"], 3.0);
+    fn rewards_beyond_0_and_1_have_an_interval_beyond_them() {
+        let found = of(&[&[0.0], &[3.0], &[2.5]], 1);
+        assert!(found["avg@1/low"] < 0.0 && found["avg@1/high"] > 3.0);
+        assert!(found["pass@1/low"] > 0.0 && found["pass@1/high"] <= 1.0);
+        // Means from 0 to 1 are no bound.
+        let found = of(&[&[-1.0, 2.0], &[-1.0, 1.5]], 2);
+        assert!(found["avg@2/low"] < 0.0);
     }
 
     #[test]
     fn examples_that_did_not_end_in_time_count_with_what_they_have() {
-        let found = of(&[&[1.0, 0.0], &[1.0]]);
+        let found = of(&[&[1.0, 0.0], &[1.0]], 2);
         close(found["avg@2"], 0.75);
         close(found["pass@1"], 0.75);
         close(found["pass@2"], 1.0);
         assert!(!found.contains_key("pass@2/low"), "of one example");
-        assert!(of(&[]).is_empty());
+        assert_eq!(plain(&of(&[&[1.0], &[0.0]], 2)), ["avg@2", "pass@1"]);
+        assert!(of(&[], 2).is_empty());
     }
 }

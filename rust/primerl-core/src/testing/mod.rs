@@ -43,6 +43,7 @@ pub fn config() -> Config {
             worker: Duration::from_secs(15),
             long_poll: Duration::from_secs(10),
             evaluation: Duration::from_secs(600),
+            evaluation_progress: None,
             weights: Duration::from_secs(300),
             teacher: Duration::from_secs(30),
         },
@@ -76,6 +77,7 @@ pub fn evaluation(name: &str, interval: Option<u64>) -> Environment {
         rollouts_per_example: 2,
         interval,
         base_model: true,
+        pass_threshold: Evaluation::usual_threshold(),
     };
     Environment {
         role: Role::Evaluate(evaluation),

@@ -107,6 +107,9 @@ impl Endpoint {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
+            if error.is_outage() {
+                self.outage.failed(&error);
+            }
             // Of many rollouts that are refused together, and again and again.
             if self.outage.is_news(Instant::now(), BETWEEN_WARNINGS) {
                 tracing::warn!(url = self.url, %error, attempt, "a request of another server failed");

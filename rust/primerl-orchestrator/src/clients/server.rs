@@ -49,6 +49,28 @@ impl EndpointError {
         matches!(self, EndpointError::Deadline { .. }) || (self.is_retryable() && !is_malformed)
     }
 
+    /// Nobody is let in: the key is not good any more, or the account is empty.
+    pub fn is_shut(&self) -> bool {
+        matches!(
+            self,
+            EndpointError::Status {
+                status: 401 | 402,
+                ..
+            }
+        )
+    }
+
+    /// Nobody is let in, or the model is gone; or it is this one request that the server will not have.
+    pub fn may_be_shut(&self) -> bool {
+        matches!(
+            self,
+            EndpointError::Status {
+                status: 403 | 404,
+                ..
+            }
+        )
+    }
+
     /// The request or the key is at fault, not the moment.
     pub fn is_refusal(&self) -> bool {
         matches!(self, EndpointError::Status { .. }) && !self.is_retryable()

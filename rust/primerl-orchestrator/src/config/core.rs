@@ -1,7 +1,7 @@
 //! The config as the core wants it.
 
 use super::{
-    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling, SamplingConfig,
+    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling, SamplingConfig, TimeoutsConfig,
     TruncatedSampling,
 };
 use primerl_core::Truncation;
@@ -12,6 +12,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
+
+/// A timeout that is none: the longest that may be given.
+const LONGEST_S: f64 = 366.0 * 86_400.0;
+/// A rollout, its second attempt, and what is between them.
+const ROLLOUTS_WITHOUT_PROGRESS: f64 = 3.0;
+
+impl TimeoutsConfig {
+    fn evaluation_progress_s(&self) -> f64 {
+        let usual = (ROLLOUTS_WITHOUT_PROGRESS * self.rollout_s).min(LONGEST_S);
+        self.evaluation_progress_s.unwrap_or(usual)
+    }
+}
 
 impl Config {
     /// What the core is told. Training environments come first: an environment's id is its index.
@@ -35,6 +47,7 @@ impl Config {
                 rollouts_per_example: environment.rollouts_per_example,
                 interval: environment.interval,
                 base_model: environment.base_model,
+                pass_threshold: environment.pass_threshold,
             }),
             ratio: 1.0,
             max_retries: 1,
@@ -69,7 +82,8 @@ impl Config {
                 rollout: seconds(self.timeouts.rollout_s),
                 worker: seconds(self.timeouts.worker_s),
                 long_poll: seconds(self.timeouts.long_poll_s),
-                evaluation: seconds(self.timeouts.evaluation_s),
+                evaluation: seconds(self.timeouts.evaluation_s.unwrap_or(LONGEST_S)),
+                evaluation_progress: Some(seconds(self.timeouts.evaluation_progress_s())),
                 weights: seconds(self.timeouts.weights_s),
                 teacher: seconds(self.teacher_patience_s()),
             },
@@ -202,5 +216,32 @@ pub fn flops_model(model: &Path) -> FlopsModel {
     FlopsModel {
         linear: 6.0 * parameters,
         quadratic: 6.0 * shape.num_hidden_layers * attention,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeouts(lines: &str) -> Timeouts {
+        let toml = format!(
+            "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n[timeouts]\n{lines}"
+        );
+        let config = Config::from_toml(&toml, "test").expect("is a config");
+        let flops = FlopsModel {
+            linear: 1.0,
+            quadratic: 0.0,
+        };
+        config.to_core(flops).timeouts
+    }
+
+    #[test]
+    fn an_evaluation_may_last_but_not_without_progress() {
+        let usual = timeouts("rollout_s = 100.0");
+        assert_eq!(usual.evaluation, Duration::from_secs_f64(LONGEST_S));
+        assert_eq!(usual.evaluation_progress, Some(Duration::from_secs(300)));
+        let given = timeouts("evaluation_s = 60.0\nevaluation_progress_s = 7.0");
+        assert_eq!(given.evaluation, Duration::from_secs(60));
+        assert_eq!(given.evaluation_progress, Some(Duration::from_secs(7)));
     }
 }

@@ -328,6 +328,9 @@ pub struct EvalEnvironment {
     pub interval: Option<u64>,
     #[serde(default = "yes")]
     pub base_model: bool,
+    /// A rollout with at least this reward has passed.
+    #[serde(default = "one_f64")]
+    pub pass_threshold: f64,
     #[serde(default)]
     pub sampling: EvalSamplingConfig,
     /// Who answers in place of the policy; `None`: the run's engines.
@@ -346,7 +349,11 @@ pub struct TimeoutsConfig {
     pub rollout_s: f64,
     pub worker_s: f64,
     pub long_poll_s: f64,
-    pub evaluation_s: f64,
+    /// `None`: an evaluation may last, as long as it measures something.
+    pub evaluation_s: Option<f64>,
+    /// An evaluation that training waits for is closed when it has measured nothing for this long; `None`: three times
+    /// `rollout_s`, in which a rollout that hangs and its second attempt have come to their end.
+    pub evaluation_progress_s: Option<f64>,
     pub engine_request_s: f64,
     pub engine_update_s: f64,
     /// The run fails when no engine answered for this long, after one had proved its weights.
@@ -363,7 +370,8 @@ impl Default for TimeoutsConfig {
             rollout_s: 600.0,
             worker_s: 15.0,
             long_poll_s: 10.0,
-            evaluation_s: 600.0,
+            evaluation_s: None,
+            evaluation_progress_s: None,
             engine_request_s: 300.0,
             engine_update_s: 120.0,
             no_engine_s: 60.0,

@@ -175,18 +175,24 @@ impl Config {
 
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
         let timeouts = &self.timeouts;
+        let unusual = [
+            ("evaluation_s", timeouts.evaluation_s),
+            ("evaluation_progress_s", timeouts.evaluation_progress_s),
+        ];
+        let unusual = unusual
+            .into_iter()
+            .filter_map(|(name, seconds)| Some((name, seconds?)));
         let all = [
             ("rollout_s", timeouts.rollout_s),
             ("worker_s", timeouts.worker_s),
             ("long_poll_s", timeouts.long_poll_s),
-            ("evaluation_s", timeouts.evaluation_s),
             ("engine_request_s", timeouts.engine_request_s),
             ("engine_update_s", timeouts.engine_update_s),
             ("no_engine_s", timeouts.no_engine_s),
             ("weights_s", timeouts.weights_s),
             ("trainer_s", timeouts.trainer_s),
         ];
-        for (name, seconds) in all {
+        for (name, seconds) in all.into_iter().chain(unusual) {
             // Who is silent between two heartbeats is not lost.
             let least = match name {
                 "worker_s" | "trainer_s" => 1.0,

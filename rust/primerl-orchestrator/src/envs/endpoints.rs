@@ -8,6 +8,7 @@ use super::wire::{
 };
 use crate::app::App;
 use crate::driver::LeaseReply;
+use crate::gateway::unanswered::name_unanswered;
 use crate::http::{ApiError, Wire};
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
@@ -16,7 +17,7 @@ use primerl_core::config::Role;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Heartbeats within one worker timeout: two may be lost.
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
@@ -280,6 +281,7 @@ pub async fn result(
         // The gateway's own word, whatever the worker says.
         body.outcome.refusal = open.refusal();
         open.allowance.mark(&mut body.outcome);
+        name_unanswered(&open, &mut body.outcome, Instant::now());
     }
     let accepted = app
         .driver

@@ -17,6 +17,7 @@
 //! | `prompt` | messages to the prompt's ids |
 //! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
 //! | `turn`, `live` | the engine's request, the record, and who waits for it |
+//! | `unanswered` | who did not answer a rollout whose time is up |
 //! | `events`, `text`, `body` | the answer on its way to the client |
 //! | `rollouts` | what is open, and what was recorded |
 
@@ -47,6 +48,7 @@ mod sampling;
 pub mod testing;
 mod text;
 mod turn;
+pub(crate) mod unanswered;
 
 pub use allowance::tighten;
 pub use count::{count_tokens, detokenize, tokenize};

@@ -9,6 +9,7 @@ use super::limits;
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
+use super::unanswered::Unanswered;
 use crate::clients::Endpoint;
 use crate::config::{RolloutLimits, Sampling};
 use crate::engines::Resident;
@@ -76,6 +77,8 @@ pub(super) struct RolloutState {
     pub keys: usize,
     /// Requests that are answered or were: a retry gets the answer again.
     pub attempts: Attempts<Arc<Live>>,
+    /// Those that it waits for, or has waited for in vain.
+    pub unanswered: Unanswered,
 }
 
 /// One conversation.

@@ -100,8 +100,18 @@ pub(super) fn room(
 
 /// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
 pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
-    let live = Arc::clone(&task.live);
+    let (live, number) = (Arc::clone(&task.live), task.attempt.number);
+    let began = Instant::now();
+    rollout.state.lock().unanswered.begin(number, began);
     let outcome = answer(&app, &rollout, &task).await;
+    let given_up = live.abandoned().is_cancelled() || rollout.over.is_cancelled();
+    {
+        let unanswered = &mut rollout.state.lock().unanswered;
+        match outcome.is_err() && given_up {
+            true => unanswered.abandoned(number),
+            false => unanswered.told(number),
+        }
+    }
     if let Err(error) = &outcome {
         rollout
             .note_refusal(&app, &task.prompt.session, error)

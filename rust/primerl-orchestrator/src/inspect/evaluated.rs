@@ -44,6 +44,8 @@ pub struct MeasuredRollout {
     pub truncated: bool,
     pub stop_condition: Option<String>,
     pub error: Option<RolloutError>,
+    /// What it counts as.
+    pub error_kind: Option<ErrorKind>,
     pub leased_s: f64,
     pub ended_s: f64,
     pub turns: Vec<MeasuredTurn>,
@@ -129,6 +131,7 @@ impl Seeker {
             metrics,
             truncated,
             stop_condition: stops.find_map(|trace| trace.stop_condition.clone()),
+            error_kind: error.as_ref().map(ErrorKind::of),
             error,
             leased_s: seconds(life.leased_at),
             ended_s: seconds(life.finished_at.unwrap_or(fate.at)),

@@ -352,3 +352,34 @@ fn a_group_that_an_evaluations_end_cuts_off_does_not_count() {
     }
     assert_eq!(reports(&effects), [(2, 0, 1.0)]);
 }
+
+#[test]
+fn a_whole_group_in_which_something_failed_is_measured_again_as_a_whole() {
+    let mut config = whole();
+    config.environments = vec![evaluation("evaluation", None)];
+    config.max_steps = 0;
+    let mut run = started(config);
+    for attempt in 0..2 {
+        let group = run.lease(0, 1);
+        assert_eq!((group.len(), groups(&group)), (2, vec![0]), "{attempt}");
+        run.fail(0, group[0].rollout);
+        if attempt == 1 {
+            run.report(0, group[1].rollout, outcome(0.25));
+        }
+    }
+    let others = |run: &mut Run| {
+        let mut effects = Vec::new();
+        loop {
+            let group = run.lease(0, 1);
+            if group.is_empty() {
+                return effects;
+            }
+            for leased in group {
+                effects.extend(run.report(0, leased.rollout, outcome(1.0)));
+            }
+        }
+    };
+    assert_eq!(reports(&others(&mut run)), [(6, 1, 4.25 / 6.0)]);
+    run.send(Event::MeasureAgain);
+    assert_eq!(reports(&others(&mut run)), [(6, 0, 1.0)]);
+}

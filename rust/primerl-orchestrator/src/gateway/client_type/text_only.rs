@@ -4,7 +4,7 @@
 use super::messages::chat_messages;
 use super::taught;
 use crate::app::App;
-use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError};
+use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
 use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
@@ -18,11 +18,20 @@ use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
 use primerl_render::Message;
 use serde_json::{Map, Value, json};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A rollout that waits for longer is named in the log.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// A slow server takes no longer for a token.
+const EACH_TOKEN: Duration = Duration::from_millis(100);
+/// Requests in a row that may be refused for what is in them: one, and the second attempt at it.
+const REFUSALS_OF_ONE: u32 = 2;
+/// Until a server that lets nobody in is asked again.
+const BETWEEN_REFUSALS: Duration = Duration::from_secs(5);
+/// After a silence has become too long, should it not have.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A prompt without ids: nobody here knows them.
 pub fn prompt(
@@ -151,7 +160,7 @@ pub async fn choice(
 
 /// An evaluation's rollout beside training fails with the server. Without its teacher no training rollout would come to an
 /// end, and a run that only evaluates would measure the outage: there the server is asked until the rollout's time is up,
-/// and one that answers nobody ends the run, which the same command goes on with.
+/// and one that answers nobody, or lets nobody in, ends the run, which the same command goes on with.
 async fn ask(
     app: &App,
     rollout: &Rollout,
@@ -163,35 +172,120 @@ async fn ask(
     let waiting_for = format!("an answer of {} ({})", endpoint.name(), endpoint.url());
     let waits = &app.telemetry.waits;
     let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
-    let limit = Duration::from_secs_f64(app.config.timeouts.no_engine_s);
     let pending = endpoint.outage().begin(Instant::now());
-    loop {
+    if !(rollout.is_taught() || app.core_config.only_evaluates()) {
         let asked = endpoint.ask(request, rollout.deadline);
-        let error = match turn::awaited(rollout, task, asked).await? {
-            Ok(answer) => {
-                pending.answered(Instant::now());
-                return Ok(answer);
+        return turn::awaited(rollout, task, asked)
+            .await?
+            .inspect(|_| pending.answered(Instant::now()))
+            .map_err(|error| {
+                if !error.is_outage() {
+                    pending.answered(Instant::now());
+                }
+                failed(app, rollout, endpoint, &error)
+            });
+    }
+    let outage = OutageOf {
+        app,
+        rollout,
+        endpoint,
+        pending: &pending,
+        limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
+        // One that has not failed may only be slow.
+        patience: EACH_TOKEN * request.max_completion_tokens,
+    };
+    let asked = async {
+        tokio::select! {
+            answer = outage.answer(request) => answer,
+            never = outage.is_watched() => match never {},
+        }
+    };
+    turn::awaited(rollout, task, asked).await?
+}
+
+/// A server that has to answer, while one request waits for it.
+struct OutageOf<'a> {
+    app: &'a App,
+    rollout: &'a Rollout,
+    endpoint: &'a Endpoint,
+    pending: &'a Pending<'a>,
+    /// Longest silence of a server of which requests fail.
+    limit: Duration,
+    /// And, where that is longer, of one of which none has.
+    patience: Duration,
+}
+
+impl OutageOf<'_> {
+    async fn answer(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, ApiError> {
+        loop {
+            let asked = self.endpoint.ask(request, self.rollout.deadline).await;
+            let error = match asked {
+                Ok(answer) => {
+                    self.pending.answered(Instant::now());
+                    return Ok(answer);
+                }
+                Err(error) => error,
+            };
+            let refused = || failed(self.app, self.rollout, self.endpoint, &error);
+            // A server may have reasons to refuse one request, and goes on answering others.
+            let is_shut = error.is_shut()
+                || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
+            if !error.is_outage() && !is_shut {
+                if !error.may_be_shut() {
+                    self.pending.answered(Instant::now());
+                }
+                return Err(refused());
             }
-            Err(error) => error,
-        };
-        let now = Instant::now();
-        if !error.is_outage() {
-            pending.answered(now);
+            self.pending.failed(&error);
+            self.end_if_silent(self.limit);
+            if matches!(error, EndpointError::Deadline { .. }) {
+                return Err(refused());
+            }
+            if is_shut {
+                tokio::time::sleep((self.limit / 8).min(BETWEEN_REFUSALS)).await;
+            }
         }
-        let is_waited_for = rollout.is_taught() || app.core_config.only_evaluates();
-        if !is_waited_for || !error.is_outage() {
-            return Err(failed(app, rollout, endpoint, &error));
+    }
+
+    /// Looks whether the server answers anybody, also while no request fails.
+    async fn is_watched(&self) -> Infallible {
+        loop {
+            let limit = self.longest_silence();
+            let left = limit.saturating_sub(self.pending.silence(Instant::now()));
+            tokio::time::sleep(left + LOOK_AGAIN).await;
+            self.end_if_silent(self.longest_silence());
         }
-        let who = match rollout.is_taught() {
+    }
+
+    fn longest_silence(&self) -> Duration {
+        match self.pending.last() {
+            Some(_) => self.limit,
+            None => self.limit.max(self.patience),
+        }
+    }
+
+    fn end_if_silent(&self, limit: Duration) {
+        let endpoint = self.endpoint;
+        let who = match self.rollout.is_taught() {
             true => "the teacher",
             false => "the server that is measured",
         };
         let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
-        if let Some(end) = pending.given_up(now, limit, who, endpoint.name(), &error) {
-            app.failures.fail(end);
-        }
-        if matches!(error, EndpointError::Deadline { .. }) {
-            return Err(failed(app, rollout, endpoint, &error));
+        // `primerl eval` has a key of its own for it.
+        let key = match self.app.core_config.only_evaluates() {
+            true => "timeouts.outage_s",
+            false => "timeouts.no_engine_s",
+        };
+        let last = self.pending.last().unwrap_or_else(|| {
+            format!("it takes requests and says nothing (raise {key} if its answers take so long)")
+        });
+        let now = Instant::now();
+        let end = self
+            .pending
+            .given_up(now, limit, who, endpoint.name(), &last);
+        // Others that wait for it have seen the same.
+        if let (Some(end), None) = (end, self.app.failures.get()) {
+            self.app.failures.fail(end);
         }
     }
 }

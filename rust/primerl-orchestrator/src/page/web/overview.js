@@ -31,6 +31,9 @@ function interval(evaluation) {
   return name ? `${short(evaluation[name])} to ${short(evaluation[name.replace("low", "high")])}` : "–";
 }
 
+// Scores of one that was closed before its end are of the fast examples.
+const ended = (one) => one.complete === false ? `incomplete: ${whole(one.rollouts)} of ${whole(one.expected)}` : whole(one.rollouts);
+
 /** Title, and which columns it shows of those there are. */
 const CHARTS = [
   ["Reward", byEnvironment("reward")],
@@ -178,7 +181,7 @@ export class Overview {
     const failed = (one) => Object.entries(one.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
     const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {}), ...failed(one)].map(([name, value]) => `${name} ${short(value)}`).join("  ");
     const rows = evaluations.slice(-12).reverse().map((one) => [
-      one.environment, one.model ?? (this.evaluates ? "the checkpoint" : `v${versionOf(one)}`), { right: short(one.mean_reward) }, { right: interval(one) }, { right: whole(one.rollouts) }, { right: whole(one.failed) }, metrics(one)]);
+      one.environment, one.model ?? (this.evaluates ? "the checkpoint" : `v${versionOf(one)}`), { right: short(one.mean_reward) }, { right: interval(one) }, { right: ended(one) }, { right: whole(one.failed) }, metrics(one)]);
     replace(this.evaluations, el("h2", { text: "Evaluations" }),
       table(["environment", "measured", { right: "reward" }, { right: "95 % interval" }, { right: "rollouts" }, { right: "failed" }, "metrics"], rows));
   }

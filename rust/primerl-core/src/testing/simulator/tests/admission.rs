@@ -85,6 +85,7 @@ fn neither_training_nor_evaluation_starves_where_there_is_little_room() {
             rollouts_per_example: 2,
             interval: Some(2),
             base_model: true,
+            pass_threshold: 1.0,
         });
         let base = roomy(Config {
             seed,

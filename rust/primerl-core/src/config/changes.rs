@@ -1,0 +1,53 @@
+//! What of a run's config may be other at a later start.
+
+use super::{Config, Role, Timeouts};
+use crate::ids::EnvironmentId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What is so now, of all that may change: it says when and for how long, never what is trained or measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    pub max_steps: u64,
+    pub timeouts: Timeouts,
+    /// How often each environment is evaluated; those that are left out stay as they are.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub intervals: BTreeMap<EnvironmentId, Option<u64>>,
+    /// Of a run that only evaluates: rollouts at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_size: Option<u32>,
+}
+
+impl Changes {
+    /// From a run's config to that of its next start; `None` where all is as it was.
+    pub fn between(before: &Config, now: &Config) -> Option<Changes> {
+        let of = |config: &Config| Changes {
+            max_steps: config.max_steps,
+            timeouts: config.timeouts.clone(),
+            intervals: config
+                .environment_ids()
+                .filter_map(|(id, environment)| match &environment.role {
+                    Role::Evaluate(evaluation) => Some((id, evaluation.interval)),
+                    Role::Train => None,
+                })
+                .collect(),
+            batch_size: config.only_evaluates().then_some(config.batch_size),
+        };
+        let (before, now) = (of(before), of(now));
+        (before != now).then_some(now)
+    }
+
+    /// Takes over all but the steps and the timeouts, on which more depends.
+    pub(crate) fn apply(&self, config: &mut Config) {
+        for (id, interval) in &self.intervals {
+            if let Some(environment) = config.environments.get_mut(id.0 as usize)
+                && let Role::Evaluate(evaluation) = &mut environment.role
+            {
+                evaluation.interval = *interval;
+            }
+        }
+        if let (Some(batch_size), true) = (self.batch_size, config.only_evaluates()) {
+            config.batch_size = batch_size;
+        }
+    }
+}
