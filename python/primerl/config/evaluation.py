@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from primerl.config.base import Name, RolloutLog, Seconds, Section, Seed, check_dry_run
 from primerl.config.client import Client
 from primerl.config.environment import Environment, Workers
-from primerl.config.environment_checks import check_distinct
+from primerl.config.environment_checks import check_distinct, check_rollout_times
 from primerl.config.orchestrator import Parsers
 from primerl.config.rl import RunInference
 
@@ -31,6 +31,9 @@ class MeasuredEnvironment(Environment, Workers):
     """Sampling temperature; 0 is greedy."""
     rollout_max_tokens: PositiveInt | None = None
     """Tokens sampled in a whole rollout, over all its turns."""
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is given up; at most, and where it is left out,
+    `timeouts.rollout_s`."""
 
 
 class EvalTimeouts(Section):
@@ -147,6 +150,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        check_rollout_times(self.timeouts.rollout_s, self.env)
         for entry in self.env:
             longest = entry.max_tokens or self.max_tokens
             if self.seq_len is not None and longest >= self.seq_len:

@@ -45,6 +45,7 @@ pub fn config() -> Config {
             evaluation: Duration::from_secs(600),
             weights: Duration::from_secs(300),
             teacher: Duration::from_secs(30),
+            rollout_of: Vec::new(),
         },
         flops: FlopsModel {
             linear: 1.0,
