@@ -42,7 +42,7 @@ impl Pulse {
 
     pub fn turned(&self) {
         let mut beat = self.beat.lock();
-        let was_blocked = beat.turned.elapsed() >= BLOCKED_AFTER.into();
+        let was_blocked = beat.turned.elapsed() >= Duration::from(BLOCKED_AFTER);
         *beat = Beat {
             turned: Instant::now(),
             held: Held::default(),
