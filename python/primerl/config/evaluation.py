@@ -100,7 +100,8 @@ class EvalConfig(Section):
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
     restarts: NonNegativeInt = 5
-    """How often a process that was killed is started again within ten minutes."""
+    """How often a process that was killed is started again within ten minutes, or an env worker that exited by itself
+    once it had begun to work."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does, and no config and no log has them."""

@@ -7,7 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from primerl.config.base import NAME_LENGTH, NAME_PATTERN, Name, Section, Seed, check_dry_run, check_whole_groups
+from primerl.config.base import (
+    NAME_LENGTH,
+    NAME_PATTERN,
+    Name,
+    Seconds,
+    Section,
+    Seed,
+    check_dry_run,
+    check_whole_groups,
+)
 from primerl.config.environment import Interpreter, Limits, validation_label
 from primerl.config.orchestrator import Buffer
 from primerl.config.tailscale import Tailscale
@@ -111,6 +120,9 @@ class HostedSource(Section):
     """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
     python: Interpreter | None = None
     """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
+    rollout_s: Seconds | None = None
+    """Ours: a rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it
+    is left out, 600."""
     limits: Limits = Limits()
 
     @property
