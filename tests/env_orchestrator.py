@@ -87,6 +87,8 @@ class Orchestrator:
     whole_groups: bool = False
     """As the worker that registered last has asked."""
     refuse: web.Response | None = None
+    blocked: str | None = None
+    """Why workers that were forgotten have to end: what blocks them."""
     config: dict[str, Any] = field(default_factory=dict)
     """What workers that join are told."""
 
@@ -204,6 +206,8 @@ class Orchestrator:
                 return refusal(self.refuse.status, self.refuse.text or "", "refused")
             with self._changed:
                 if "worker" in body and body["worker"] not in self._workers:
+                    if self.blocked is not None:
+                        return refusal(410, self.blocked, "worker_blocked")
                     return refusal(410, f"worker {body['worker']} is unknown", "worker_unknown")
             packed = msgpack.packb(await answer(body))
             with self._changed:

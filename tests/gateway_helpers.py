@@ -54,7 +54,7 @@ class Gateway:
         return httpx.post(f"{self.base_url}/{path}", json=body, headers=headers, timeout=PATIENCE_S)
 
     def turns(self) -> dict[str, int]:
-        """Recorded turns by how their prompts were made, such as `Extended`."""
+        """Recorded turns by how their prompts were made, such as `extended`."""
         metrics = httpx.get(f"{self.orchestrator.url}/metrics").text
         lines = [line for line in metrics.splitlines() if line.startswith("primerl_turns_total")]
         return {line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in lines}

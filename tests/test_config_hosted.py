@@ -153,6 +153,17 @@ def test_limits_are_those_of_the_full_form() -> None:
         compiled(env=[{"id": "a", "limits": {"time_s": 1e6}}])
 
 
+def test_a_time_limit_of_an_environment_is_that_of_the_full_form() -> None:
+    measured = {"env": [{"id": "b", "rollout_s": 30.0}]}
+    orchestrator = compiled(env=[{"id": "a", "rollout_s": 60.0}, {"id": "c"}], eval=measured, val={}).orchestrator
+    assert [env.rollout_s for env in orchestrator.train.env] == [60.0, None]
+    assert {env.label: env.rollout_s for env in orchestrator.eval.env} == {"a-val": 60.0, "c-val": None, "b": 30.0}
+    with pytest.raises(ValueError, match=r"rollout_s \(1000\) of environment 'a' is above timeouts.rollout_s \(600\)"):
+        compiled(env=[{"id": "a", "rollout_s": 1000.0}])
+    with pytest.raises(ValueError, match=r"limits.time_s \(60\) of environment 'a' is not below its rollout_s \(60\)"):
+        compiled(env=[{"id": "a", "rollout_s": 60.0, "limits": {"time_s": 60.0}}])
+
+
 def test_the_table_of_keys_is_whole() -> None:
     from primerl.config.hosted import compile as compiler
 

@@ -188,7 +188,7 @@ def test_an_edited_history_forks_and_its_past_is_trained_once(group: Group) -> N
         assert again.final_output == "Home again."
 
     run_both(group, run)
-    assert group.gateway.turns()["HistoryEdited"] == 2
+    assert group.gateway.turns()["history_edited"] == 2
     # The second is the edited history with its answer; what it repeats of the first is context there.
     assert [len(samples) for samples in group.samples()] == [2, 2]
 
@@ -201,7 +201,7 @@ def test_a_conversation_that_goes_on_in_two_ways(group: Group) -> None:
             await Runner.run(agent(model), asked, run_config=UNTRACED)
 
     run_both(group, run)
-    assert group.gateway.turns() == {"FirstTurn": 2, "Extended": 8}
+    assert group.gateway.turns() == {"first_turn": 2, "extended": 8}
     assert [len(samples) for samples in group.samples()] == [2, 2]
 
 

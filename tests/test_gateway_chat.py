@@ -87,7 +87,7 @@ def test_several_choices_stops_and_logprobs(client: openai.OpenAI) -> None:
 def test_a_conversation_extends_however_answers_come_back(served: Gateway) -> None:
     rollout = served.another_rollout()
     with openai.OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"]) as client:
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
         messages = [
             {"role": "user", "content": "Hello"},
@@ -96,7 +96,7 @@ def test_a_conversation_extends_however_answers_come_back(served: Gateway) -> No
         ]
         answer = client.chat.completions.create(model="m", messages=messages, max_tokens=50)  # type: ignore[arg-type]
         assert answer.choices[0].message.content == "Once more."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_retries_get_the_same_answer_and_repeats_another(served: Gateway) -> None:

@@ -75,13 +75,13 @@ def test_a_conversation_extends_what_the_engine_renders(served: Gateway) -> None
         first = ask(agent, messages)
         assert first.choices[0].message.content == "Hi there, how are you?"
         assert prompt_of(first) == served.renderer.render(messages)
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "Again"}]
         second = ask(agent, messages)
         assert second.choices[0].message.content == "Once more."
         recorded = prompt_of(first) + sampled_of(first)
         assert prompt_of(second)[: len(recorded)] == recorded
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_tools_are_rendered_by_the_engine_and_parsed_here(served: Gateway) -> None:
@@ -92,11 +92,11 @@ def test_tools_are_rendered_by_the_engine_and_parsed_here(served: Gateway) -> No
         message = answer.choices[0].message
         assert answer.choices[0].finish_reason == "tool_calls"
         assert [call.function.name for call in message.tool_calls] == ["get_weather"]
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
         messages += [message.model_dump(exclude_none=True), result]
         assert ask(agent, messages, tools=TOOLS).choices[0].message.content == "Sun."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_a_template_that_drops_thinking_forks_with_the_reason(mock_binary: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_template_that_drops_thinking_forks_with_the_reason(mock_binary: Path,
         second = ask(agent, messages)
         # What the engine was given, not what we would have given it.
         assert prompt_of(second) == served.renderer.render(messages)
-        assert served.turns() == {"FirstTurn": 1, "PrefixDiffers": 1}
+        assert served.turns() == {"first_turn": 1, "prefix_differs": 1}
 
 
 def test_streams_stops_and_alternatives(served: Gateway) -> None:

@@ -77,7 +77,7 @@ def test_asynchronous(served: Gateway) -> None:
 def test_ids_in_and_out_extend(served: Gateway) -> None:
     rollout = served.another_rollout()
     with openai.OpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"]) as client:
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         ids = served.renderer.encode(PROMPT)
         wanted = {"return_token_ids": True}
         first = client.completions.create(model="m", prompt=ids, extra_body=wanted).to_dict()
@@ -86,7 +86,7 @@ def test_ids_in_and_out_extend(served: Gateway) -> None:
         more = served.renderer.encode(f"\n<|im_start|>user\nAgain{QWEN_PROMPT_END}")
         prompt = [*ids, *choice["token_ids"], *more]
         assert client.completions.create(model="m", prompt=prompt).choices[0].text == "Once more."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_refusals_name_their_field(client: openai.OpenAI) -> None:

@@ -160,7 +160,7 @@ def test_calls_whose_arguments_were_written_anew(scene: Scene, rewrite: Callable
     call["id"] = "call_1"
     assert scene.ask([*messages, answer, tool("sun")], tools=TOOLS)["content"].strip() == "Go there."
     scene.check_extends(1, 0)
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 1}
     scene.finish(trained=1)
 
 
@@ -241,14 +241,14 @@ def test_thinking_blocks(scene: Scene) -> None:
 def test_other_reasoning_is_another_answer(scene: Scene) -> None:
     answer = scene.ask([user("And then?")])
     scene.ask([user("And then?"), {**answer, "reasoning_content": "Abroad."}, user("Say more.")])
-    assert scene.prompts() == {"FirstTurn": 1, "HistoryEdited": 1}
+    assert scene.prompts() == {"first_turn": 1, "history_edited": 1}
     scene.finish(trained=2)
 
 
 def test_the_system_prompt_changes(scene: Scene) -> None:
     answer = scene.ask([SYSTEM, user("And then?")])
     scene.ask([{**SYSTEM, "content": "It is Monday."}, user("And then?"), answer, user("Say more.")])
-    assert scene.prompts() == {"FirstTurn": 1, "HistoryEdited": 1}
+    assert scene.prompts() == {"first_turn": 1, "history_edited": 1}
     scene.finish(trained=2)
 
 
@@ -261,7 +261,7 @@ def test_a_history_is_edited(scene: Scene, place: int) -> None:
     edited = [dict(message) for message in messages]
     edited[place + 1]["content"] = "Something else."
     scene.ask([*edited, user("And then?")])
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 1, "HistoryEdited": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 1, "history_edited": 1}
     scene.finish(trained=2)
 
 
@@ -272,7 +272,7 @@ def test_a_history_is_compacted(scene: Scene) -> None:
     compacted = [SYSTEM, user(f"Before: {summary['content']}. Say more.")]
     compacted.append(scene.ask(compacted))
     scene.ask([*compacted, user("And then?")])
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 2, "NewConversation": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 2, "new_conversation": 1}
     scene.check_extends(1, 0)
     scene.check_extends(3, 2)
     scene.finish(trained=2)
@@ -283,7 +283,7 @@ def test_tools_change_between_turns(scene: Scene) -> None:
     messages = [user("And then?"), answer, user("Say more.")]
     messages.append(scene.ask(messages, tools=TOOLS[:1]))
     scene.ask([*messages, user("And then?")], tools=TOOLS[:1])
-    assert scene.prompts() == {"FirstTurn": 1, "ToolsChanged": 1, "Extended": 1}
+    assert scene.prompts() == {"first_turn": 1, "tools_changed": 1, "extended": 1}
     scene.check_extends(2, 1)
     scene.finish(trained=2)
 
@@ -293,7 +293,7 @@ def test_sub_agents_take_turns_on_one_url(scene: Scene) -> None:
     for _ in range(3):
         for messages in conversations:
             messages += [scene.ask(messages), user("Say more.")]
-    assert scene.prompts() == {"FirstTurn": 1, "NewConversation": 2, "Extended": 6}
+    assert scene.prompts() == {"first_turn": 1, "new_conversation": 2, "extended": 6}
     for later in range(3, 9):
         scene.check_extends(later, later - 3)
     scene.finish(trained=3)
@@ -313,7 +313,7 @@ def test_branches_at_a_time_from_one_prefix(scene: Scene, named: bool) -> None:
     # Each goes on by itself, the last first.
     for question, answer in reversed(list(zip(questions, branches, strict=True))):
         scene.ask([*root, user(question), answer, user("Compress.")], headers=headers)
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 12}
+    assert scene.prompts() == {"first_turn": 1, "extended": 12}
     scene.finish(trained=6)
 
 
@@ -323,7 +323,7 @@ def test_an_answer_that_was_cut_is_closed(scene: Scene) -> None:
     assert choice["finish_reason"] == "length"
     scene.ask([user("Say more."), choice["message"], user("And then?")])
     scene.check_extends(1, 0, closed=False)
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 1}
     scene.finish(trained=1)
 
 
@@ -346,7 +346,7 @@ def test_an_aborted_turn_leaves_nothing_behind(scene: Scene) -> None:
     assert scene.seen() == []
     answer_ = scene.ask([user("Say more.")])
     scene.ask([user("Say more."), answer_, user("And then?")])
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 1}
     scene.finish(trained=1)
 
 
@@ -388,7 +388,7 @@ def test_requests_out_of_order(scene: Scene) -> None:
     scene.ask([*trail[:3], user("Talk plainly.")])
     scene.ask([*trail[:5], user("Talk plainly.")])
     scene.ask(trail)
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 5}
+    assert scene.prompts() == {"first_turn": 1, "extended": 5}
     for later, earlier in [(1, 0), (2, 1), (3, 0), (4, 1), (5, 2)]:
         scene.check_extends(later, earlier)
     scene.finish(trained=3)
@@ -401,7 +401,7 @@ def test_several_conversations_on_one_url(scene: Scene) -> None:
     for _ in range(3):
         for headers, messages in zip(sessions, conversations, strict=True):
             messages += [scene.ask(messages, headers=headers), user("Say more.")]
-    assert scene.prompts() == {"FirstTurn": 2, "Extended": 4}
+    assert scene.prompts() == {"first_turn": 2, "extended": 4}
     for later in range(2, 6):
         scene.check_extends(later, later - 2)
     scene.finish(trained=2)
@@ -442,7 +442,7 @@ def test_bytes_that_are_no_characters(scene: Scene) -> None:
         if turn:
             scene.check_extends(turn, turn - 1, closed=scene.seen()[turn - 1].token_ids[-1] == scene.stop)
     assert any("\ufffd" in str(message["content"]) for message in messages)
-    assert scene.prompts() == {"FirstTurn": 1, "Extended": 5}
+    assert scene.prompts() == {"first_turn": 1, "extended": 5}
     scene.finish(trained=1)
 
 

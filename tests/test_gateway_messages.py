@@ -140,14 +140,14 @@ def test_a_conversation_extends_with_the_sdks_own_blocks(served: Gateway) -> Non
             "system": [{"type": "text", "text": "Be kind.", "cache_control": None}],
             "tools": [TOOL],
         }
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         first = client.messages.create(**ask("Hello", **fields))
         messages = [user("Hello"), {"role": "assistant", "content": first.content}, user("Again")]
         counted = client.messages.count_tokens(model="m", messages=messages, **fields)
         with client.messages.stream(model="m", max_tokens=50, messages=messages, **fields) as stream:
             second = stream.get_final_message()
         assert text_of(second) == "Once more."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
         assert counted.input_tokens == second.usage.input_tokens
         # The same answer in other shapes: as text, as a dump with its nulls.
         for content in (text_of(first), [block.model_dump() for block in first.content]):
@@ -156,19 +156,19 @@ def test_a_conversation_extends_with_the_sdks_own_blocks(served: Gateway) -> Non
             client.messages.create(model="m", max_tokens=50, messages=messages, **fields)
         messages += [{"role": "assistant", "content": second.content}, user("Hello")]
         client.messages.create(model="m", max_tokens=50, messages=messages, **fields)
-        assert served.turns()["Extended"] == before + 4
+        assert served.turns()["extended"] == before + 4
 
 
 def test_an_empty_answer_is_extended(served: Gateway) -> None:
     rollout = served.another_rollout()
     root = rollout["base_url"].removesuffix("/v1")
     with anthropic.Anthropic(base_url=root, api_key=rollout["api_key"]) as client:
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         first = client.messages.create(**ask("Nothing"))
         assert first.content == []
         messages = [user("Nothing"), {"role": "assistant", "content": first.content}, user("Again")]
         assert text_of(client.messages.create(model="m", max_tokens=50, messages=messages)) == "Once more."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_histories_with_tools_and_thinking(served: Gateway, client: anthropic.Anthropic) -> None:

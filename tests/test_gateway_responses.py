@@ -46,7 +46,7 @@ def client(served: Gateway, request: pytest.FixtureRequest) -> Iterator[openai.O
 
 
 def extended(served: Gateway) -> int:
-    return served.turns().get("Extended", 0)
+    return served.turns().get("extended", 0)
 
 
 def posted(client: openai.OpenAI, **body: Any) -> httpx.Response:

@@ -77,7 +77,7 @@ def test_a_tool_conversation_extends(served: Gateway, echo: str) -> None:
         messages += [final.model_dump(exclude_none=True), {"role": "user", "content": "And tomorrow?"}]
         assert ask(agent, messages).choices[0].message.content == "Rain."
         after = served.turns()
-        assert after["Extended"] - before.get("Extended", 0) == 2, (before, after)
+        assert after["extended"] - before.get("extended", 0) == 2, (before, after)
 
 
 def test_streamed_calls_are_those_of_the_whole_answer(served: Gateway) -> None:
@@ -128,7 +128,7 @@ def test_anthropics_sdk_goes_through_the_same_conversation(served: Gateway) -> N
     tools: Any = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
     with anthropic.Anthropic(base_url=base_url, api_key=rollout["api_key"]) as agent:
         messages: list[Any] = [{"role": "user", "content": "Weather?"}]
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         with agent.messages.stream(model="m", max_tokens=150, messages=messages, tools=tools) as stream:
             answer = stream.get_final_message()
         assert answer.stop_reason == "tool_use"
@@ -143,14 +143,14 @@ def test_anthropics_sdk_goes_through_the_same_conversation(served: Gateway) -> N
         final = agent.messages.create(model="m", max_tokens=150, messages=messages, tools=tools)
         assert [block.type for block in final.content] == ["thinking", "text"]
         assert final.content[-1].text == "Sun at noon."  # type: ignore[union-attr]
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_responses_go_through_the_same_conversation(served: Gateway, stored: bool) -> None:
     tools: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
     with client(served) as agent:
-        before = served.turns().get("Extended", 0)
+        before = served.turns().get("extended", 0)
         first = agent.responses.create(model="m", input="Weather?", tools=tools)
         assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
         calls = [item for item in first.output if item.type == "function_call"]
@@ -164,7 +164,7 @@ def test_responses_go_through_the_same_conversation(served: Gateway, stored: boo
             items: list[Any] = [{"role": "user", "content": "Weather?"}, *first.output, *results]
             final = agent.responses.create(model="m", input=items, tools=tools)
         assert final.output_text == "Sun at noon."
-        assert served.turns()["Extended"] == before + 1
+        assert served.turns()["extended"] == before + 1
 
 
 def test_streamed_responses_carry_calls(served: Gateway) -> None:

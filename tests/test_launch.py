@@ -26,7 +26,7 @@ from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
 from primerl.launch import ending, preflight, preflight_model, summary
 from primerl.launch import run as launch_run
-from primerl.launch.console import Console, line
+from primerl.launch.console import Console, failures, line
 from primerl.launch.guard import MARK, marked
 from primerl.launch.processes import Process, Processes, tail
 from primerl.launch.run import Launcher
@@ -242,7 +242,7 @@ STATUS: dict[str, Any] = {
     "trainer": {"last_seen_s": 0.2},
     "waits": [
         {"who": "trainer", "for": "step 13: 2 of 8 groups ready", "since_s": 3.6, "deadline_s": 6.4},
-        {"who": "worker 1", "for": "a lease", "since_s": 5.2, "deadline_s": 4.8},
+        {"who": "worker env_reverse_0", "for": "a lease", "since_s": 5.2, "deadline_s": 4.8, "usual": True},
     ],
 }
 
@@ -400,12 +400,15 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     return launcher, processes
 
 
-def test_rollouts_of_a_killed_worker_are_handed_out_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "how"), [(-9, "was killed by SIGKILL"), (7, "exited with code 7")])
+def test_rollouts_of_a_worker_that_ended_are_handed_out_at_once(
+    code: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher, processes = launcher_of_three(tmp_path, monkeypatch)
     described = launcher.described["env"]
-    described.config = EnvWorkerConfig.model_construct(worker_name="task-0")  # type: ignore[misc]
+    described.config = EnvWorkerConfig.model_construct(worker_name="env_task_0")  # type: ignore[misc]
     killed = processes.by_name["env"]
-    workers = [{"worker": 4, "name": f"task-0:{killed.pid + 1}"}, {"worker": 5, "name": f"task-0:{killed.pid}"}]
+    workers = [{"worker": 4, "name": f"env_task_0:{killed.pid + 1}"}, {"worker": 5, "name": f"env_task_0:{killed.pid}"}]
     told = []
 
     class Orchestrator(BaseHTTPRequestHandler):
@@ -415,7 +418,7 @@ def test_rollouts_of_a_killed_worker_are_handed_out_at_once(tmp_path: Path, monk
         def do_POST(self) -> None:
             assert self.headers["Content-Type"] == "application/json"
             told.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self._answer({})
+            self._answer({"rollouts": [{"rollout": 12, "example": 3}, {"rollout": 14, "example": 0}]})
 
         def _answer(self, content: dict[str, Any]) -> None:
             body = json.dumps(content).encode()
@@ -427,10 +430,12 @@ def test_rollouts_of_a_killed_worker_are_handed_out_at_once(tmp_path: Path, monk
     with ThreadingHTTPServer(("127.0.0.1", 0), Orchestrator) as server:
         threading.Thread(target=server.serve_forever).start()
         launcher.orchestrator.url = f"http://127.0.0.1:{server.server_port}"
-        end(launcher, processes, "env", -9)
+        end(launcher, processes, "env", code)
         server.shutdown()
-    assert told == [("/envs/leave", {"worker": 5})]
+    assert told == [("/envs/leave", {"worker": 5, "reason": how})]
     assert processes.by_name["env"] is not killed
+    said = launcher.console.output.getvalue()
+    assert f"env {how}; it ran rollout 12 (example 3), rollout 14 (example 0); it is started again" in said
 
 
 def end(launcher: Launcher, processes: Any, name: str, code: int) -> None:
@@ -551,11 +556,24 @@ def test_progress_is_any_sign_of_work() -> None:
     assert progress.since == 3.0
 
 
-def test_waits_are_told_longest_first() -> None:
+def test_who_has_nothing_to_do_holds_nobody_up() -> None:
     trainer = "trainer waits for step 13: 2 of 8 groups ready (4 s)"
-    assert waits(STATUS) == ["worker 1 waits for a lease (5 s)", trainer]
+    assert waits(STATUS) == [trainer, "worker env_reverse_0 waits for a lease (5 s)"]
     assert longest_wait(STATUS, 0.0) == trainer
     assert longest_wait(STATUS, 4.0) is None
+    blocked = {"who": "worker env_reverse_1", "for": "its environment's code, which blocks it", "since_s": 12.0}
+    assert longest_wait({**STATUS, "waits": [*STATUS["waits"], blocked]}, 2.0) == (
+        "worker env_reverse_1 waits for its environment's code, which blocks it (12 s)"
+    )
+
+
+def test_many_failures_are_on_the_line() -> None:
+    shares = {"errors/environment": 0.5, "errors/timeout": 0.08, "errors/reverse-text/environment": 0.5}
+    assert "reward 0.531  failed 58 % (environment)  3,412 tokens/s" in line(
+        {**STATUS, "last_step": {**STATUS["last_step"], **shares}}
+    )
+    assert failures({"errors/environment": 0.04, "errors/engine": 0.0}) is None
+    assert failures({"errors/environment": None}) is None
 
 
 def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:

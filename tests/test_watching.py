@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from primerl.config.evaluation import EvalTimeouts
 from primerl.launch import watching
+from primerl.launch.processes import Process
+from primerl.launch.remarks import Remarks
 from primerl.launch.starting import RunFailedError
-from primerl.launch.watching import Interrupted, Interrupts, OrchestratorWatch, Restarts
+from primerl.launch.watching import Ended, Interrupted, Interrupts, OrchestratorWatch, Restarts, gave_up
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,71 @@ def test_restarts_are_counted_by_process_within_ten_minutes(monkeypatch: pytest.
 
     assert [left_at(now, "trainer") for now in (0.0, 1.0, 2.0)] == [True, True, False]
     assert left_at(2.0, "orchestrator")
+    assert restarts.used_up("orchestrator") == ""
+    assert restarts.used_up("trainer") == (
+        ", and was started again 2 times within 10 minutes, as often as `restarts` = 2 allows"
+    )
     assert left_at(602.0, "trainer")
+    assert restarts.used_up("trainer") == ""
+
+
+def test_restarts_that_are_none_are_named() -> None:
+    restarts = Restarts(0)
+    assert not restarts.has_one_left("env")
+    assert restarts.used_up("env") == ", and `restarts` = 0 does not allow to start it again"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "was_registered", "gave"),
+    [
+        ("trainer", -9, False, False),
+        ("trainer", 1, True, True),
+        ("env-worker", 7, True, False),
+        # Before it has begun to work: the environment cannot be loaded.
+        ("env-worker", 1, False, True),
+        # Refused, and could not be started.
+        ("env-worker", 2, True, True),
+        ("env-worker", None, True, True),
+    ],
+)
+def test_only_a_worker_that_has_begun_to_work_is_started_again_when_it_exits(
+    kind: str, code: int | None, was_registered: bool, gave: bool
+) -> None:
+    ended = Process("p", Path("p.log"), pid=1, code=code)
+    assert gave_up(kind, ended, was_registered) == gave
+
+
+def test_what_a_worker_ran_is_named_as_far_as_it_is_few() -> None:
+    assert Ended().told() == ""
+    assert Ended(True, ["rollout 1 (example 2)"]).told() == "; it ran rollout 1 (example 2)"
+    many = Ended(True, [f"rollout {number} (example 0)" for number in range(10)]).told()
+    assert many.endswith("rollout 7 (example 0) and 2 others")
+
+
+def test_a_blocked_worker_and_the_first_failure_of_a_kind_are_told_once() -> None:
+    said: list[str] = []
+    remarks = Remarks(said.append)
+    before = {"timeout": {"rollout": 1, "example": 0, "message": "of an earlier start"}}
+    blocked = {"since_s": 12.3, "at": "task/rewards.py:28", "rollout": 5}
+    worker = {"worker": 3, "name": "env_task_0:77", "running": 4, "blocked": blocked}
+
+    def look(errors: dict[str, Any], **worker: Any) -> list[str]:
+        said.clear()
+        remarks.look({"environments": [{"name": "task", "first_errors": errors}], "workers": [worker]})
+        return list(said)
+
+    assert look(before, worker=3) == []
+    failed = {**before, "environment": {"rollout": 7, "example": 2, "message": "ValueError: x"}}
+    assert look(failed, worker=3) == [
+        "the first rollout of 'task' has failed by an error of kind environment: ValueError: x (rollout 7, example 2)"
+    ]
+    assert look(failed, **worker) == [
+        "worker env_task_0 is blocked by its environment for 12 s (task/rewards.py:28), in rollout 5: it gets no "
+        "rollouts, none of its 4 goes on, and it is started again when the time of one is up; all stacks are in its log"
+    ]
+    assert look(failed, **worker) == []
+    assert look(failed, worker=3) == []
+    assert len(look(failed, **worker)) == 1, "another block"
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> OrchestratorWatch:

@@ -173,6 +173,10 @@ class EnvClient:
                 "truncated"}], "error": {"kind", "message", "exception", "status"} | None}`. An error's `exception` (the
                 name of its type) and `status` (of HTTP) may be left out.
         """
+    def turned(self) -> None:
+        """The event loop has turned: to be said once a second. One that does not for 10 s is told of as blocked."""
+    def held(self, at: str | None, rollout: int | None) -> None:
+        """Where the event loop is held up, and by which rollout, as far as that is known."""
     def release(self, rollout: int) -> None:
         """The rollout was stopped without an outcome."""
     def call(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> int:

@@ -94,8 +94,8 @@ PRIME_RL: Names = {
     "orchestrator.train.env.pool": "env workers are num_workers",
     "orchestrator.train.env.address": "workers of other machines join: num_workers = 0 here, and `primerl env-worker "
     "--join` there",
-    "orchestrator.train.env.timeout": "it is limits.time_s, at which a rollout is scored, or "
-    "orchestrator.timeouts.rollout_s, at which it fails",
+    "orchestrator.train.env.timeout": "it is limits.time_s, at which a rollout is scored, or rollout_s, at which it "
+    "fails",
     "orchestrator.train.env.max_turns": "it is limits.turns",
     "orchestrator.train.env.max_total_tokens": "it is limits.tokens, of those that are sampled",
     "orchestrator.train.env.algorithms": "it is `algorithm`, one of each environment",

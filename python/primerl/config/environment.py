@@ -37,8 +37,8 @@ class Limits(Section):
     `truncated_rollouts` says. An example may have lower ones of its own (docs/environments-seats.md)."""
 
     time_s: Seconds | None = None
-    """Seconds since it was leased in which the model answers; below `timeouts.rollout_s`, at which it fails. No limit
-    where it is left out."""
+    """Seconds since it was leased in which the model answers; below the environment's `rollout_s`, or
+    `timeouts.rollout_s`, at which it fails. No limit where it is left out."""
     turns: Count | None = None
     """Answers of the model, over all conversations of a rollout. No limit where it is left out."""
     tokens: Count | None = None
@@ -158,6 +158,9 @@ class TrainSource(Environment):
     """How often a failed rollout is tried again before its group is dropped."""
     algorithm: Algorithm | None = None
     """How its rewards become advantages; the run's algorithm where it is left out."""
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
+    left out, `timeouts.rollout_s`."""
     limits: Limits = Limits()
 
 
@@ -189,6 +192,9 @@ class EvaluationSource(Environment):
     pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
     """A rollout with at least this reward has passed (pass@k)."""
     sampling: EvaluationSampling = EvaluationSampling()
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
+    left out, `timeouts.rollout_s`."""
     limits: Limits = Limits()
     client: Client | None = None
     """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
@@ -258,6 +264,7 @@ class Validation(Section):
                 "id": trained.id,
                 "name": validation_label(trained.label),
                 "validates": trained.label,
+                "rollout_s": trained.rollout_s,
                 "limits": trained.limits,
                 "num_examples": self.num_examples,
                 "taskset": trained.taskset | self.taskset,

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from primerl.config.environment import Environment, EvaluationSource, TrainSource
 
 if TYPE_CHECKING:
     from primerl.config.orchestrator import Orchestration
+
+
+class _Timed(Protocol):
+    """An environment whose rollouts may have a time limit of their own."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def rollout_s(self) -> float | None: ...
 
 
 def check_environments(
@@ -75,13 +85,24 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
 
 def check_limits(orchestration: Orchestration, environments: Sequence[TrainSource | EvaluationSource]) -> None:
     """A rollout at its limit has yet to be scored and reported."""
-    longest = orchestration.timeouts.rollout_s
+    check_rollout_times(orchestration.timeouts.rollout_s, environments)
     for environment in environments:
-        time_s = environment.limits.time_s
+        time_s, own = environment.limits.time_s, environment.rollout_s
+        longest, key = (own, "its rollout_s") if own else (orchestration.timeouts.rollout_s, "timeouts.rollout_s")
         if time_s is not None and time_s >= longest:
             raise ValueError(
-                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below timeouts.rollout_s "
+                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below {key} "
                 f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other"
+            )
+
+
+def check_rollout_times(longest: float, environments: Sequence[_Timed]) -> None:
+    """`longest`: of all environments, `timeouts.rollout_s`."""
+    for environment in environments:
+        if environment.rollout_s is not None and environment.rollout_s > longest:
+            raise ValueError(
+                f"rollout_s ({environment.rollout_s:g}) of environment {environment.label!r} is above "
+                f"timeouts.rollout_s ({longest:g}), the most that any rollout has; lower it, or raise the other"
             )
 
 

@@ -21,7 +21,7 @@ from primerl.config.base import (
 )
 from primerl.config.client import Client
 from primerl.config.environment import Environment, Workers
-from primerl.config.environment_checks import check_distinct, numbered
+from primerl.config.environment_checks import check_distinct, check_rollout_times, numbered
 from primerl.config.orchestrator import Parsers
 from primerl.config.rl import RunInference
 
@@ -44,6 +44,9 @@ class MeasuredEnvironment(Environment, Workers):
     """A rollout with at least this reward has passed (pass@k)."""
     rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns."""
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is given up; at most, and where it is left out,
+    `timeouts.rollout_s`."""
 
 
 class EvalTimeouts(Section):
@@ -116,7 +119,8 @@ class EvalConfig(Section):
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
     restarts: CountOrZero = 5
-    """How often a process that was killed is started again within ten minutes."""
+    """How often a process that was killed is started again within ten minutes, or an env worker that exited by itself
+    once it had begun to work."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does, and no config and no log has them."""
@@ -170,6 +174,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        check_rollout_times(self.timeouts.rollout_s, self.env)
         for entry in self.env:
             longest = entry.max_tokens or self.max_tokens
             if self.seq_len is not None and longest >= self.seq_len:

@@ -239,7 +239,8 @@ def workers(
                     "orchestrator_url": orchestrator_url,
                     "environment": label,
                     "role": role,
-                    "worker_name": f"{label}-{index}",
+                    # As its process is called, whose log is named by it too.
+                    "worker_name": f"env_{label}_{index}",
                     "args": environment.arguments,
                     "seed": config.seed,
                     "log": log,

@@ -69,6 +69,7 @@ def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationS
             max_tokens=chosen("max_tokens"),
             rollout_max_tokens=chosen("rollout_max_tokens"),
         ),
+        rollout_s=entry.rollout_s,
         client=config.client(),
     )
 

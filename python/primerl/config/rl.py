@@ -96,7 +96,8 @@ class RLConfig(Monitored):
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
     restarts: CountOrZero = 5
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
-    the trainer only where it saves checkpoints (`ckpt.interval`)."""
+    the trainer only where it saves checkpoints (`ckpt.interval`), an env worker also where it exited by itself once it
+    had begun to work."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     env_files: list[str] = []

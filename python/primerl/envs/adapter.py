@@ -31,6 +31,7 @@ from primerl.envs.interface import (
     Post,
     Role,
     check_held_out,
+    numbers,
     shortened,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
@@ -44,6 +45,7 @@ def prepare() -> None:
     patches.cache_default_factories()
     patches.cache_plugin_classes()
     patches.find_plugins_by_file(generations.ships)
+    patches.record_numbers()
     patches.cap_seat_time(limits.cap_seat, limits.cap_segment)
     patches.offer_harness(HARNESS_ID, harness)
 
@@ -267,14 +269,13 @@ def outcome_of(episode: vf.Episode, label: str, *, was_cut: bool = False) -> Out
 
 
 def _trace(trace: vf.Trace) -> dict[str, Any]:
-    metrics = {name: value for name, value in trace.metrics.items() if value is not None and math.isfinite(value)}
     return {
         "session": trace.id,
         "seat": trace.agent.name,
         "trainable": trace.agent.trainable,
         "ok": trace.ok,
         "reward": float(trace.reward),
-        "metrics": metrics,
+        "metrics": numbers(trace.metrics),
         "stop_condition": trace.stop_condition,
         "truncated": trace.is_truncated,
     }

@@ -42,6 +42,7 @@ from primerl.envs.interface import (
     Role,
     check_held_out,
     module_name,
+    numbers,
     shortened,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
@@ -333,13 +334,12 @@ def outcome_of(output: dict[str, Any], label: str, reward_error: str | None) -> 
     if error is not None:
         error["message"] = shortened(error["message"], LONGEST_MESSAGE)
         log.error("%s failed (%s): %s", label, error["kind"], error["message"])
-    metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items() if value is not None}
     trace = {
         "session": str(output["trajectory_id"]),
         "trainable": True,
         "ok": error is None,
         "reward": reward if math.isfinite(reward) else 0.0,
-        "metrics": {name: value for name, value in metrics.items() if math.isfinite(value)},
+        "metrics": numbers(output.get("metrics") or {}),
         "stop_condition": output.get("stop_condition"),
         "truncated": bool(output.get("is_truncated")),
     }

@@ -7,13 +7,17 @@ the other's verifiers.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from primerl.envs.limits import RolloutLimits
+
+log = logging.getLogger("primerl.envs")
 
 # An exception may carry a whole document: neither logs nor the orchestrator's journal are for those.
 LONGEST_MESSAGE = 2_000
@@ -29,6 +33,27 @@ Outcome = dict[str, Any]
 
 Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
 """(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
+
+
+_not_numbers: set[str] = set()
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Of what an environment measured: truth values and whole numbers as numbers, NumPy's too. What is none (None,
+    words, NaN) has no mean, and is left out; the log says so once of each name."""
+    found = {}
+    for name, value in metrics.items():
+        try:
+            # A word may look like a number in one rollout and not in the next.
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except Exception:  # noqa: BLE001 (of whatever type it is: a tensor of several raises RuntimeError)
+            number = math.nan
+        if math.isfinite(number):
+            found[str(name)] = number
+        elif value is not None and name not in _not_numbers:
+            _not_numbers.add(name)
+            log.warning("metric %r is not a finite number (%s), and is left out", name, shortened(repr(value), 80))
+    return found
 
 
 class EnvironmentRefusedError(Exception):

@@ -16,7 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from primerl.envs.interface import module_name
+from primerl.envs.interface import module_name, numbers
 
 
 class PatchError(Exception):
@@ -93,6 +93,19 @@ def cap_seat_time(cap: Callable[[Any], Any], cap_segment: Callable[[Any], Any]) 
         return cap_segment(step)
 
     _replace("verifiers.v1.rollout", "Rollout.step", ["self", "messages", "on_input"], checked)
+
+
+def record_numbers() -> None:
+    """verifiers fails a rollout whose metric is no number, such as one that does not apply to it (None)."""
+
+    def make(stock: Callable[[Any, str, float], None]) -> Callable[[Any, str, Any], None]:
+        def record_metric(self: Any, name: str, value: Any) -> None:
+            for number in numbers({name: value}).values():
+                stock(self, name, number)
+
+        return record_metric
+
+    _replace("verifiers.v1.trace", "Trace.record_metric", ["self", "name", "value"], make)
 
 
 def offer_harness(harness_id: str, module: ModuleType) -> None:

@@ -3,12 +3,14 @@
     main thread   event loop: one task per rollout, woken by the client when there is something to do
     client        thread in Rust: leases, heartbeats, results, model calls (`primerl._core.EnvClient`)
 
-The client goes on while an environment blocks the event loop, so no lease is lost by a slow reward function.
+The client goes on while an environment blocks the event loop, so no lease is lost by a slow reward function; a third
+thread says for how long it does, and where (`watcher`).
 
 What ends a wait: a rollout's lease carries a deadline, after which it is reported as timed out; the orchestrator can
 cancel a rollout by its answer to a heartbeat; an orchestrator that is silent for `unreachable_s` ends the worker.
 Exit codes: 0 the run is over or the worker was told to stop, 1 the orchestrator was lost or the tailnet could not be
-joined, 2 the environment or the config cannot be used, 3 its node left the tailnet.
+joined, 2 the environment or the config cannot be used, 3 its node left the tailnet, 4 the environment blocked the
+worker until a lease had run out (the client ends it). `sys.exit` in a rollout is that rollout's failure (`exits`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from primerl import _core, redaction
-from primerl.envs import generations, machine, versions
-from primerl.envs.interface import Address, EnvironmentRefusedError, Generation, Outcome, Runner, failure
+from primerl.envs import exits, generations, machine, versions, watcher
+from primerl.envs.deadline import TimeUpError, within
+from primerl.envs.interface import (
+    Address,
+    EnvironmentRefusedError,
+    Generation,
+    Outcome,
+    Runner,
+    failure,
+    module_name,
+)
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import listing_of
 from primerl.envs.meter import Meter
@@ -89,7 +100,7 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         machine.limit_cores(config.cpus, config.first_cpu)
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
-        with importing():
+        with importing(), exits.refused(config.id):
             generation = generations.chosen(config.id)
             env = generation.load(config.id, config.args, root)
             # Classic verifiers has handlers of its own, by then.
@@ -128,14 +139,26 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    worker = _Worker(client, examples, meter, whole_groups=generation.scores_groups(env), limits=config.limits)
+    worker = _Worker(
+        client,
+        examples,
+        meter,
+        package=module_name(config.id),
+        whole_groups=generation.scores_groups(env),
+        limits=config.limits,
+    )
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
     if node is not None:
         node.on_loss(lambda reason: worker.stop(reason, NODE_LOST))
     try:
-        return asyncio.run(worker.work(generation, env, root))
+        return exits.run_to_end(worker.work(generation, env, root))
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Outside of any rollout: as it began to serve, or when it was torn down.
+        log.exception("environment %s ended the worker", config.id)
+        print(f"error: environment {config.id!r}: {exits.told(error)}", file=sys.stderr)
+        return 1
     finally:
         meter.close()
 
@@ -157,10 +180,13 @@ class _Worker:
         examples: Sequence[Any],
         meter: Meter,
         *,
+        package: str = "",
         whole_groups: bool = False,
         limits: RolloutLimits = NO_LIMITS,
     ) -> None:
+        """`package`: the environment's."""
         self._client = client
+        self._package = package
         self._meter = meter
         self._whole_groups = whole_groups
         self._limits = limits
@@ -185,6 +211,11 @@ class _Worker:
         self._ended = loop.create_future()
         if self._stopped is not None:
             self._end(*self._stopped)
+        with watcher.Watcher(self._client, self._package).watching():
+            return await self._serve(loop, generation, env, root)
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, generation: Generation, env: Any, root: str) -> int:
+        assert self._ended is not None
         async with generation.serving(env, root, self._post, self._limits) as runner:
             self._runner = runner
             loop.add_reader(self._client.fileno(), self._on_notices)
@@ -276,6 +307,7 @@ class _Worker:
 
     async def _roll_out(self, leases: list[_core.Lease]) -> None:
         """Reports exactly one outcome of each, or none where they were cancelled."""
+        watcher.rollout.set(leases[0].rollout)
         began, ended = time.monotonic(), ["cancelled"] * len(leases)
         for _ in leases:
             self._meter.began()
@@ -305,10 +337,11 @@ class _Worker:
             log.exception("%s failed", label)
             message = "CancelledError: the environment waited for something it had cancelled"
             return [failure("environment", message) for _ in leases]
-        except Exception as error:  # a bug of ours or of verifiers: this rollout's failure, not the worker's
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # whatever it is, it is this rollout's failure, not the worker's
             log.exception("%s failed", label)
-            name = type(error).__name__
-            return [failure("environment", f"{name}: {error}", name) for _ in leases]
+            return [failure("environment", exits.told(error), type(error).__name__) for _ in leases]
 
     async def _run(self, leases: list[_core.Lease], label: str) -> list[Outcome]:
         example = leases[0].example
@@ -318,12 +351,10 @@ class _Worker:
         time_limit = min(lease.deadline_s for lease in leases) * REPORT_MARGIN
         run = self._run_group if self._whole_groups else self._run_one
         try:
-            async with asyncio.timeout(time_limit):
-                return await run(leases, self._examples[example], time_limit)
-        except TimeoutError:
-            log.error("%s did not end within %.1f s", label, time_limit)
-            message = f"the environment did not end within {time_limit:.1f} s"
-            return [failure("timeout", message) for _ in leases]
+            running = run(leases, self._examples[example], time_limit)
+            return await within(time_limit, label, self._package, running)
+        except TimeUpError as error:
+            return [failure("timeout", str(error)) for _ in leases]
 
     async def _run_one(self, leases: list[_core.Lease], example: Any, time_limit: float) -> list[Outcome]:
         assert self._runner is not None

@@ -13,6 +13,7 @@ from primerl.train.progress import Remaining, duration
 PLAIN_EVERY_S = 10.0
 LONG_WAIT_S = 2.0
 BAR_WIDTH = 20
+FEW_FAILED = 0.05
 
 
 def bar(share: float) -> str:
@@ -22,8 +23,9 @@ def bar(share: float) -> str:
 
 
 def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = None, live: bool = False) -> str:
-    """`step 12/60  reward 0.531  3,412 tokens/s  in flight 64  staleness 1.2  eta 3:07  trainer waits for ...`; only
-    step and reward where nothing is going on now. `left_s`: how long the rest will take; `live`: with a bar."""
+    """`step 12/60  reward 0.531  failed 58 % (environment)  3,412 tokens/s  in flight 64  staleness 1.2  eta 3:07
+    trainer waits for ...`; only step and reward where nothing is going on now. `left_s`: how long the rest will take;
+    `live`: with a bar."""
     run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
     parts = [f"step {run.get('step', 0)}/{run.get('max_steps', '?')}"]
     eta = [] if left_s is None else [f"eta {duration(left_s)}"]
@@ -33,6 +35,9 @@ def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = Non
         eta = []
     if step.get("reward/all/mean") is not None:
         parts.append(f"reward {step['reward/all/mean']:.3f}")
+    failed = failures(step)
+    if failed is not None:
+        parts.append(failed)
     if not now:
         return "  ".join(parts)
     parts.append(f"{float(status.get('tokens', {}).get('per_second') or 0.0):,.0f} tokens/s")
@@ -45,6 +50,17 @@ def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = Non
     if wait is not None:
         parts.append(wait)
     return "  ".join(parts)
+
+
+def failures(step: dict[str, Any]) -> str | None:
+    """`failed 58 % (environment)`: of the rollouts that ended since the step before, where they are more than a few."""
+    # Of all environments; those of one have its name in between.
+    keys = [key for key in step if key.startswith("errors/") and key.count("/") == 1]
+    shares = {key.removeprefix("errors/"): float(step[key] or 0.0) for key in keys}
+    share = sum(shares.values())
+    if share < FEW_FAILED:
+        return None
+    return f"failed {100 * share:.0f} % ({max(shares, key=lambda kind: shares[kind])})"
 
 
 class Console:

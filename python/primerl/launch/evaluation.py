@@ -4,8 +4,9 @@
          │         <── weights of version 0: the checkpoint's files (of an endpoint: none)
          └── exits 0 when all is measured ──> results.jsonl, summary.json, the table
 
-What was killed is started again: the orchestrator goes on from its journal, and so does the same command. Exit codes: 0
-measured, 1 nothing could be measured, or it was given up, 2 bad input (nothing started), 130 interrupted.
+What was killed is started again, and an env worker that ended otherwise after it had begun to work: the orchestrator
+goes on from its journal, and so does the same command. Exit codes: 0 measured, 1 nothing could be measured, or it was
+given up, 2 bad input (nothing started), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from primerl.launch import interpreters
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import PLAIN_EVERY_S, Console
 from primerl.launch.preflight import claimed, holds_run
-from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.processes import Process, Processes, cause_of, tail
 from primerl.launch.registration import registered
+from primerl.launch.remarks import Remarks
 from primerl.launch.secrets import Variables
 from primerl.launch.starting import (
     BAD_INPUT,
@@ -44,6 +46,7 @@ from primerl.launch.watching import (
     Interrupts,
     OrchestratorWatch,
     Restarts,
+    gave_up,
     say_goodbye,
 )
 from primerl.models.tiny import write_text_model
@@ -107,6 +110,7 @@ class Evaluation:
         self.interrupts = Interrupts()
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
+        self.remarks = Remarks(console.say)
 
     def run(self) -> int:
         code, reason = 0, ""
@@ -223,11 +227,13 @@ class Evaluation:
             elif not preflight.is_over(self.folder):
                 raise RunFailedError("the orchestrator was stopped; the same command goes on")
             return
-        was_killed = processes.guard_end is None and (process.code or 0) < 0
-        if not was_killed or not self.restarts.has_one_left(process.name):
-            raise failure_of(process)
-        self.console.say(f"{process.name} {process.describe_end()}; it is started again")
-        self.orchestrator.sign_off(process, self.described[process.name])
+        left = self.orchestrator.sign_off(process, self.described[process.name])
+        may_restart = processes.guard_end is None and not gave_up(kind, process, left.was_registered)
+        if not may_restart or not self.restarts.has_one_left(process.name):
+            raise failure_of(process, left.told() + self.restarts.used_up(process.name))
+        cause = cause_of(process)
+        why = f" ({cause})" if cause else ""
+        self.console.say(f"{process.name} {process.describe_end()}{why}{left.told()}; it is started again")
         again = start(processes, self.described[process.name])
         if kind != "orchestrator":
             return
@@ -240,6 +246,7 @@ class Evaluation:
         status = self.orchestrator.ask(now)
         if status is None:
             return
+        self.remarks.look(status)
         if now - self.printed >= PLAIN_EVERY_S:
             self.printed = now
             self.console.say(line(status))

@@ -2,7 +2,8 @@
 
     ask   GET /envs/config: settings, limits, what the run's first worker listed      (again until wait_s have passed)
     start one process a worker, under a guard; each loads the environment, registers, and is refused where it differs
-    watch a worker that was killed is started again; all end when the run is over, or when this process is told to stop
+    watch a worker that ends while the run goes on is started again; all end when the run is over, or when this process
+          is told to stop
 
 Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM, 1 the orchestrator was lost or a worker
 failed, 2 bad input: no such environment, a wrong key, another version or other examples than the run's first worker.
@@ -34,7 +35,7 @@ from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
 from primerl.launch.starting import BAD_INPUT, FAILED, start
-from primerl.launch.watching import Restarts
+from primerl.launch.watching import Restarts, gave_up, signed_off
 from primerl.run_key import VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
@@ -106,7 +107,7 @@ class _Joining:
         self.config = config
         self.console = console
         self.stop = threading.Event()
-        self.restarts = Restarts(RESTARTS)
+        self.restarts = Restarts(RESTARTS, key=None)
         self.failed: dict[str, Process] = {}
         self._files = variables
         self._said = ""
@@ -238,12 +239,15 @@ class _Joining:
         if process.code == 0:
             self.console.say(f"{process.name} has ended")
             return
-        self.console.say(describe_end(process))
-        # What gave up by itself would again.
-        if (process.code or 0) < 0 and self.restarts.has_one_left(process.name):
+        resolved = described[process.name].config
+        assert isinstance(resolved, EnvWorkerConfig)
+        left = signed_off(self.config.join, process, resolved)
+        if not gave_up("env-worker", process, left.was_registered) and self.restarts.has_one_left(process.name):
+            self.console.say(describe_end(process, left.told()))
             self.console.say(f"{process.name} is started again")
             start(processes, described[process.name])
         else:
+            self.console.say(describe_end(process, left.told() + self.restarts.used_up(process.name)))
             self.failed[process.name] = process
 
     def _exit_code(self) -> int:
@@ -280,7 +284,7 @@ def workers(
             orchestrator_url=config.join.rstrip("/"),
             environment=config.env,
             role=told["role"],
-            worker_name=f"{config.env}-{index}@{host}",
+            worker_name=f"env_{config.env}_{index}@{host}",
             id=told["id"],
             args=settings.args,
             seed=settings.seed,

@@ -204,11 +204,17 @@ class Processes:
         guard.kill_marked(self.mark)
 
 
-def describe_end(process: Process) -> str:
+def describe_end(process: Process, remark: str = "") -> str:
+    """`remark`: what is to be said of it before the end of its log."""
     log = tail(process.log)
-    error = last_error(log) if (process.code or 0) > 0 else None
-    cause = f" ({error})" if error else ""
-    return f"{process.name} {process.describe_end()}{cause}; the end of {process.log}:\n{log}".rstrip()
+    cause = cause_of(process)
+    why = f" ({cause})" if cause else ""
+    return f"{process.name} {process.describe_end()}{why}{remark}; the end of {process.log}:\n{log}".rstrip()
+
+
+def cause_of(process: Process) -> str | None:
+    """The last word of one that gave up."""
+    return last_error(tail(process.log)) if (process.code or 0) > 0 else None
 
 
 def last_error(log: str) -> str | None:

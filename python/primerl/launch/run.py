@@ -5,10 +5,11 @@
          └── GET /status: progress, waits ──> launcher <── exits ─────┘  (through the guard)
 
 Who ends the run: the trainer exits 0 after its last step, the orchestrator exits 0 after the last evaluation, and the
-launcher stops engines and env workers. What was killed is started again: the orchestrator goes on from its journal,
-the trainer from its checkpoint. Anything else that ends is named, with the last lines of its log, and ends the run; the
-same command goes on from there. An orchestrator that is asked to stop sends the others home, and all exit 0: what was
-trained tells that the run is not over. Is that orchestrator killed before it has ended, they are started again with it.
+launcher stops engines and env workers. What was killed is started again: the orchestrator goes on from its journal, the
+trainer from its checkpoint; and so is an env worker that ended otherwise, once it had begun to work. Anything else that
+ends is named, with the last lines of its log, and ends the run; the same command goes on from there. An orchestrator
+that is asked to stop sends the others home, and all exit 0: what was trained tells that the run is not over. Is that
+orchestrator killed before it has ended, they are started again with it.
 Exit codes: 0 finished, 1 a process failed, was stopped or nothing moved, 2 bad input (nothing started, or the
 orchestrator refused the run in the folder), 130 interrupted.
 """
@@ -40,8 +41,9 @@ from primerl.launch import (
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import Console
 from primerl.launch.monitors import MonitorWatch, wanted
-from primerl.launch.processes import Process, Processes, describe_end, tail
+from primerl.launch.processes import Process, Processes, cause_of, describe_end, tail
 from primerl.launch.registration import registered
+from primerl.launch.remarks import Remarks
 from primerl.launch.starting import (
     BAD_INPUT,
     FAILED,
@@ -58,10 +60,12 @@ from primerl.launch.watching import (
     LAST_WORDS_S,
     STATUS_EVERY_S,
     TICK_S,
+    Ended,
     Interrupted,
     Interrupts,
     OrchestratorWatch,
     Restarts,
+    gave_up,
     say_goodbye,
 )
 from primerl.redaction import redact, redacted
@@ -150,6 +154,7 @@ class Launcher:
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
         self.incomplete = incomplete.Incomplete(console.say)
+        self.remarks = Remarks(console.say)
         self.training_began: float | None = None
         sources = config.orchestrator
         self.environments = [entry.label for entry in [*sources.train.env, *sources.eval.env] if entry.num_workers]
@@ -302,7 +307,11 @@ class Launcher:
         if back is not None and self.early[process.name] - back < LAST_WORDS_S and process.name != "orchestrator":
             # It went because the orchestrator that was killed had told it to.
             return self._call_back(processes, process)
-        raise RunFailedError(f"{process.name} ended before the run had\n{tail(process.log)}")
+        if self.described[process.name].kind == "env-worker" and self.restarts.has_one_left(process.name):
+            del self.early[process.name]
+            return self._restart(processes, process, self._signed_off(process))
+        used_up = self.restarts.used_up(process.name)
+        raise RunFailedError(f"{process.name} ended before the run had{used_up}\n{tail(process.log)}")
 
     def _call_back(self, processes: Processes, process: Process) -> None:
         """Starts a process again that was told that the run is over, when it is not."""
@@ -329,34 +338,39 @@ class Launcher:
             return None
         if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
             return None
-        if processes.guard_end is None and self._may_restart(process):
-            return self._restart(processes, process)
+        left = self._signed_off(process)
+        if processes.guard_end is None and self._may_restart(process, left):
+            return self._restart(processes, process, left)
         if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.can_go_on:
             raise RunFailedError(
                 f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
                 "ckpt.interval (without weights_only) it would go on from the last one"
             )
-        raise failure_of(process)
+        raise failure_of(process, left.told() + self.restarts.used_up(process.name))
+
+    def _signed_off(self, ended: Process) -> Ended:
+        return self.orchestrator.sign_off(ended, self.described[ended.name])
 
     def _uploads_ended(self, processes: Processes, process: Process) -> None:
         """Training goes on without: the last word is said at the end, and the next start uploads the rest."""
-        if processes.guard_end is None and self._may_restart(process):
-            self._restart(processes, process)
+        if processes.guard_end is None and self._may_restart(process, Ended()):
+            self._restart(processes, process, Ended())
         else:
             self.console.say(f"nothing is stored any more: {describe_end(process)}")
 
-    def _may_restart(self, process: Process) -> bool:
-        if (process.code or 0) >= 0 and tailnet.lost(self.described[process.name], process) is None:
-            return False  # it gave up, and would again
+    def _may_restart(self, process: Process, left: Ended) -> bool:
+        described = self.described[process.name]
+        if gave_up(described.kind, process, left.was_registered) and tailnet.lost(described, process) is None:
+            return False
         if process.name == "trainer" and not self.config.trainer.can_go_on:
             return False
         return self.restarts.has_one_left(process.name)
 
-    def _restart(self, processes: Processes, killed: Process) -> None:
+    def _restart(self, processes: Processes, killed: Process, left: Ended) -> None:
         """The same command."""
-        why = tailnet.lost(self.described[killed.name], killed)
-        self.console.say(f"{killed.name} {killed.describe_end()}{f' ({why})' if why else ''}; it is started again")
-        self.orchestrator.sign_off(killed, self.described[killed.name])
+        why = tailnet.lost(self.described[killed.name], killed) or cause_of(killed)
+        how = f"{killed.describe_end()}{f' ({why})' if why else ''}{left.told()}"
+        self.console.say(f"{killed.name} {how}; it is started again")
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":
@@ -381,6 +395,7 @@ class Launcher:
         self.status = status
         if self.storing is not None:
             self.storing.look(self.console)
+        self.remarks.look(status)
         self.console.update(status)
         self.incomplete.look(status.get("evaluations", []))
         if self.orchestrator.is_ready:

@@ -91,12 +91,13 @@ def wait_for_orchestrator(
     )
 
 
-def failure_of(process: Process) -> RunFailedError:
+def failure_of(process: Process, remark: str = "") -> RunFailedError:
+    """`remark`: what is to be said of it before the end of its log."""
     error = last_error(tail(process.log))
     if process.name == "orchestrator" and process.code == BAD_INPUT and error is not None:
         # A log's end would be the session before.
         return RefusedError(f"the orchestrator refuses the run: {error}")
-    return RunFailedError(describe_end(process))
+    return RunFailedError(describe_end(process, remark))
 
 
 @contextlib.contextmanager

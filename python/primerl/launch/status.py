@@ -25,7 +25,7 @@ def finished(status: dict[str, Any]) -> bool:
 
 
 def waits(status: dict[str, Any]) -> list[str]:
-    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, the longest first."""
+    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, in the order of who waits for whom."""
     return [
         # Of an engine that is down, the orchestrator says what it does instead.
         f"{who} does not serve: {what} ({since:.0f} s)" if is_engine(who) else f"{who} waits for {what} ({since:.0f} s)"
@@ -34,11 +34,12 @@ def waits(status: dict[str, Any]) -> list[str]:
 
 
 def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
-    """In a few words what holds the run up: no worker that has nothing to do, and no engine while another serves (one
-    that left may never be heard of again)."""
+    """In a few words what holds the run up: nobody who waits as is usual (a worker that has nothing to do, a rollout
+    for its answer), and no engine while another serves (one that left may never be heard of again)."""
     others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
-    for since, who, what in _waits(status):
-        if since < least_s or who.startswith("worker") or (is_engine(who) and others_serve):
+    unusual = {**status, "waits": [wait for wait in status.get("waits", []) if not wait.get("usual")]}
+    for since, who, what in sorted(_waits(unusual), reverse=True):
+        if since < least_s or (is_engine(who) and others_serve):
             continue
         if is_engine(who):
             return f"no engine serves ({since:.0f} s)"
@@ -51,8 +52,7 @@ def is_engine(who: str) -> bool:
 
 
 def _waits(status: dict[str, Any]) -> list[tuple[float, str, str]]:
-    found = [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
-    return sorted(found, reverse=True)
+    return [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
 
 
 def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
@@ -82,20 +82,31 @@ def not_joined(status: dict[str, Any], environments: list[str]) -> list[str]:
     ]
 
 
+def own_name(name: str) -> str:
+    """What people know an env worker by, of the name that it gave: without its process id."""
+    own, _, pid = name.rpartition(":")
+    return own if own and pid.isdigit() else name
+
+
 def worker_pids(status: dict[str, Any]) -> set[int]:
     """Process ids of the registered env workers, which end their names."""
     ends = [str(worker.get("name", "")).rpartition(":")[2] for worker in status.get("workers", [])]
     return {int(end) for end in ends if end.isdigit()}
 
 
-def sign_off(url: str, worker_name: str) -> None:
-    """Says that an env worker has ended: its rollouts are handed out again now. Where nobody answers, they are after
-    `timeouts.worker_s`."""
+def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
+    """Says that an env worker has ended, and how ("exited with code 3"): its rollouts are handed out again now. Where
+    nobody answers, they are after `timeouts.worker_s`. Returns what it ran, `rollout 12 (example 5)`; None where the
+    orchestrator does not know it."""
     status = fetch(url) or {}
     for worker in status.get("workers", []):
         if worker.get("name") == worker_name:
             with contextlib.suppress(UnansweredError):
-                tell(url, "/envs/leave", {"worker": worker["worker"]}, within_s=ANSWER_S)
+                body = {"worker": worker["worker"], "reason": reason}
+                _, answer = tell(url, "/envs/leave", body, within_s=ANSWER_S)
+                return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
+            return []
+    return None
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -16,7 +17,7 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RunTimeouts
 from primerl.launch import status as orchestrator_status
 from primerl.launch.processes import Process, Processes
-from primerl.launch.starting import RunFailedError
+from primerl.launch.starting import BAD_INPUT, RunFailedError
 
 # The orchestrator lives but does not answer: as bad as dead.
 ORCHESTRATOR_ANSWER_S = 20.0
@@ -26,6 +27,8 @@ RESTARTS_WITHIN_S = 600.0
 # before it, has missed something.
 LAST_WORDS_S = 15.0
 GOODBYE_S = 3.0
+# Rollouts of an env worker that has ended are named so far.
+MOST_NAMED = 8
 STATUS_EVERY_S = 0.5
 TICK_S = 0.1
 
@@ -69,9 +72,10 @@ class Interrupts:
 class Restarts:
     """How often each process may still be started again."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: within RESTARTS_WITHIN_S, of each process."""
+    def __init__(self, most: int, key: str | None = "restarts") -> None:
+        """`most`: within RESTARTS_WITHIN_S, of each process. `key`: of the config, where it is one."""
         self._most = most
+        self._key = key
         self._ends: dict[str, list[float]] = {}  # when
 
     def has_one_left(self, name: str) -> bool:
@@ -80,6 +84,50 @@ class Restarts:
         lately = [at for at in self._ends.get(name, []) if now - at < RESTARTS_WITHIN_S]
         self._ends[name] = [*lately, now]
         return len(lately) < self._most
+
+    def used_up(self, name: str) -> str:
+        """What is to be said of a process that had none left; nothing of another."""
+        ends = len(self._ends.get(name, []))
+        if ends <= self._most:
+            return ""
+        most = f"`{self._key}` = {self._most}" if self._key else f"{self._most} times"
+        if not self._most:
+            return f", and {most} does not allow to start it again"
+        return (
+            f", and was started again {self._most} times within {RESTARTS_WITHIN_S / 60:.0f} minutes, as often as "
+            f"{'is done' if self._key is None else most + ' allows'}"
+        )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An env worker that has ended, as the orchestrator knew it."""
+
+    was_registered: bool = False
+    ran: Sequence[str] = ()
+
+    def told(self) -> str:
+        """What it ran when it ended: one of these may be why."""
+        if not self.ran:
+            return ""
+        others = len(self.ran) - MOST_NAMED
+        more = f" and {others} others" if others > 0 else ""
+        return f"; it ran {', '.join(self.ran[:MOST_NAMED])}{more}"
+
+
+def signed_off(url: str, ended: Process, config: EnvWorkerConfig, registered: Set[Any] = frozenset()) -> Ended:
+    """Has its rollouts handed out again. `registered`: names of workers that are known to have been."""
+    name = f"{config.worker_name}:{ended.pid}"
+    ran = orchestrator_status.sign_off(url, name, ended.describe_end())
+    return Ended(ran is not None or name in registered, ran or ())
+
+
+def gave_up(kind: str, ended: Process, was_registered: bool) -> bool:
+    """Whether it ended by itself, for a reason that another start does not mend. An env worker that has begun to work
+    does not: what ends it is an environment's code, in one of the rollouts that it ran."""
+    if (ended.code or 0) < 0:
+        return False
+    return kind != "env-worker" or ended.code in (None, BAD_INPUT) or not was_registered
 
 
 class OrchestratorWatch:
@@ -93,6 +141,7 @@ class OrchestratorWatch:
         self._timeouts = timeouts
         self._logs = logs
         self._progress = orchestrator_status.Progress()
+        self._registered: set[Any] = set()  # env workers that ever were, by the names that they gave
 
     def begin(self) -> None:
         """Clocks begin anew: workers and engines have to come, or come back."""
@@ -110,14 +159,16 @@ class OrchestratorWatch:
         status = orchestrator_status.fetch(self.url)
         if status is not None:
             self.heard = now
+            self._registered |= {worker.get("name") for worker in status.get("workers", [])}
         elif now - self.heard > ORCHESTRATOR_ANSWER_S:
             raise RunFailedError(f"orchestrator has not answered {self.url}/status for {now - self.heard:.0f} s")
         return status
 
-    def sign_off(self, killed: Process, described: ProcessConfig) -> None:
-        """Of an env worker: it has no rollouts any more."""
-        if self.url and isinstance(described.config, EnvWorkerConfig):
-            orchestrator_status.sign_off(self.url, f"{described.config.worker_name}:{killed.pid}")
+    def sign_off(self, ended: Process, described: ProcessConfig) -> Ended:
+        """Of an env worker: it has no rollouts any more. Returns what is known of it."""
+        if not self.url or not isinstance(described.config, EnvWorkerConfig):
+            return Ended()
+        return signed_off(self.url, ended, described.config, self._registered)
 
     def ready(self, now: float) -> None:
         """All parts have reported."""

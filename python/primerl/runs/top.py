@@ -237,7 +237,10 @@ def engines(status: dict[str, Any]) -> RenderableType:
 
 
 def waits(status: dict[str, Any]) -> RenderableType:
-    found = sorted(status.get("waits") or [], key=lambda wait: -float(wait.get("since_s") or 0))
+    # Whoever waits as is usual holds nobody up.
+    found = sorted(
+        status.get("waits") or [], key=lambda wait: (bool(wait.get("usual")), -float(wait.get("since_s") or 0))
+    )
     if not found:
         return Text("nobody waits", style="dim")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

@@ -98,6 +98,9 @@ pub struct Evaluation {
 pub struct Timeouts {
     /// A rollout that has not ended this long after it was leased is cancelled and counts as failed.
     pub rollout: Duration,
+    /// The same of single environments, in their order, where they have a shorter one of their own. Empty: none has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rollout_of: Vec<Option<Duration>>,
     /// A worker that was not heard of for this long has lost its leases.
     pub worker: Duration,
     /// Longest time a lease or batch request waits before it is answered with a reason.
@@ -429,7 +432,20 @@ impl Config {
         self.max_steps == 0
     }
 
+    /// From a rollout's lease to its deadline.
+    pub fn rollout_span(&self, environment: EnvironmentId) -> Duration {
+        let own = self.timeouts.rollout_of.get(environment.0 as usize);
+        let longest = self.timeouts.rollout;
+        own.copied()
+            .flatten()
+            .map_or(longest, |own| own.min(longest))
+    }
+
     fn validate_timeouts(&self) -> Result<(), ConfigError> {
+        if self.timeouts.rollout_of.contains(&Some(Duration(0))) {
+            let field = "timeouts.rollout_of";
+            return Err(ConfigError::Zero { field });
+        }
         let timeouts = [
             ("timeouts.rollout", self.timeouts.rollout),
             ("timeouts.worker", self.timeouts.worker),

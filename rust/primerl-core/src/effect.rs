@@ -32,13 +32,20 @@ pub enum Effect {
         worker: Option<WorkerId>,
         reason: CancelReason,
     },
-    /// The worker was not heard of for `timeouts.worker`: its leases were handed out again. It has to register anew,
-    /// as another worker; until then its calls are refused.
-    WorkerLost { worker: WorkerId, reason: String },
+    /// The worker was not heard of for `timeouts.worker`, or `is_blocked` by its environment and let a lease run out: its
+    /// leases were handed out again. It has to register anew, as another worker; until then its calls are refused. A
+    /// blocked one cannot, so its process has to end.
+    WorkerLost {
+        worker: WorkerId,
+        reason: String,
+        is_blocked: bool,
+    },
     /// The rollout is over: its conversations may be forgotten. Sent for every rollout, once, cancelled ones too.
     RolloutClosed { rollout: RolloutId },
 
-    // Told for whoever reads the journal; the shell has nothing to do.
+    // Told for people, and for whoever reads the journal.
+    /// A worker is gone, with rollouts that it ran; how, and which, in words.
+    WorkerGone { worker: WorkerId, why: String },
     /// Whether it reported the failure itself or its time was up. It may be tried again, as another rollout.
     RolloutFailed {
         rollout: RolloutId,

@@ -6,6 +6,7 @@ use crate::config::Changes;
 use crate::ids::*;
 use crate::rollout::Score;
 use crate::sample::TokenLogprobs;
+use crate::time::Duration;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,9 +34,18 @@ pub enum Event {
     WorkerSeen {
         worker: WorkerId,
     },
-    /// The worker said goodbye; its leases go back.
+    /// What the environment's own code does to a worker: it has kept the worker's event loop from running. Sent for as long
+    /// as it lasts, and once, with `None`, when the loop runs again.
+    WorkerBlocked {
+        worker: WorkerId,
+        block: Option<Block>,
+    },
+    /// The worker said goodbye, or whoever had started it says how it ended (`reason`: "exited with code 3"); its leases
+    /// go back.
     WorkerLeft {
         worker: WorkerId,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
     /// A worker asks for up to `max` rollouts. Answered by [`crate::Effect::Lease`] or, at the long-poll deadline
     /// or the end of the run, by [`crate::Effect::NoLease`].
@@ -173,6 +183,23 @@ impl Event {
         )
     }
 }
+
+/// A worker whose event loop does not run, as the worker tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// For how long by now.
+    pub lasted: Duration,
+    /// The line of code that it is at (`my_env/rewards.py:28`), where that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
+    /// The rollout whose code that is, where that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutId>,
+}
+
+/// A worker's event loop turns about once a second. One that has not for so long is blocked: it is named, and gets nothing
+/// to do.
+pub const BLOCKED_AFTER: Duration = Duration(10_000_000);
 
 /// What the environment says about one rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

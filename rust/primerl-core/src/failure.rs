@@ -4,6 +4,8 @@
 //! to blame. Then comes the type of the exception, where it is a known one, then the report's own word.
 
 use crate::event::{Refusal, RolloutError};
+use crate::ids::*;
+use crate::rollout::Rollout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -59,6 +61,21 @@ impl ErrorKind {
             _ => (seen, told),
         };
         first.or(second).unwrap_or_else(|| of_word(&error.kind))
+    }
+}
+
+impl RolloutError {
+    /// With the kind in place of the worker's guess at it, so that it is counted and told by one word. What was found here
+    /// has words of its own, which say more than the kind.
+    pub(crate) fn in_one_word(&self) -> RolloutError {
+        let is_guess = ErrorKind::ALL.iter().any(|kind| kind.name() == self.kind);
+        RolloutError {
+            kind: match is_guess {
+                true => ErrorKind::of(self).name().to_owned(),
+                false => self.kind.clone(),
+            },
+            ..self.clone()
+        }
     }
 }
 
@@ -118,6 +135,27 @@ fn of_word(kind: &str) -> ErrorKind {
         "worker_lost" | "lease_lost" => ErrorKind::Infrastructure,
         _ => ErrorKind::Environment,
     })
+}
+
+/// Characters kept of a first error's message.
+const LONGEST_FIRST: usize = 400;
+
+/// The first rollout of an environment that failed by an error of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstError {
+    pub rollout: RolloutId,
+    pub example: ExampleIndex,
+    pub message: String,
+}
+
+impl FirstError {
+    pub(crate) fn of(rollout: &Rollout, error: &RolloutError) -> FirstError {
+        FirstError {
+            rollout: rollout.id,
+            example: rollout.example,
+            message: error.message.chars().take(LONGEST_FIRST).collect(),
+        }
+    }
 }
 
 /// Failed rollouts by kind.
@@ -218,6 +256,22 @@ mod tests {
             ..refused("rollout_over", 410)
         };
         assert_eq!(kind(over), ErrorKind::Infrastructure);
+    }
+
+    #[test]
+    fn a_failure_has_one_word() {
+        let guessed = raised("TimeoutError", None).in_one_word();
+        assert_eq!(
+            (&*guessed.kind, kind(guessed.clone())),
+            ("timeout", ErrorKind::Timeout)
+        );
+        let refused = refused("engine_unavailable", 503).in_one_word();
+        assert_eq!(
+            (&*refused.kind, kind(refused.clone())),
+            ("engine", ErrorKind::Engine)
+        );
+        let found = error("no_turns", String::new()).in_one_word();
+        assert_eq!(&*found.kind, "no_turns", "says more than the kind");
     }
 
     #[test]

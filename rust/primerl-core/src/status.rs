@@ -4,7 +4,7 @@ use crate::admission::EngineLoad;
 use crate::counters::{Counters, VoidReason};
 use crate::curriculum::EnvironmentBuffer;
 use crate::effect::CancelReason;
-use crate::failure::ErrorKind;
+use crate::failure::{ErrorKind, FirstError};
 use crate::ids::*;
 use crate::time::Time;
 use serde::Serialize;
@@ -105,6 +105,9 @@ pub struct EnvironmentStatus {
     pub in_flight: usize,
     /// Rollouts that failed or were lost with their worker, since the run began; evaluations' each time that they did.
     pub errors: BTreeMap<ErrorKind, u64>,
+    /// The first of each kind that was reported.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub first_errors: BTreeMap<ErrorKind, FirstError>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -128,6 +131,17 @@ pub struct WorkerStatus {
     pub environment: EnvironmentId,
     pub last_seen: Time,
     pub running: usize,
+    /// Its environment's code keeps its event loop from running.
+    pub blocked: Option<BlockStatus>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockStatus {
+    pub since: Time,
+    /// The line of code, where that is known.
+    pub at: Option<String>,
+    /// Whose code it is, where that is known.
+    pub rollout: Option<RolloutId>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -140,6 +154,15 @@ pub struct EvaluationStatus {
     pub deadline: Time,
 }
 
+/// What people know a worker by: its process's name in the run, without the number that makes it unique among all
+/// processes.
+pub fn own_name(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((own, pid)) if !own.is_empty() && pid.bytes().all(|c| c.is_ascii_digit()) => own,
+        _ => name,
+    }
+}
+
 /// Someone waits: who, for what, since when, and when the core will act on it (answer, warn or give up).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wait {
@@ -148,4 +171,18 @@ pub struct Wait {
     pub waiting_for: String,
     pub since: Time,
     pub deadline: Time,
+    /// It is how a run works, and holds nobody up: a worker has nothing to do.
+    pub is_usual: bool,
+}
+
+impl Wait {
+    pub(crate) fn new(who: String, waiting_for: String, since: Time, deadline: Time) -> Wait {
+        Wait {
+            who,
+            waiting_for,
+            since,
+            deadline,
+            is_usual: false,
+        }
+    }
 }

@@ -22,6 +22,12 @@ impl Duration {
     }
 }
 
+impl From<Duration> for std::time::Duration {
+    fn from(span: Duration) -> Self {
+        std::time::Duration::from_micros(span.0)
+    }
+}
+
 /// A point in time, in microseconds since an origin the shell chose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -99,10 +99,15 @@ impl Effects {
                     self.workers.closed(worker, rollout);
                 }
             }
-            Effect::WorkerLost { worker, reason } => {
+            Effect::WorkerLost {
+                worker,
+                reason,
+                is_blocked,
+            } => {
                 tracing::warn!(%worker, reason, "worker lost");
-                self.workers.remove(worker);
+                self.workers.lose(worker, is_blocked.then_some(reason));
             }
+            Effect::WorkerGone { why, .. } => tracing::warn!("{why}"),
             Effect::UpdateEngine {
                 engine,
                 version,

@@ -131,13 +131,14 @@ impl Default for Failures {
 impl Failures {
     /// The first failure is kept, later ones are its consequences.
     pub fn fail(&self, error: RunError) {
-        tracing::error!(%error, "the run failed");
         self.0.send_if_modified(|failure| {
-            let first = failure.is_none();
-            if first {
-                *failure = Some(Arc::new(error));
+            if failure.is_some() {
+                tracing::debug!(%error, "it failed after the run had");
+                return false;
             }
-            first
+            tracing::error!(%error, "the run failed");
+            *failure = Some(Arc::new(error));
+            true
         });
     }
 

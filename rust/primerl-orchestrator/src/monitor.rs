@@ -16,6 +16,8 @@ const PATIENCE_S: f64 = 30.0;
 const REPEAT: Duration = Duration::from_secs(10);
 /// A driver that takes no message for this long hangs.
 const STUCK: Duration = Duration::from_secs(20);
+/// A driver that is slower is late, and seen in the waits.
+const LATE: Duration = Duration::from_secs(2);
 /// Later than this by its own timer, the orchestrator was itself suspended, and has yet to read what came meanwhile.
 const STALL: Duration = Duration::from_secs(5);
 /// An engine that never served may still be starting: large models take minutes.
@@ -89,7 +91,14 @@ impl Pulse {
             return;
         }
         let waits = &app.telemetry.waits;
-        let waiting = waits.begin("the monitor", "the driver", STUCK, Overdue::FailsTheRun);
+        // Once a second, and as a rule over within a millisecond.
+        let waiting = waits.begin_unseen(
+            "the monitor",
+            "the driver",
+            LATE,
+            STUCK,
+            Overdue::FailsTheRun,
+        );
         self.0 = Some((app.driver.ping(), waiting));
     }
 }

@@ -217,7 +217,7 @@ impl Prepared {
                 self.config.client_type,
                 self.endpoints,
                 self.config.limits(),
-                Duration::from_secs_f64(self.config.timeouts.rollout_s),
+                self.config.spans(),
             ),
             bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
@@ -318,7 +318,8 @@ impl Running {
                     }
                 }
             }
-            Err(error) => tracing::error!(%error, "the run ends"),
+            // Said where it failed, and by whoever started this.
+            Err(error) => tracing::debug!(%error, "the run ends"),
         }
         if let Ok(status) = status::collect(&self.app).await {
             // Nobody else writes it.

@@ -35,6 +35,10 @@ struct Script {
     /// Statuses with which the next results are answered; 200 when empty.
     result_statuses: VecDeque<StatusCode>,
     heartbeats: Vec<Vec<RolloutId>>,
+    /// What the last of them said of the owner.
+    last_heartbeat: Option<HeartbeatRequest>,
+    /// Why heartbeats are answered by a 410: the worker was given up, since its owner did not move.
+    blocked: Option<String>,
     /// Retry counts of the chat requests seen.
     chats: Vec<String>,
     left: bool,
@@ -107,7 +111,13 @@ async fn lease(State(script): State<Shared>, body: Bytes) -> Response {
 
 async fn heartbeat(State(script): State<Shared>, body: Bytes) -> Response {
     let request: HeartbeatRequest = decode(&body).expect("a heartbeat");
-    script.lock().heartbeats.push(request.running);
+    let mut script = script.lock();
+    script.heartbeats.push(request.running.clone());
+    script.last_heartbeat = Some(request);
+    if let Some(reason) = script.blocked.take() {
+        let error = serde_json::json!({"error": {"message": reason, "code": WORKER_BLOCKED}});
+        return (StatusCode::GONE, error.to_string()).into_response();
+    }
     answer(&HeartbeatAnswer {
         cancel: vec![],
         finished: false,
@@ -126,7 +136,7 @@ async fn result(State(script): State<Shared>, body: Bytes) -> Response {
 
 async fn leave(State(script): State<Shared>) -> Response {
     script.lock().left = true;
-    answer(&LeaveAnswer {})
+    answer(&LeaveAnswer::default())
 }
 
 async fn chat(State(script): State<Shared>, headers: HeaderMap) -> Response {
@@ -179,7 +189,15 @@ impl Server {
     }
 }
 
+/// Whose process was to end, and why.
+static ENDED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -> EnvClient {
+    let options = options(url, environment, max_concurrent, give_up);
+    EnvClient::start(options).expect("the client starts")
+}
+
+fn options(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -> Options {
     let registration = RegisterRequest {
         environment: environment.into(),
         role: WorkerRole::Train,
@@ -190,14 +208,14 @@ fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -
         max_concurrent: None,
         listing: None,
     };
-    EnvClient::start(Options {
+    Options {
         orchestrator_url: url.into(),
         api_key: None,
         registration,
         max_concurrent,
         give_up,
-    })
-    .expect("the client starts")
+        end_process: |reason| ENDED.lock().push(reason.to_owned()),
+    }
 }
 
 /// Notices until `last` picks one.
@@ -413,25 +431,46 @@ fn a_model_call_is_answered_once_and_says_how_often_it_was_tried() {
 }
 
 #[test]
+fn heartbeats_say_whether_the_owner_moves_and_where_it_is_held_up() {
+    let server = Server::start();
+    let client = server.client(1, PATIENCE);
+    client.held(Some("task.py:3".into()), Some(RolloutId(7)));
+    server.wait("heartbeat that says where", |script| {
+        script.last_heartbeat.as_ref().is_some_and(|said| {
+            said.held_at.as_deref() == Some("task.py:3") && said.held_by == Some(RolloutId(7))
+        })
+    });
+    let still = |script: &Script| script.last_heartbeat.as_ref().and_then(|said| said.still_s);
+    server.wait("stillness that lasts", |script| still(script) > Some(0.3));
+    client.turned();
+    server.wait("heartbeat of an owner that moves", |script| {
+        let held = script.last_heartbeat.as_ref().map(|said| &said.held_at);
+        still(script) < Some(0.3) && held == Some(&None)
+    });
+}
+
+#[test]
+fn a_worker_that_was_given_up_ends_where_its_owner_does_not_move_and_else_registers_again() {
+    let server = Server::start();
+    let client = server.client(1, PATIENCE);
+    server.wait("heartbeat", |script| !script.heartbeats.is_empty());
+    client.turned();
+    server.script.lock().blocked = Some("it moves again".into());
+    server.wait("second registration", |script| script.registrations == 2);
+
+    server.wait("stillness that lasts", |script| {
+        let said = script.last_heartbeat.as_ref();
+        said.and_then(|said| said.still_s) > Some(2.5)
+    });
+    server.script.lock().blocked = Some("task.py:3 has blocked it".into());
+    server.wait("third registration", |script| script.registrations == 3);
+    assert_eq!(*ENDED.lock(), ["task.py:3 has blocked it"]);
+}
+
+#[test]
 fn what_cannot_be_an_orchestrator_is_refused_by_its_field() {
     for url in ["", "localhost:80", "https://host:1", "http://"] {
-        let registration = RegisterRequest {
-            environment: "env".into(),
-            role: WorkerRole::Train,
-            name: "worker".into(),
-            pid: 1,
-            examples: 1,
-            whole_groups: false,
-            max_concurrent: None,
-            listing: None,
-        };
-        let options = Options {
-            orchestrator_url: url.into(),
-            api_key: None,
-            registration,
-            max_concurrent: 1,
-            give_up: PATIENCE,
-        };
+        let options = options(url, "env", 1, PATIENCE);
         let error = EnvClient::start(options).err().expect("is refused");
         assert!(error.to_string().starts_with("orchestrator_url"), "{error}");
     }

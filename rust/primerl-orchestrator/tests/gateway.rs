@@ -140,11 +140,11 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
     assert!(!ids(&answer["prompt_token_ids"]).starts_with(&expected));
     let metrics = common::metrics(&scene.orchestrator.url).await;
     assert!(
-        metrics.contains("primerl_turns_total{prompt=\"Extended\"} 3"),
+        metrics.contains("primerl_turns_total{prompt=\"extended\"} 3"),
         "{metrics}"
     );
     assert!(
-        metrics.contains("primerl_turns_total{prompt=\"HistoryEdited\"} 1"),
+        metrics.contains("primerl_turns_total{prompt=\"history_edited\"} 1"),
         "{metrics}"
     );
     scene.end().await;

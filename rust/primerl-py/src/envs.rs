@@ -12,6 +12,21 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::time::Duration;
 
+/// Exit code of a worker whose environment has blocked it until it was given up.
+const BLOCKED: i32 = 4;
+/// What runs at the exit of a process may wait for what its main thread holds.
+const EXIT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Python has no part in it: the code that blocks may hold its lock.
+fn end_process(reason: &str) {
+    eprintln!("error: {reason}");
+    std::thread::spawn(|| {
+        std::thread::sleep(EXIT_WITHIN);
+        std::process::abort();
+    });
+    std::process::exit(BLOCKED);
+}
+
 fn start_error(error: StartError) -> PyErr {
     match error {
         StartError::Url(_) | StartError::NoCapacity => PyValueError::new_err(error.to_string()),
@@ -237,6 +252,7 @@ impl EnvClient {
             registration,
             max_concurrent,
             give_up,
+            end_process,
         };
         Client::start(options)
             .map(|client| Self { client })
@@ -260,6 +276,17 @@ impl EnvClient {
         let outcome: Outcome = pythonize::depythonize(outcome)?;
         self.client.report(RolloutId(rollout), outcome);
         Ok(())
+    }
+
+    /// The event loop has turned: to be said about once a second.
+    fn turned(&self) {
+        self.client.turned();
+    }
+
+    /// Where the event loop is held up, and by which rollout: by a thread beside it, for as long as it does not turn.
+    #[pyo3(signature = (at, rollout))]
+    fn held(&self, at: Option<String>, rollout: Option<u64>) {
+        self.client.held(at, rollout.map(RolloutId));
     }
 
     fn release(&self, rollout: u64) {

@@ -338,6 +338,7 @@ impl Plan {
             without_engines: false,
             timeouts: Timeouts {
                 rollout: Duration::from_secs_f64(orchestrator.rollout_s),
+                rollout_of: Vec::new(),
                 worker: Duration::from_secs(15),
                 long_poll: Duration::from_secs(10),
                 evaluation: never,

@@ -242,6 +242,7 @@ impl World {
             Effect::Warn { message } => self.warned(&message),
             Effect::NoMoreBatches { .. }
             | Effect::WorkerLost { .. }
+            | Effect::WorkerGone { .. }
             | Effect::Evaluated(_)
             | Effect::ForgetBatches { .. }
             | Effect::LimitEngine { .. }

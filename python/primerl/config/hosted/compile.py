@@ -15,7 +15,7 @@ sampling.enable_thinking, .reasoning_effort                          orchestrato
 env                         orchestrator.train.env
 env.harness                 args.harness: the adapter gives it to the environment's seat
 env.taskset.toolsets, .rewards                                       taskset's: the adapter adds them
-env.python, .limits         of the environment the same
+env.python, .rollout_s, .limits  of the environment the same
 wandb                       wandb
 eval                        defaults of eval.env
 eval.env                    orchestrator.eval.env, sampled as in training
@@ -149,7 +149,13 @@ def _source(source: HostedSource) -> dict[str, Any]:
     python = source.python and source.python.model_dump(exclude_none=True)
     limits = source.limits.model_dump(exclude_none=True)
     return _given(
-        id=source.id, name=source.name, args=args or None, taskset=taskset or None, python=python, limits=limits or None
+        id=source.id,
+        name=source.name,
+        args=args or None,
+        taskset=taskset or None,
+        python=python,
+        rollout_s=source.rollout_s,
+        limits=limits or None,
     )
 
 

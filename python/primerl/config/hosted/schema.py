@@ -20,6 +20,7 @@ from primerl.config.base import (
     LargeCountOrZero,
     Name,
     Oversampling,
+    Seconds,
     Section,
     Seed,
     Settings,
@@ -138,6 +139,9 @@ class HostedSource(Section):
     """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
     python: Interpreter | None = None
     """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
+    rollout_s: Seconds | None = None
+    """Ours: a rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it
+    is left out, 600."""
     limits: Limits = Limits()
 
     @property

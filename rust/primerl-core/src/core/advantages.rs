@@ -82,14 +82,11 @@ impl Core {
     }
 
     pub(super) fn waits_for_advantages(&self) -> impl Iterator<Item = Wait> {
-        self.computing
-            .iter()
-            .map(|(id, Armed { since, deadline })| Wait {
-                who: format!("group {id}"),
-                waiting_for: "its custom advantages".to_owned(),
-                since: *since,
-                deadline: *deadline,
-            })
+        let waiting = self.computing.iter();
+        waiting.map(|(id, Armed { since, deadline })| {
+            let what = "its custom advantages".to_owned();
+            Wait::new(format!("group {id}"), what, *since, *deadline)
+        })
     }
 
     /// Requests that were not answered yet, oldest group first: for a shell that has lost those it was given.

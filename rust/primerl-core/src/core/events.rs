@@ -24,7 +24,8 @@ impl Core {
                 name,
             } => self.worker_joined(worker, environment, name),
             Event::WorkerSeen { worker } => self.worker_seen(worker),
-            Event::WorkerLeft { worker } => self.worker_left(worker),
+            Event::WorkerBlocked { worker, block } => self.worker_blocked(worker, block),
+            Event::WorkerLeft { worker, reason } => self.worker_left(worker, reason.as_deref()),
             Event::LeaseRequested {
                 request,
                 worker,

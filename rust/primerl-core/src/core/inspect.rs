@@ -5,6 +5,7 @@ use crate::admission::last_step;
 use crate::group::Group;
 use crate::ids::*;
 use crate::rollout::Rollout;
+use crate::time::Time;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -94,6 +95,11 @@ impl Core {
         self.rollouts
             .values()
             .map(|rollout| -> &Rollout { rollout })
+    }
+
+    /// When a rollout that is open, or has finished, was leased.
+    pub fn leased_at(&self, rollout: &Rollout) -> Time {
+        rollout.deadline - self.config.rollout_span(rollout.environment)
     }
 
     /// Training groups begun and not cut, in the order in which they were begun.

@@ -51,9 +51,11 @@ impl Core {
                 place,
             },
         );
-        let site = &mut self.sites[environment.0 as usize];
-        site.requests.insert(place, request);
-        site.absent = false;
+        if !self.is_blocked(worker) {
+            let site = &mut self.sites[environment.0 as usize];
+            site.requests.insert(place, request);
+            site.absent = false;
+        }
     }
 
     pub(super) fn forget_lease_request(&mut self, request: RequestId) -> Option<LeaseRequest> {
@@ -83,7 +85,10 @@ impl Core {
         // What this event made possible is handed out first.
         self.dispatch();
         if self.lease_requests.contains_key(&request) {
-            let reason = self.why_no_lease(lease.environment);
+            let reason = match self.is_blocked(lease.worker) {
+                true => "the worker is blocked by its environment".to_owned(),
+                false => self.why_no_lease(lease.environment),
+            };
             self.refuse_lease(request, reason);
         }
     }
@@ -322,7 +327,7 @@ impl Core {
         let worker = self.lease_requests[&request].worker;
         let id = RolloutId(self.next_rollout);
         self.next_rollout += 1;
-        let span = self.config.timeouts.rollout;
+        let span = self.config.rollout_span(environment);
         let deadline = self.now + span;
         let lease = Lease {
             id,

@@ -9,7 +9,7 @@ use super::Core;
 use crate::counters::{Ended, VoidReason};
 use crate::effect::{CancelReason, Effect};
 use crate::event::RolloutError;
-use crate::failure::ErrorKind;
+use crate::failure::{ErrorKind, FirstError};
 use crate::group::Slot;
 use crate::ids::*;
 use crate::policy::oldest_trainable;
@@ -56,8 +56,14 @@ impl Core {
 
     /// Ends a rollout that failed; its slot is tried again, or given up.
     pub(super) fn fail(&mut self, rollout: Box<Rollout>, error: &RolloutError) {
+        let error = &error.in_one_word();
         self.losses.failed(&error.kind);
-        self.count_error(&rollout, ErrorKind::of(error));
+        let kind = ErrorKind::of(error);
+        self.count_error(&rollout, kind);
+        let firsts = &mut self.sites[rollout.environment.0 as usize].first_errors;
+        firsts
+            .entry(kind)
+            .or_insert_with(|| FirstError::of(&rollout, error));
         self.effects.push(Effect::RolloutFailed {
             rollout: rollout.id,
             error: error.clone(),

@@ -7,6 +7,7 @@
 
 mod advantages;
 mod batches;
+mod blocked;
 mod buffer;
 mod check;
 mod events;
@@ -21,6 +22,7 @@ mod restart;
 mod rollouts;
 mod room;
 mod teacher;
+mod waiting;
 mod workers;
 
 pub use inspect::{BatchWait, EngineView, NoRollouts, WorkerView};
@@ -35,7 +37,7 @@ use crate::deadlines::{Deadlines, Due};
 use crate::effect::{CancelReason, Effect};
 use crate::evaluation::Round;
 use crate::event::Event;
-use crate::failure::ErrorCounts;
+use crate::failure::{ErrorCounts, ErrorKind, FirstError};
 use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::Interval;
@@ -78,6 +80,9 @@ struct Site {
     /// Since the run began.
     #[serde(default)]
     errors: ErrorCounts,
+    /// The first of each kind that was reported.
+    #[serde(default)]
+    first_errors: BTreeMap<ErrorKind, FirstError>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -86,6 +91,8 @@ struct Worker {
     name: String,
     last_seen: Time,
     running: BTreeSet<RolloutId>,
+    #[serde(default)]
+    blocked: Option<blocked::Blocked>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

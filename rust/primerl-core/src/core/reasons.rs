@@ -1,13 +1,8 @@
-//! Why something has to wait, in words; and the waits nobody asked about, which are warned of.
+//! Why something has to wait, in words.
 
 use super::Core;
 use crate::admission;
-use crate::effect::Effect;
-use crate::evaluation::Round;
 use crate::ids::*;
-use crate::status::Wait;
-use crate::time::Duration;
-use crate::waits::{Armed, Key};
 
 impl Core {
     /// Why no rollout can be leased to a worker of this environment.
@@ -69,7 +64,8 @@ impl Core {
             _ => "by oversampling_factor * batch_size",
         };
         if in_flight >= limit {
-            return format!("{in_flight} rollouts are in flight, the most allowed {bound}");
+            let held = self.in_flight_in_words();
+            return format!("{in_flight} rollouts are in flight, the most allowed {bound}: {held}");
         }
         format!(
             "{in_flight} rollouts are in flight, {} of them of evaluations; the rest of the {limit} allowed {bound} is \
@@ -156,7 +152,25 @@ impl Core {
         ))
     }
 
-    fn engines_in_words(&self) -> String {
+    /// `12 of "a", the oldest since 3 s, 4 of "b", ...`: which environment holds the places, and for how long.
+    fn in_flight_in_words(&self) -> String {
+        let busy = self.config.environment_ids().filter_map(|(id, _)| {
+            let count = self.sites[id.0 as usize].in_flight;
+            // Numbers are given in the order of leases.
+            let oldest = (count > 0).then(|| {
+                let mut rollouts = self.rollouts.values();
+                rollouts.find(|rollout| rollout.environment == id)
+            })??;
+            let seconds = self.now.since(self.leased_at(oldest)).as_secs_f64();
+            Some(format!(
+                "{count} of {:?}, the oldest since {seconds:.0} s",
+                self.name(id)
+            ))
+        });
+        busy.collect::<Vec<_>>().join(", ")
+    }
+
+    pub(super) fn engines_in_words(&self) -> String {
         let words = self.ledger.engines().iter().map(|(id, engine)| {
             match (engine.updating, &engine.lost) {
                 (_, Some(reason)) => format!("engine {id} is lost ({reason})"),
@@ -179,182 +193,6 @@ impl Core {
         match self.ledger.newest_proved() {
             Some(PolicyVersion(version)) => format!("version {}", version + 1),
             None => "version 0".to_owned(),
-        }
-    }
-
-    /// Who waits for what at this moment, and after which span that is worth a warning.
-    fn current_waits(&self) -> Vec<(Key, Duration)> {
-        let mut waits = Vec::new();
-        if self.finished.is_some() {
-            return waits;
-        }
-        let timeouts = &self.config.timeouts;
-        if !self.ledger.has_live_engine() && !self.config.without_engines {
-            waits.push((Key::NoEngine, timeouts.worker));
-        }
-        for (id, engine) in self.ledger.engines() {
-            if let Some(version) = engine.updating {
-                waits.push((Key::EngineUpdate(*id, version), timeouts.weights));
-            }
-        }
-        for (id, _) in self.config.environment_ids() {
-            let site = &self.sites[id.0 as usize];
-            if site.in_flight == 0 && site.requests.is_empty() && self.has_work(id) {
-                waits.push((Key::NoWorker(id), timeouts.worker));
-            }
-        }
-        if let Some(key) = self.trainer_owes() {
-            waits.push((key, timeouts.weights));
-        }
-        waits
-    }
-
-    fn has_work(&self, environment: EnvironmentId) -> bool {
-        if !self.is_training(environment) {
-            let progress = self
-                .round
-                .as_ref()
-                .and_then(|round| round.environments.get(&environment));
-            return progress
-                .is_some_and(|progress| progress.total.is_none() || !progress.queue.is_empty());
-        }
-        let site = &self.sites[environment.0 as usize];
-        self.next_step.0 <= self.config.max_steps
-            && (site.examples.is_none()
-                || !site.queue.is_empty()
-                || !site.set_aside.is_empty()
-                || self.may_begin_group())
-    }
-
-    fn trainer_owes(&self) -> Option<Key> {
-        if self.config.without_engines {
-            return None;
-        }
-        if self.ledger.newest_published().is_none() {
-            return Some(Key::Weights(PolicyVersion(0)));
-        }
-        // Not the newest that was published: it may have gone back to a checkpoint.
-        let trained = self.ledger.newest_trained();
-        // It may hold the batch after the one it trains.
-        if self.batches.newest_fetched() > Some(trained) {
-            return Some(Key::Weights(PolicyVersion(trained.0 + 1)));
-        }
-        let owes = self.batches.requests.is_empty() && trained.0 < self.config.max_steps;
-        owes.then_some(Key::BatchRequest(Step(trained.0 + 1)))
-    }
-
-    pub(super) fn refresh_waits(&mut self) {
-        let current = self.current_waits();
-        self.waits.update(&current, self.now, &mut self.deadlines);
-    }
-
-    pub(super) fn warn_of_wait(&mut self, key: Key) {
-        // It may have ended with the event that let its deadline pass.
-        let mut current = self.current_waits().into_iter();
-        let Some((_, span)) = current.find(|(other, _)| *other == key) else {
-            return;
-        };
-        let Some(since) = self.waits.rearm(key, span, self.now, &mut self.deadlines) else {
-            return;
-        };
-        let (who, waiting_for) = self.wait_in_words(key);
-        let seconds = self.now.since(since).as_secs_f64();
-        self.effects.push(Effect::Warn {
-            message: format!("{who} waits for {waiting_for}, since {seconds:.0} s"),
-        });
-    }
-
-    fn wait_in_words(&self, key: Key) -> (String, String) {
-        match key {
-            Key::NoEngine => (
-                "the run".to_owned(),
-                format!("an inference engine: {}", self.engines_in_words()),
-            ),
-            Key::EngineUpdate(engine, version) => (
-                "the run".to_owned(),
-                format!("engine {engine} to load and prove version {version}"),
-            ),
-            Key::NoWorker(environment) => {
-                let site = &self.sites[environment.0 as usize];
-                let what = match (site.workers, site.examples) {
-                    (0, _) => "a worker: none is registered",
-                    (_, None) => "a worker that lists its examples",
-                    (_, Some(_)) => "its workers to ask for rollouts",
-                };
-                (
-                    format!("environment {:?}", self.name(environment)),
-                    what.to_owned(),
-                )
-            }
-            Key::Weights(version) => (
-                "the run".to_owned(),
-                format!("the trainer to publish the weights of version {version}"),
-            ),
-            Key::BatchRequest(step) => (
-                "the run".to_owned(),
-                format!("the trainer to ask for the batch of step {step}"),
-            ),
-        }
-    }
-
-    /// Every wait there is: those above, long polls, and a weight update that an evaluation holds up.
-    pub(super) fn all_waits(&self) -> Vec<Wait> {
-        let mut waits: Vec<Wait> = Vec::new();
-        for (key, Armed { since, deadline }) in self.waits.iter() {
-            let (who, waiting_for) = self.wait_in_words(*key);
-            waits.push(Wait {
-                who,
-                waiting_for,
-                since: *since,
-                deadline: *deadline,
-            });
-        }
-        for request in self.batches.requests.values() {
-            waits.push(Wait {
-                who: format!("trainer, data rank {}", request.rank),
-                waiting_for: self.why_no_batch(request.step),
-                since: self.trainer.waiting_since.unwrap_or(self.now),
-                deadline: request.deadline,
-            });
-        }
-        for lease in self.lease_requests.values() {
-            let environment = self.name(lease.environment);
-            waits.push(Wait {
-                who: format!("worker {} of environment {environment:?}", lease.worker),
-                waiting_for: self.why_no_lease(lease.environment),
-                since: lease.deadline - self.config.timeouts.long_poll,
-                deadline: lease.deadline,
-            });
-        }
-        waits.extend(self.waits_for_advantages());
-        waits.extend(self.waits_for_teacher());
-        let round = self.round.as_ref();
-        waits.extend(round.map(|round| self.wait_for_evaluation(round)));
-        waits
-    }
-
-    fn wait_for_evaluation(&self, round: &Round) -> Wait {
-        let (version, progress) = (round.version, round.environments.values());
-        let ended: u32 = progress.clone().map(|progress| progress.ended()).sum();
-        let total: u32 = progress.filter_map(|progress| progress.total).sum();
-        let waiting_for = match round.is_over() {
-            false => {
-                format!("the evaluation of version {version} to end ({ended} of {total} rollouts)")
-            }
-            // Else it would be reported and closed.
-            true => format!(
-                "the trainer, which went back, to publish version {version} again: its evaluation is reported then"
-            ),
-        };
-        let who = match self.config.only_evaluates() {
-            true => "the end",
-            false => "the next weight update",
-        };
-        Wait {
-            who: who.to_owned(),
-            waiting_for,
-            since: round.since,
-            deadline: round.deadline,
         }
     }
 }

@@ -78,6 +78,7 @@ impl Core {
             set_aside: site.set_aside.len(),
             in_flight: site.in_flight,
             errors: site.errors.named(),
+            first_errors: site.first_errors.clone(),
         }
     }
 
@@ -99,6 +100,7 @@ impl Core {
             environment: worker.environment,
             last_seen: worker.last_seen,
             running: worker.running.len(),
+            blocked: self.block_status(worker),
         };
         self.workers.iter().map(status).collect()
     }

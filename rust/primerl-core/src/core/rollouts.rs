@@ -124,11 +124,15 @@ impl Core {
     }
 
     pub(super) fn rollout_timed_out(&mut self, id: RolloutId) {
-        if !self.rollouts.contains_key(&id) {
+        let Some(rollout) = self.rollouts.get(&id) else {
             return;
+        };
+        if self.is_blocked(rollout.worker) {
+            return self.give_up_blocked(rollout.worker);
         }
         let rollout = self.cancel(id, CancelReason::Timeout);
-        let seconds = self.config.timeouts.rollout.as_secs_f64();
+        let span = self.config.rollout_span(rollout.environment);
+        let seconds = span.as_secs_f64();
         let message = format!("not ended {seconds} s after it was leased");
         self.fail(rollout, &error("timeout", message));
     }

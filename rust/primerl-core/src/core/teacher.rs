@@ -85,14 +85,11 @@ impl Core {
     }
 
     pub(super) fn waits_for_teacher(&self) -> impl Iterator<Item = Wait> {
-        self.scoring
-            .iter()
-            .map(|(id, Armed { since, deadline })| Wait {
-                who: format!("group {id}"),
-                waiting_for: "its teacher's log-probabilities".to_owned(),
-                since: *since,
-                deadline: *deadline,
-            })
+        let waiting = self.scoring.iter();
+        waiting.map(|(id, Armed { since, deadline })| {
+            let what = "its teacher's log-probabilities".to_owned();
+            Wait::new(format!("group {id}"), what, *since, *deadline)
+        })
     }
 
     /// Requests that were not answered yet, oldest group first: for a shell that has lost those it was given.

@@ -4,7 +4,11 @@ use super::{Core, Worker};
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::ids::*;
+use crate::status::own_name;
 use std::collections::BTreeSet;
+
+/// Rollouts of a worker that are named one by one.
+const MOST_NAMED: usize = 8;
 
 impl Core {
     pub(super) fn worker_joined(
@@ -28,6 +32,7 @@ impl Core {
                 name,
                 last_seen: self.now,
                 running: BTreeSet::new(),
+                blocked: None,
             },
         );
         self.deadlines
@@ -46,33 +51,42 @@ impl Core {
         self.deadlines.set(self.now + timeout, Due::Worker(id));
     }
 
-    pub(super) fn worker_left(&mut self, worker: WorkerId) {
+    pub(super) fn worker_left(&mut self, worker: WorkerId, reason: Option<&str>) {
         match self.workers.contains_key(&worker) {
-            true => self.remove_worker(worker, "the worker left"),
+            true => self.remove_worker(worker, reason.unwrap_or("has left"), "the worker left"),
             false => self.ignore("worker_left of an unknown worker"),
         }
     }
 
     pub(super) fn worker_timed_out(&mut self, id: WorkerId) {
-        let Some(worker) = self.workers.get(&id) else {
+        if !self.workers.contains_key(&id) {
             return;
-        };
+        }
         let seconds = self.config.timeouts.worker.as_secs_f64();
-        let reason = format!(
-            "worker {id} of environment {:?} was not heard of for {seconds} s; its {} rollouts are handed out again",
-            self.name(worker.environment),
-            worker.running.len()
-        );
-        self.warn(reason.clone());
-        self.effects.push(Effect::WorkerLost { worker: id, reason });
-        self.remove_worker(id, "the worker was not heard of");
+        let how = format!("was not heard of for {seconds} s");
+        self.effects.push(Effect::WorkerLost {
+            worker: id,
+            reason: format!("{} {how}", self.worker_of(id)),
+            is_blocked: false,
+        });
+        self.remove_worker(id, &how, "the worker was not heard of");
     }
 
-    fn remove_worker(&mut self, id: WorkerId, why: &str) {
+    /// What it ran is handed out again, and named: one of them may be why it is gone.
+    pub(super) fn remove_worker(&mut self, id: WorkerId, how: &str, why_no_lease: &str) {
+        let named = self.running_in_words(id);
+        let who = self.worker_of(id);
         let Some(worker) = self.workers.get(&id) else {
             return;
         };
         let running: Vec<RolloutId> = worker.running.iter().copied().collect();
+        if !running.is_empty() {
+            let count = running.len();
+            self.effects.push(Effect::WorkerGone {
+                worker: id,
+                why: format!("{who} {how}; its {count} rollouts are handed out again: {named}"),
+            });
+        }
         self.deadlines.clear(
             worker.last_seen + self.config.timeouts.worker,
             Due::Worker(id),
@@ -86,13 +100,47 @@ impl Core {
             }
         }
         self.workers.remove(&id);
-        let waiting = self
-            .lease_requests
-            .iter()
-            .filter(|(_, lease)| lease.worker == id);
-        let waiting: Vec<RequestId> = waiting.map(|(request, _)| *request).collect();
-        for request in waiting {
-            self.refuse_lease(request, why.to_owned());
+        for request in self.requests_of(id) {
+            self.refuse_lease(request, why_no_lease.to_owned());
+        }
+    }
+
+    // In words
+
+    pub(super) fn requests_of(&self, id: WorkerId) -> Vec<RequestId> {
+        let leases = self.lease_requests.iter();
+        leases
+            .filter(|(_, lease)| lease.worker == id)
+            .map(|(request, _)| *request)
+            .collect()
+    }
+
+    /// `worker env_task_0 of environment "task"`
+    pub(super) fn worker_of(&self, id: WorkerId) -> String {
+        match self.workers.get(&id) {
+            Some(worker) => {
+                let environment = self.name(worker.environment);
+                format!(
+                    "worker {} of environment {environment:?}",
+                    own_name(&worker.name)
+                )
+            }
+            None => format!("worker {id}"),
+        }
+    }
+
+    /// `rollout 3 (example 7), rollout 4 (example 7) and 12 others`
+    fn running_in_words(&self, id: WorkerId) -> String {
+        let running = self.workers.get(&id).map(|worker| &worker.running);
+        let known = running.into_iter().flatten();
+        let mut rollouts = known.filter_map(|id| self.rollouts.get(id));
+        let named: Vec<String> = (&mut rollouts)
+            .take(MOST_NAMED)
+            .map(|one| format!("rollout {} (example {})", one.id, one.example))
+            .collect();
+        match rollouts.count() {
+            0 => named.join(", "),
+            others => format!("{} and {others} others", named.join(", ")),
         }
     }
 }

@@ -46,6 +46,7 @@ pub fn config() -> Config {
             evaluation_progress: None,
             weights: Duration::from_secs(300),
             teacher: Duration::from_secs(30),
+            rollout_of: Vec::new(),
         },
         flops: FlopsModel {
             linear: 1.0,

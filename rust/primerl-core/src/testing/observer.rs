@@ -173,6 +173,7 @@ impl Observer {
                         | Effect::LimitEngine { .. }
                         | Effect::ForgetBatches { .. }
                         | Effect::WorkerLost { .. }
+                        | Effect::WorkerGone { .. }
                         | Effect::Warn { .. }
                 ),
             "after the end: {effect:?}"
@@ -231,8 +232,10 @@ impl Observer {
             Effect::Finished { reason } => self.finished = Some(reason.clone()),
             Effect::Failed { reason } => panic!("the simulated faults are not hopeless: {reason}"),
             Effect::LimitEngine { engine, limit } => self.saw_limit(*engine, *limit),
+            // The shell tells people of these as well.
+            Effect::WorkerLost { reason, .. } => self.warnings.push(reason.clone()),
+            Effect::WorkerGone { why, .. } => self.warnings.push(why.clone()),
             Effect::UpdateEngine { .. }
-            | Effect::WorkerLost { .. }
             | Effect::ComputeAdvantages { .. }
             | Effect::ScoreByTeacher { .. }
             | Effect::RolloutFailed { .. }

@@ -80,6 +80,7 @@ impl Config {
             without_engines: self.needs_no_engine(),
             timeouts: Timeouts {
                 rollout: seconds(self.timeouts.rollout_s),
+                rollout_of: self.rollout_spans(),
                 worker: seconds(self.timeouts.worker_s),
                 long_poll: seconds(self.timeouts.long_poll_s),
                 evaluation: seconds(self.timeouts.evaluation_s.unwrap_or(LONGEST_S)),
@@ -88,6 +89,18 @@ impl Config {
                 teacher: seconds(self.teacher_patience_s()),
             },
             flops,
+        }
+    }
+
+    /// Of environments that have one of their own; empty where none has, which is as runs of before that say it.
+    fn rollout_spans(&self) -> Vec<Option<Duration>> {
+        let training = self.train.env.iter().map(|own| own.rollout_s);
+        let evaluation = self.eval.env.iter().map(|own| own.rollout_s);
+        let spans = training.chain(evaluation);
+        let spans: Vec<_> = spans.map(|own| own.map(Duration::from_secs_f64)).collect();
+        match spans.iter().any(Option::is_some) {
+            true => spans,
+            false => Vec::new(),
         }
     }
 

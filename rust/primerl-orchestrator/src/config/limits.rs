@@ -2,6 +2,7 @@
 
 use super::{Config, ConfigError, field};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// `None`: no limit of this kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -55,12 +56,43 @@ impl Config {
         training.chain(evaluation).collect()
     }
 
+    /// What a rollout of each environment has from its lease to its report, likewise.
+    pub fn spans(&self) -> Vec<Duration> {
+        let training = self
+            .train
+            .env
+            .iter()
+            .map(|environment| environment.rollout_s);
+        let evaluation = self
+            .eval
+            .env
+            .iter()
+            .map(|environment| environment.rollout_s);
+        let longest = self.timeouts.rollout_s;
+        let spans = training.chain(evaluation);
+        spans
+            .map(|own| Duration::from_secs_f64(own.unwrap_or(longest)))
+            .collect()
+    }
+
     pub(super) fn validate_limits(&self) -> Result<(), ConfigError> {
         let training = self.train.env.iter();
-        let training = training.map(|one| (format!("train.env.{}", one.name()), one.limits));
+        let training = training.map(|one| {
+            (
+                format!("train.env.{}", one.name()),
+                one.limits,
+                one.rollout_s,
+            )
+        });
         let evaluation = self.eval.env.iter();
-        let evaluation = evaluation.map(|one| (format!("eval.env.{}", one.name()), one.limits));
-        for (environment, limits) in training.chain(evaluation) {
+        let evaluation = evaluation.map(|one| {
+            (
+                format!("eval.env.{}", one.name()),
+                one.limits,
+                one.rollout_s,
+            )
+        });
+        for (environment, limits, rollout_s) in training.chain(evaluation) {
             if let Some((name, problem, mend)) = limits.problem() {
                 return Err(field(
                     &format!("{environment}.limits.{name}"),
@@ -69,13 +101,28 @@ impl Config {
                 ));
             }
             let longest = self.timeouts.rollout_s;
+            if let Some(own) = rollout_s.filter(|own| !(*own > 0.0 && *own <= longest)) {
+                return Err(field(
+                    &format!("{environment}.rollout_s"),
+                    format!("is {own}"),
+                    &format!(
+                        "give seconds above 0 and at most timeouts.rollout_s = {longest}, or leave it out"
+                    ),
+                ));
+            }
+            let (longest, key) = match rollout_s {
+                Some(own) => (own, "rollout_s"),
+                None => (longest, "timeouts.rollout_s"),
+            };
             if let Some(seconds) = limits.time_s.filter(|seconds| *seconds >= longest) {
                 return Err(field(
                     &format!("{environment}.limits.time_s"),
                     format!(
-                        "is {seconds}, and a rollout that has not been reported after timeouts.rollout_s = {longest} has failed"
+                        "is {seconds}, and a rollout that has not been reported after {key} = {longest} has failed"
                     ),
-                    "lower it, or raise timeouts.rollout_s, so that there is time to score what was sampled",
+                    &format!(
+                        "lower it, or raise {key}, so that there is time to score what was sampled"
+                    ),
                 ));
             }
         }

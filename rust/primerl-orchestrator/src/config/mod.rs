@@ -307,6 +307,8 @@ pub struct TrainEnvironment {
     pub max_retries: u32,
     /// `None`: the run's.
     pub algorithm: Option<AlgorithmConfig>,
+    /// Less than `timeouts.rollout_s`; `None`: that.
+    pub rollout_s: Option<f64>,
     #[serde(default)]
     pub limits: RolloutLimits,
     /// What workers that join are told; not looked at here.
@@ -335,6 +337,8 @@ pub struct EvalEnvironment {
     pub sampling: EvalSamplingConfig,
     /// Who answers in place of the policy; `None`: the run's engines.
     pub client: Option<ClientConfig>,
+    /// Less than `timeouts.rollout_s`; `None`: that.
+    pub rollout_s: Option<f64>,
     #[serde(default)]
     pub limits: RolloutLimits,
     /// What workers that join are told; not looked at here.

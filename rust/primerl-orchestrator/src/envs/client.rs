@@ -1,7 +1,8 @@
 //! The worker's half of the environment leases: registers, leases rollouts, sends heartbeats and results.
 //!
 //! It runs on a thread of its own and never calls its owner, so a busy owner (a reward function that blocks
-//! Python's event loop) loses no lease: heartbeats go on. What the owner has to know comes as [`Notice`]s.
+//! Python's event loop) loses no lease: heartbeats go on, and say for how long the owner has been busy ([`pulse`]). What the
+//! owner has to know comes as [`Notice`]s.
 //!
 //! ```text
 //! registered ──lease──> held ──report──> reporting ──answered──> gone
@@ -16,6 +17,7 @@
 mod calls;
 mod loops;
 mod mailbox;
+mod pulse;
 mod request;
 
 pub use calls::{Answer, Call, CallError};
@@ -27,6 +29,7 @@ use calls::Calls;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
 use primerl_core::{RolloutId, WorkerId};
+use pulse::{Held, Pulse};
 use request::Contact;
 use std::collections::HashSet;
 use std::os::fd::RawFd;
@@ -46,6 +49,9 @@ pub struct Options {
     pub max_concurrent: u32,
     /// The client ends when the orchestrator answered nothing for this long.
     pub give_up: Duration,
+    /// Ends the process: called, with the reason, when the orchestrator has given this worker up since the owner does not
+    /// move, and it still does not. Nobody else could tell the owner.
+    pub end_process: fn(&str),
 }
 
 /// Something the owner has to know.
@@ -119,6 +125,7 @@ struct Shared {
     shrank: Notify,
     /// When the orchestrator answered last, and what went wrong since. Written after every request.
     contact: Mutex<Contact>,
+    pulse: Pulse,
     stop: CancellationToken,
 }
 
@@ -172,6 +179,7 @@ impl EnvClient {
                 rollouts: Mutex::default(),
                 shrank: Notify::new(),
                 contact: Mutex::new(Contact::new()),
+                pulse: Pulse::new(),
                 stop: CancellationToken::new(),
             })
         };
@@ -219,6 +227,17 @@ impl EnvClient {
     pub fn release(&self, rollout: RolloutId) {
         self.shared.rollouts.lock().held.remove(&rollout);
         self.shared.shrank.notify_waiters();
+    }
+
+    /// The owner's event loop has turned; to be said about once a second. One that does not for
+    /// [`BLOCKED_AFTER`](primerl_core::event::BLOCKED_AFTER) is told of as blocked by its environment.
+    pub fn turned(&self) {
+        self.shared.pulse.turned();
+    }
+
+    /// Where the owner's event loop is held up, and by which rollout: for as long as it does not turn.
+    pub fn held(&self, at: Option<String>, by: Option<RolloutId>) {
+        self.shared.pulse.held(Held { at, by });
     }
 
     pub fn call(&self, call: Call) -> u64 {

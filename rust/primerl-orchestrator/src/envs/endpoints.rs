@@ -3,8 +3,9 @@
 use super::joining::Difference;
 use super::wire::{
     ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, GROUP_TOO_LARGE, HeartbeatAnswer, HeartbeatRequest,
-    Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, RegisterAnswer, RegisterRequest,
-    ResultAnswer, ResultRequest, WHOLE_GROUPS_DIFFER, WORKER_UNKNOWN, WorkerRole,
+    Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, LeftRollout, RegisterAnswer,
+    RegisterRequest, ResultAnswer, ResultRequest, WHOLE_GROUPS_DIFFER, WORKER_BLOCKED,
+    WORKER_UNKNOWN, WorkerRole,
 };
 use crate::app::App;
 use crate::driver::LeaseReply;
@@ -15,6 +16,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use primerl_core::config::Role;
 use primerl_core::effect::LeasedRollout;
+use primerl_core::event::{BLOCKED_AFTER, Block};
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +25,19 @@ use std::time::{Duration, Instant};
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
 /// Bytes kept of what an environment says of its error.
 const LONGEST_ERROR: usize = 16 * 1024;
+/// Characters kept of where a worker is blocked, or of how it ended.
+const LONGEST_PLACE: usize = 300;
 /// No worker needs more at once, and a mistyped number must not drain the queue.
 const MAX_LEASES: u32 = 4096;
 
-fn worker_unknown(worker: WorkerId) -> ApiError {
-    ApiError::gone(
-        WORKER_UNKNOWN,
-        format!("worker {worker} is not known (any more); register again"),
-    )
+fn worker_unknown(app: &App, worker: WorkerId) -> ApiError {
+    match app.workers.why_it_ends(worker) {
+        Some(reason) => ApiError::gone(WORKER_BLOCKED, reason),
+        None => ApiError::gone(
+            WORKER_UNKNOWN,
+            format!("worker {worker} is not known (any more); register again"),
+        ),
+    }
 }
 
 /// Every call of a worker is a sign of life; the core is told as often as a heartbeat would.
@@ -39,7 +46,7 @@ fn check_known(app: &App, worker: WorkerId) -> Result<(), ApiError> {
     let due = app
         .workers
         .seen(worker, interval)
-        .ok_or_else(|| worker_unknown(worker))?;
+        .ok_or_else(|| worker_unknown(app, worker))?;
     if due {
         app.driver.send(Event::WorkerSeen { worker });
     }
@@ -64,7 +71,8 @@ pub async fn register(
     app.refusals.forget(environment);
     let (worker, predecessor) = app.workers.register(&body.name, environment);
     if let Some(worker) = predecessor {
-        app.driver.send(Event::WorkerLeft { worker });
+        let reason = None;
+        app.driver.send(Event::WorkerLeft { worker, reason });
     }
     app.driver.send(Event::EnvironmentReady {
         environment,
@@ -254,10 +262,11 @@ pub async fn heartbeat(
     let heartbeat = app
         .workers
         .heartbeat(body.worker, &body.running)
-        .ok_or_else(|| worker_unknown(body.worker))?;
+        .ok_or_else(|| worker_unknown(&app, body.worker))?;
     app.driver.send(Event::WorkerSeen {
         worker: body.worker,
     });
+    tell_of_block(&app, &body);
     if !heartbeat.lost.is_empty() {
         tracing::warn!(worker = %body.worker, rollouts = ?heartbeat.lost, "the worker does not know of its leases");
         app.lease_lost(body.worker, &heartbeat.lost);
@@ -267,6 +276,30 @@ pub async fn heartbeat(
         cancel: heartbeat.cancel,
         finished,
     }))
+}
+
+/// Whether its environment keeps the worker's event loop from running, where the core does not know yet.
+fn tell_of_block(app: &App, body: &HeartbeatRequest) {
+    let Some(still) = body.still_s.map(primerl_core::Duration::from_secs_f64) else {
+        return;
+    };
+    let is_blocked = still >= BLOCKED_AFTER;
+    if app.workers.note_block(body.worker, is_blocked) {
+        let block = is_blocked.then(|| Block {
+            lasted: still,
+            at: body.held_at.as_deref().map(short),
+            rollout: body.held_by,
+        });
+        app.driver.send(Event::WorkerBlocked {
+            worker: body.worker,
+            block,
+        });
+    }
+}
+
+/// A line of code has no business to be longer.
+fn short(place: &str) -> String {
+    place.chars().take(LONGEST_PLACE).collect()
 }
 
 pub async fn result(
@@ -303,11 +336,21 @@ pub async fn leave(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<LeaveRequest>,
 ) -> Result<Response, ApiError> {
-    if app.workers.remove(body.worker) {
-        tracing::info!(worker = %body.worker, "worker left");
-        app.driver.send(Event::WorkerLeft {
-            worker: body.worker,
-        });
-    }
-    Ok(encoding.ok(&LeaveAnswer {}))
+    let Some(leased) = app.workers.remove(body.worker) else {
+        return Ok(encoding.ok(&LeaveAnswer::default()));
+    };
+    tracing::info!(worker = %body.worker, "worker left");
+    let open = leased.iter().filter_map(|id| app.gateway.rollouts.get(*id));
+    let rollouts = open.map(|open| LeftRollout {
+        rollout: open.id,
+        example: open.example,
+    });
+    let answer = LeaveAnswer {
+        rollouts: rollouts.collect(),
+    };
+    app.driver.send(Event::WorkerLeft {
+        worker: body.worker,
+        reason: body.reason.as_deref().map(short),
+    });
+    Ok(encoding.ok(&answer))
 }

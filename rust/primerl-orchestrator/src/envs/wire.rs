@@ -22,6 +22,9 @@ pub const CONFIG: &str = "/envs/config";
 
 /// `code` of the 410 that tells a worker to register again: the orchestrator does not know its number (any more).
 pub const WORKER_UNKNOWN: &str = "worker_unknown";
+/// `code` of the 410 for a worker that was given up since its environment blocked it: where it still does, the process
+/// cannot register again and has to end.
+pub const WORKER_BLOCKED: &str = "worker_blocked";
 /// `code` of the 404 for an environment that the run does not have.
 pub const ENVIRONMENT_UNKNOWN: &str = "environment_unknown";
 /// `code` of the 409 for a worker that lists other examples than the first worker of its environment, or has other
@@ -131,11 +134,19 @@ pub struct Lease {
     pub deadline_s: f64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatRequest {
     pub worker: WorkerId,
     /// Leased and not yet reported.
     pub running: Vec<RolloutId>,
+    /// Seconds since its event loop last turned; `None`: an older worker does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub still_s: Option<f64>,
+    /// Where its event loop is held up, and by which rollout, as far as that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<RolloutId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,10 +172,23 @@ pub struct ResultAnswer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaveRequest {
     pub worker: WorkerId,
+    /// How it ended, as whoever had started it says; `None`: the worker says goodbye itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaveAnswer {
+    /// What it ran, and is handed out again.
+    #[serde(default)]
+    pub rollouts: Vec<LeftRollout>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeaveAnswer {}
+pub struct LeftRollout {
+    pub rollout: RolloutId,
+    pub example: ExampleIndex,
+}
 
 /// A body as a msgpack map with named fields.
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, rmp_serde::encode::Error> {

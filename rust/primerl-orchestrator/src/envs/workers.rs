@@ -22,6 +22,8 @@ struct Worker {
     /// Cancelled, and not yet seen to have stopped.
     cancelled: HashSet<RolloutId>,
     running: usize,
+    /// Its environment's code keeps its event loop from running, as it last said.
+    is_blocked: bool,
 }
 
 /// One line of `/status`.
@@ -32,6 +34,18 @@ pub struct WorkerStatus {
     pub environment: String,
     pub last_seen_s: f64,
     pub running: usize,
+    /// Its environment's code keeps its event loop from running.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Blocked {
+    pub since_s: f64,
+    /// The line of code, where that is known.
+    pub at: Option<String>,
+    /// Whose code it is, where that is known.
+    pub rollout: Option<RolloutId>,
 }
 
 /// What a heartbeat brings to light.
@@ -54,6 +68,8 @@ pub struct Workers {
 struct Table {
     next: u64,
     by_id: HashMap<WorkerId, Worker>,
+    /// Those that were given up since their environments blocked them, and why: their processes have to end.
+    blocked: HashMap<WorkerId, String>,
 }
 
 impl Worker {
@@ -66,6 +82,7 @@ impl Worker {
             leased: HashMap::new(),
             cancelled: HashSet::new(),
             running: 0,
+            is_blocked: false,
         }
     }
 }
@@ -183,11 +200,37 @@ impl Workers {
         Some(Heartbeat { cancel, lost })
     }
 
-    /// Forget a worker; `false` if it was not known.
-    pub fn remove(&self, id: WorkerId) -> bool {
-        let known = self.workers.lock().by_id.remove(&id).is_some();
+    /// Forget a worker; what it was leased and has not reported, or `None` if it was not known.
+    pub fn remove(&self, id: WorkerId) -> Option<Vec<RolloutId>> {
+        let worker = self.workers.lock().by_id.remove(&id);
         self.removed.notify_waiters();
-        known
+        let mut leased: Vec<RolloutId> = worker?.leased.into_keys().collect();
+        leased.sort_unstable();
+        Some(leased)
+    }
+
+    /// The core gave a worker up. `blocked`: why its process has to end.
+    pub fn lose(&self, id: WorkerId, blocked: Option<String>) {
+        self.remove(id);
+        if let Some(reason) = blocked {
+            self.workers.lock().blocked.insert(id, reason);
+        }
+    }
+
+    /// Why the process of a worker that is not known any more has to end, if it has to.
+    pub fn why_it_ends(&self, id: WorkerId) -> Option<String> {
+        self.workers.lock().blocked.get(&id).cloned()
+    }
+
+    /// Note whether the worker's environment blocks it. Returns whether the core has to hear of it: while it is blocked,
+    /// and once when it is no longer.
+    pub fn note_block(&self, id: WorkerId, is_blocked: bool) -> bool {
+        let mut table = self.workers.lock();
+        let Some(worker) = table.by_id.get_mut(&id) else {
+            return false;
+        };
+        let was_blocked = std::mem::replace(&mut worker.is_blocked, is_blocked);
+        is_blocked || was_blocked
     }
 
     /// Wait until every worker has left or was lost.
@@ -218,6 +261,7 @@ impl Workers {
                     .unwrap_or_default(),
                 last_seen_s: now.duration_since(worker.last_seen).as_secs_f64(),
                 running: worker.running,
+                blocked: None,
             })
             .collect();
         workers.sort_by_key(|worker| worker.worker);

@@ -155,6 +155,7 @@ pub fn begin(
         .begin(digest, number, Arc::clone(&live), is_marked);
     let is_first = state.turns.is_empty();
     drop(state);
+    rollout.asks();
     Ok(Ok(Begun {
         attempt: Attempt {
             rollout: Arc::clone(rollout),

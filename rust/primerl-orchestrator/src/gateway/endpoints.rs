@@ -49,8 +49,11 @@ pub(super) async fn serve(
         Ok((response, _)) => response,
         Err(error) => {
             // Many an agent hides why its call failed.
-            if error.status.is_client_error() {
-                let (status, message) = (error.status.as_u16(), &error.message);
+            let (status, message) = (error.status.as_u16(), &error.message);
+            if error.status == StatusCode::GONE {
+                // Every rollout that is ended from here comes to this, and why was said.
+                tracing::debug!(rollout, ?dialect, status, message, "request refused");
+            } else if error.status.is_client_error() {
                 tracing::info!(rollout, ?dialect, status, message, "request refused");
             }
             if let Ok(open) = app.gateway.rollouts.find(rollout) {

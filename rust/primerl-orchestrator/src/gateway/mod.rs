@@ -63,6 +63,7 @@ use crate::clients::Endpoint;
 use crate::config::{ClientType, RolloutLimits, Sampling};
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
+pub(crate) use rollouts::Rollout;
 use rollouts::Rollouts;
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,16 +96,16 @@ impl Gateway {
         }
     }
 
-    /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise. `span` is what a rollout has
-    /// from its lease to its report.
+    /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise, and `spans`,
+    /// what a rollout has from its lease to its report.
     pub(crate) fn with_clients(
         self,
         client_type: ClientType,
         endpoints: Vec<Option<Arc<Endpoint>>>,
         limits: Vec<RolloutLimits>,
-        span: Duration,
+        spans: Vec<Duration>,
     ) -> Gateway {
-        let rollouts = Rollouts::with_endpoints(endpoints).with_limits(limits, span);
+        let rollouts = Rollouts::with_endpoints(endpoints).with_limits(limits, spans);
         Gateway {
             client_type,
             rollouts: Arc::new(rollouts),

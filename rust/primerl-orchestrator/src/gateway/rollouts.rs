@@ -18,7 +18,9 @@ use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
 use primerl_core::event::Refusal;
-use primerl_core::{Conversation, RolloutId, Turn, TurnIndex, WorkerId};
+use primerl_core::{
+    Conversation, EnvironmentId, ExampleIndex, RolloutId, Turn, TurnIndex, WorkerId,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -35,22 +37,26 @@ pub struct Rollouts {
     endpoints: Vec<Option<Arc<Endpoint>>>,
     /// By environment.
     limits: Vec<RolloutLimits>,
-    /// From a rollout's lease to its deadline.
-    span: Duration,
+    /// By environment: from a rollout's lease to its deadline.
+    spans: Vec<Duration>,
 }
 
 /// One open rollout.
 #[derive(Debug)]
 pub struct Rollout {
     pub id: RolloutId,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
     pub worker: WorkerId,
     pub evaluation: bool,
     pub sampling: Sampling,
     /// Who answers in place of the engines.
     pub endpoint: Option<Arc<Endpoint>>,
     /// When it was leased; after a restart, as far as this machine's clock goes back.
-    pub(super) began: Instant,
+    pub began: Instant,
     pub deadline: Instant,
+    /// Whether it waits for an answer. Held for a moment.
+    asking: Mutex<Asking>,
     /// Aborts the rollout's engine requests.
     pub over: CancellationToken,
     pub(super) budget: Budget,
@@ -79,6 +85,31 @@ pub(super) struct RolloutState {
     pub attempts: Attempts<Arc<Live>>,
     /// Those that it waits for, or has waited for in vain.
     pub unanswered: Unanswered,
+}
+
+/// Whether a rollout asks for something, or runs its environment's code.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    requests: usize,
+    /// When that last changed from none to some, or back; at first, when it was opened.
+    since: Instant,
+}
+
+/// What a rollout is at, since when.
+#[derive(Clone, Copy, Debug)]
+pub struct Doing {
+    /// It waits for an answer; else its environment's code is at work.
+    pub asks: bool,
+    pub since: Instant,
+}
+
+impl Asking {
+    fn since(now: Instant) -> Asking {
+        Asking {
+            requests: 0,
+            since: now,
+        }
+    }
 }
 
 /// One conversation.
@@ -139,10 +170,10 @@ impl Rollouts {
         }
     }
 
-    pub fn with_limits(self, limits: Vec<RolloutLimits>, span: Duration) -> Rollouts {
+    pub fn with_limits(self, limits: Vec<RolloutLimits>, spans: Vec<Duration>) -> Rollouts {
         Rollouts {
             limits,
-            span,
+            spans,
             ..self
         }
     }
@@ -161,19 +192,25 @@ impl Rollouts {
             sampling.template_kwargs = None;
         }
         let limits = self.limits.get(environment).copied().unwrap_or_default();
-        let deadline = Instant::now() + Duration::from_micros(lease.deadline.0);
+        let now = Instant::now();
+        let deadline = now + Duration::from_micros(lease.deadline.0);
+        let span = self.spans.get(environment).copied().unwrap_or_default();
+        let began = deadline.checked_sub(span).unwrap_or(now);
         let budget = Budget::new(sampling.rollout_max_tokens);
         budget.lower(limits.tokens);
         let rollout = Rollout {
             id: lease.rollout,
+            environment: lease.environment,
+            example: lease.example,
             worker,
             evaluation: lease.evaluation,
             budget,
             allowance: Allowance::new(limits),
             sampling,
             endpoint,
-            began: deadline.checked_sub(self.span).unwrap_or_else(Instant::now),
+            began,
             deadline,
+            asking: Mutex::new(Asking::since(now)),
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),
             state: Mutex::default(),
@@ -185,6 +222,11 @@ impl Rollouts {
 
     pub fn get(&self, id: RolloutId) -> Option<Arc<Rollout>> {
         self.open.read().get(&id).cloned()
+    }
+
+    /// All that are open, in no order.
+    pub fn all(&self) -> Vec<Arc<Rollout>> {
+        self.open.read().values().cloned().collect()
     }
 
     /// The open rollout, or the error its caller gets: 410 once it is over, 404 if it never was.
@@ -217,6 +259,30 @@ impl Rollouts {
 }
 
 impl Rollout {
+    pub(super) fn asks(&self) {
+        let mut asking = self.asking.lock();
+        asking.requests += 1;
+        if asking.requests == 1 {
+            asking.since = Instant::now();
+        }
+    }
+
+    pub(super) fn is_answered(&self) {
+        let mut asking = self.asking.lock();
+        asking.requests = asking.requests.saturating_sub(1);
+        if asking.requests == 0 {
+            asking.since = Instant::now();
+        }
+    }
+
+    pub fn doing(&self) -> Doing {
+        let asking = *self.asking.lock();
+        Doing {
+            asks: asking.requests > 0,
+            since: asking.since,
+        }
+    }
+
     /// A teacher answers it, for the policy to learn.
     pub(super) fn is_taught(&self) -> bool {
         self.endpoint.is_some() && !self.evaluation

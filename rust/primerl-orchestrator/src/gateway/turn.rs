@@ -62,6 +62,7 @@ impl Drop for Attempt {
         let recorded = *self.recorded.get_mut();
         let failed = self.choices.saturating_sub(recorded);
         self.rollout.allowance.give_back(failed);
+        self.rollout.is_answered();
         let attempts = &mut self.rollout.state.lock().attempts;
         attempts.ended(self.digest, self.number, self.choices);
     }

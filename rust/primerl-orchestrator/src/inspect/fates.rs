@@ -37,6 +37,8 @@ pub(crate) enum End {
     Voided(VoidReason),
     Failed(RolloutError),
     Cancelled(CancelReason),
+    /// With its worker: how that ended, and what else it ran.
+    Lost(String),
     Evaluated,
 }
 
@@ -55,7 +57,7 @@ impl End {
             End::Voided(reason) => reason.ended(),
             End::Failed(_) => Ended::Failed,
             End::Cancelled(CancelReason::TooManyPolicies | CancelReason::TooOld) => Ended::Stale,
-            End::Cancelled(_) => Ended::Cancelled,
+            End::Cancelled(_) | End::Lost(_) => Ended::Cancelled,
             End::Evaluated => Ended::Evaluated,
         }
     }
@@ -67,12 +69,14 @@ impl End {
             End::Voided(reason) => Some(super::name_of(reason)),
             End::Failed(error) => Some(error.kind.clone()),
             End::Cancelled(reason) => Some(super::name_of(reason)),
+            End::Lost(_) => Some(super::name_of(&CancelReason::WorkerLost)),
         }
     }
 
     pub fn message(&self) -> Option<&str> {
         match self {
             End::Failed(error) => Some(&error.message),
+            End::Lost(how) => Some(how),
             _ => None,
         }
     }
@@ -81,7 +85,9 @@ impl End {
     pub fn error(&self) -> Option<ErrorKind> {
         match self {
             End::Failed(error) => Some(ErrorKind::of(error)),
-            End::Cancelled(CancelReason::WorkerLost) => Some(ErrorKind::Infrastructure),
+            End::Cancelled(CancelReason::WorkerLost) | End::Lost(_) => {
+                Some(ErrorKind::Infrastructure)
+            }
             _ => None,
         }
     }
@@ -133,6 +139,8 @@ struct Said<'a> {
     closed: Vec<RolloutId>,
     failed: BTreeMap<RolloutId, &'a RolloutError>,
     cancelled: BTreeMap<RolloutId, CancelReason>,
+    /// How workers went that had something to do.
+    gone: BTreeMap<WorkerId, &'a str>,
     voided: Vec<(RolloutId, VoidReason)>,
     cut: Vec<&'a PackedBatch>,
 }
@@ -151,6 +159,9 @@ impl<'a> Said<'a> {
                     rollout, reason, ..
                 } => {
                     said.cancelled.insert(*rollout, *reason);
+                }
+                Effect::WorkerGone { worker, why } => {
+                    said.gone.insert(*worker, why);
                 }
                 Effect::RolloutVoided { rollout, reason } => said.voided.push((*rollout, *reason)),
                 Effect::BatchCut { batch } => said.cut.push(batch),
@@ -171,8 +182,7 @@ pub(crate) struct Fates {
 impl Fates {
     /// What had begun when the story begins.
     pub fn begin(core: &Core) -> Fates {
-        let span = core.config().timeouts.rollout;
-        let leased_at = |rollout: &Rollout| rollout.deadline - span;
+        let leased_at = |rollout: &Rollout| core.leased_at(rollout);
         let in_flight = core
             .rollouts()
             .map(|rollout| Life::leased(rollout, leased_at(rollout)));
@@ -245,7 +255,10 @@ impl Fates {
             life.evaluates,
         ) {
             (Some(error), _, _) => End::Failed((*error).clone()),
-            (None, Some(reason), _) => End::Cancelled(*reason),
+            (None, Some(reason), _) => match said.gone.get(&life.worker) {
+                Some(how) if *reason == CancelReason::WorkerLost => End::Lost((*how).to_owned()),
+                _ => End::Cancelled(*reason),
+            },
             (None, None, evaluates) => {
                 life.is_finished = true;
                 life.finished_at = Some(now);

@@ -54,6 +54,7 @@ fn kind(event: &Event) -> &'static str {
         Event::EnvironmentReady { .. } => "environment_ready",
         Event::WorkerJoined { .. } => "worker_joined",
         Event::WorkerSeen { .. } => "worker_seen",
+        Event::WorkerBlocked { .. } => "worker_blocked",
         Event::WorkerLeft { .. } => "worker_left",
         Event::LeaseRequested { .. } => "lease_requested",
         Event::RequestDropped { .. } => "request_dropped",
@@ -84,6 +85,15 @@ fn kind(event: &Event) -> &'static str {
 impl Observer for Counting {
     fn saw(&mut self, moment: &Moment<'_>) {
         *self.events.entry(kind(moment.event)).or_default() += 1;
+        // Not one that took its leave: it was told to.
+        let ended_badly = matches!(
+            moment.event,
+            Event::WorkerLeft {
+                reason: Some(_),
+                ..
+            }
+        );
+        self.workers_lost += u64::from(ended_badly);
         for effect in moment.effects {
             match effect {
                 Effect::WorkerLost { .. } => self.workers_lost += 1,

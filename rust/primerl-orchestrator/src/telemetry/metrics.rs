@@ -3,7 +3,7 @@
 use super::{TrainerClock, Waits};
 use parking_lot::Mutex;
 use primerl_core::turn::ForkReason;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -20,7 +20,7 @@ const MICROSECONDS: [f64; 16] = [
 ];
 
 /// How a turn's prompt was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TurnEnd {
     Extended,
     FirstTurn,
@@ -46,13 +46,42 @@ impl From<Option<ForkReason>> for TurnEnd {
 }
 
 /// How a chat request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     Answered,
     Replayed,
     Refused,
     Failed,
     Gone,
+}
+
+// In the words of the rest of the API; derived, they would be those of the code.
+impl EncodeLabelValue for TurnEnd {
+    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
+        let name = match self {
+            TurnEnd::Extended => "extended",
+            TurnEnd::FirstTurn => "first_turn",
+            TurnEnd::NewConversation => "new_conversation",
+            TurnEnd::HistoryEdited => "history_edited",
+            TurnEnd::ToolsChanged => "tools_changed",
+            TurnEnd::TemplateNotExtendable => "template_not_extendable",
+            TurnEnd::PrefixDiffers => "prefix_differs",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
+}
+
+impl EncodeLabelValue for Outcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
+        let name = match self {
+            Outcome::Answered => "answered",
+            Outcome::Replayed => "replayed",
+            Outcome::Refused => "refused",
+            Outcome::Failed => "failed",
+            Outcome::Gone => "gone",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -1,7 +1,9 @@
 //! What people and tools see of a run: metrics, status, CPU time.
 
 mod cpu;
+mod exposition;
 mod metrics;
+mod rollouts;
 pub mod status;
 mod trainer;
 mod waits;

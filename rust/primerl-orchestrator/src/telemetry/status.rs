@@ -1,16 +1,16 @@
 //! `/status`, `/metrics` and `/health`: the core's view, joined with addresses, rates and processes.
 
-use super::{Waits, process_cpu_seconds};
+use super::{Waits, exposition, process_cpu_seconds, rollouts};
 use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::envs::refusals::RefusedStatus;
-use crate::envs::workers::WorkerStatus;
+use crate::envs::workers::{Blocked, WorkerStatus};
 use crate::http::{ApiError, JSON, encoded};
 use axum::extract::State;
 use axum::response::Response;
-use primerl_core::{ErrorKind, Status, Time};
+use primerl_core::status::own_name;
+use primerl_core::{Status, Time};
 use serde_json::{Value, json};
-use std::fmt::Write;
 use std::sync::Arc;
 
 /// An engine that is down for longer is a line in the waits.
@@ -26,8 +26,8 @@ pub async fn status(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let (status, _) = app.driver.status().await?;
-    let text =
-        exposition(&app, &status).map_err(|_| ApiError::internal("cannot encode metrics"))?;
+    let text = exposition::exposition(&app, &status)
+        .map_err(|_| ApiError::internal("cannot encode metrics"))?;
     Ok(encoded(
         "application/openmetrics-text; version=1.0.0; charset=utf-8",
         text,
@@ -41,11 +41,21 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
     let elapsed = app.origin.elapsed().as_secs_f64();
     let telemetry = &app.telemetry;
     let environments = app.environment_names();
-    let workers = app.workers.status(&environments);
+    let workers = workers(app, &core, now, &environments);
     let refused = app.refusals.status(&environments);
     let rollouts = json!(core.rollouts);
-    let mut waits = waits(&core, &engines, &telemetry.waits, now, elapsed);
+    let rollouts_wait = rollouts_wait(app, &workers, &environments);
+    let mut waits = waits(
+        &core,
+        rollouts_wait,
+        &engines,
+        &telemetry.waits,
+        now,
+        elapsed,
+    );
     waits.extend(waits_for_others(&workers, &refused));
+    // Whoever holds nobody up comes last.
+    waits.sort_by_key(|wait| wait["usual"] == true);
     Ok(json!({
         "run": {
             "step": core.run.next_step.0 - 1,
@@ -90,6 +100,28 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
     }))
 }
 
+fn workers(app: &App, core: &Status, now: Time, environments: &[String]) -> Vec<WorkerStatus> {
+    let mut workers = app.workers.status(environments);
+    for worker in &mut workers {
+        let known = core.workers.iter().find(|one| one.worker == worker.worker);
+        let block = known.and_then(|one| one.blocked.as_ref());
+        worker.blocked = block.map(|block| Blocked {
+            since_s: now.since(block.since).as_secs_f64(),
+            at: block.at.clone(),
+            rollout: block.rollout,
+        });
+    }
+    workers
+}
+
+fn rollouts_wait(app: &App, workers: &[WorkerStatus], environments: &[String]) -> Vec<Value> {
+    let names = workers.iter();
+    let names = names.map(|worker| (worker.worker, own_name(&worker.name).to_owned()));
+    let blocked = workers.iter().filter(|worker| worker.blocked.is_some());
+    let blocked = blocked.map(|worker| worker.worker).collect();
+    rollouts::waits(app, environments, &names.collect(), &blocked)
+}
+
 /// Environments whose workers were all refused.
 fn waits_for_others(
     workers: &[WorkerStatus],
@@ -110,20 +142,26 @@ fn waits_for_others(
     })
 }
 
+/// In the order of who waits for whom.
 fn waits(
     core: &Status,
+    rollouts: Vec<Value>,
     engines: &[EngineStatus],
     shell: &Waits,
     now: Time,
     elapsed: f64,
 ) -> Vec<Value> {
     let core_waits = core.waits.iter().map(|wait| {
-        json!({
+        let mut told = json!({
             "who": wait.who,
             "for": wait.waiting_for,
             "since_s": now.since(wait.since).as_secs_f64(),
             "deadline_s": wait.deadline.since(now).as_secs_f64(),
-        })
+        });
+        if wait.is_usual {
+            told["usual"] = json!(true);
+        }
+        told
     });
     let down = engines.iter().filter_map(|engine| {
         let seconds = engine.down_for?.as_secs_f64();
@@ -135,132 +173,10 @@ fn waits(
         json!({"who": "gateway", "for": "the first engine to join", "since_s": elapsed, "deadline_s": null})
     });
     let shell = shell.all().into_iter().map(|wait| json!(wait));
-    core_waits.chain(down).chain(none).chain(shell).collect()
-}
-
-fn exposition(app: &App, status: &Status) -> Result<String, std::fmt::Error> {
-    let telemetry = &app.telemetry;
-    let mut text = telemetry.encode()?;
-    let end = text.rfind("# EOF").unwrap_or(text.len());
-    text.truncate(end);
-    let mut gauge = |name: &str, help: &str, value: f64| {
-        writeln!(
-            text,
-            "# HELP primerl_{name} {help}\n# TYPE primerl_{name} gauge\nprimerl_{name} {value}"
-        )
-    };
-    gauge(
-        "step",
-        "Steps whose batch was cut",
-        (status.run.next_step.0 - 1) as f64,
-    )?;
-    gauge(
-        "policy_version",
-        "Newest proved version, -1 before the first",
-        version(status),
-    )?;
-    gauge(
-        "groups_ready",
-        "Complete groups that wait for the cut",
-        status.groups.ready as f64,
-    )?;
-    let Value::Object(rollouts) = json!(status.rollouts) else {
-        return Err(std::fmt::Error);
-    };
-    for (name, value) in &rollouts {
-        gauge(
-            &format!("rollouts_{name}"),
-            "Rollouts by state",
-            value.as_f64().unwrap_or(0.0),
-        )?;
-    }
-    gauge(
-        "trainer_idle_share",
-        "Share of time waiting for batches",
-        telemetry.trainer.idle_share().unwrap_or(0.0),
-    )?;
-    gauge(
-        "trainer_waited_seconds",
-        "Time spent waiting for batches",
-        telemetry.trainer.waited().as_secs_f64(),
-    )?;
-    gauge(
-        "engine_failovers",
-        "Requests sent again after a failure",
-        app.engines.failovers() as f64,
-    )?;
-    gauge(
-        "engine_sampled_again",
-        "Answers sampled again because an engine that renders loaded weights meanwhile",
-        app.engines.crossed() as f64,
-    )?;
-    gauge(
-        "process_cpu_seconds",
-        "CPU time of the orchestrator",
-        process_cpu_seconds().unwrap_or(0.0),
-    )?;
-    errors(&mut text, status)?;
-    engines(&mut text, &app.engines.status())?;
-    text.push_str("# EOF\n");
-    Ok(text)
-}
-
-fn version(status: &Status) -> f64 {
-    status
-        .run
-        .policy_version
-        .map_or(-1.0, |version| version.0 as f64)
-}
-
-fn errors(text: &mut String, status: &Status) -> std::fmt::Result {
-    let help = "Rollouts that failed or were lost with their worker, by who is to blame";
-    writeln!(
-        text,
-        "# HELP primerl_rollout_errors {help}\n# TYPE primerl_rollout_errors counter"
-    )?;
-    for environment in &status.environments {
-        for kind in ErrorKind::ALL {
-            let (name, kind_name) = (&environment.name, kind.name());
-            let count = environment.errors.get(&kind).copied().unwrap_or(0);
-            // Names are escaped as a string of Rust's is.
-            writeln!(
-                text,
-                "primerl_rollout_errors_total{{environment={name:?},kind=\"{kind_name}\"}} {count}"
-            )?;
-        }
-    }
-    Ok(())
-}
-
-fn engines(text: &mut String, engines: &[EngineStatus]) -> std::fmt::Result {
-    let mut family = |name: &str, help: &str, value: &dyn Fn(&EngineStatus) -> f64| {
-        writeln!(
-            text,
-            "# HELP primerl_{name} {help}\n# TYPE primerl_{name} gauge"
-        )?;
-        engines.iter().try_for_each(|engine| {
-            writeln!(
-                text,
-                "primerl_{name}{{engine=\"{}\"}} {}",
-                engine.engine,
-                value(engine)
-            )
-        })
-    };
-    family("engine_running", "Requests in flight", &|engine| {
-        f64::from(engine.running)
-    })?;
-    family("engine_healthy", "1 when it answers", &|engine| {
-        f64::from(u8::from(engine.healthy))
-    })?;
-    family(
-        "engine_idle_share",
-        "Share of time without a request",
-        &|engine| engine.idle_share.unwrap_or(0.0),
-    )?;
-    family(
-        "engine_version",
-        "Version it proved, -1 for none",
-        &|engine| engine.version.map_or(-1.0, |version| version.0 as f64),
-    )
+    core_waits
+        .chain(rollouts)
+        .chain(down)
+        .chain(none)
+        .chain(shell)
+        .collect()
 }

@@ -28,6 +28,8 @@ struct Entry {
     overdue: Overdue,
     /// When it was last named.
     named: Option<Instant>,
+    /// Until then it is seen by nobody: all of these waits are so short.
+    shown_from: Instant,
 }
 
 /// One line of `/status`.
@@ -68,6 +70,18 @@ impl Waits {
         at_most: Duration,
         overdue: Overdue,
     ) -> Waiting {
+        self.begin_unseen(who, waiting_for, Duration::ZERO, at_most, overdue)
+    }
+
+    /// One that is listed only if it lasts for `unseen`.
+    pub fn begin_unseen(
+        &self,
+        who: impl Into<String>,
+        waiting_for: impl Into<String>,
+        unseen: Duration,
+        at_most: Duration,
+        overdue: Overdue,
+    ) -> Waiting {
         let since = Instant::now();
         let entry = Entry {
             who: who.into(),
@@ -76,6 +90,7 @@ impl Waits {
             deadline: since + at_most,
             overdue,
             named: None,
+            shown_from: since + unseen,
         };
         let mut table = self.0.lock();
         let number = table.next;
@@ -87,13 +102,14 @@ impl Waits {
         }
     }
 
-    /// All that go on, the oldest first.
+    /// All that go on and are to be seen, the oldest first.
     pub fn all(&self) -> Vec<Wait> {
         let now = Instant::now();
         let table = self.0.lock();
         table
             .entries
             .values()
+            .filter(|entry| now >= entry.shown_from)
             .map(|entry| entry.seen(now))
             .collect()
     }
@@ -148,6 +164,8 @@ mod tests {
     fn a_wait_is_seen_until_it_ends_and_named_once_it_is_overdue() {
         let waits = Waits::default();
         let long = waits.begin("a", "b", Duration::from_secs(60), Overdue::FailsTheRun);
+        let hour = Duration::from_secs(3600);
+        let _unseen = waits.begin_unseen("c", "b", hour, hour, Overdue::FailsTheRun);
         let short = waits.begin("b", "the disk", Duration::ZERO, Overdue::IsNamed);
         let all = waits.all();
         assert_eq!((all.len(), all[0].who.as_str()), (2, "a"));

@@ -79,6 +79,9 @@ impl Worker {
         let request = HeartbeatRequest {
             worker: self.id,
             running: running.to_vec(),
+            still_s: None,
+            held_at: None,
+            held_by: None,
         };
         call(&self.http, &self.url, wire::HEARTBEAT, &request).await
     }
@@ -99,7 +102,11 @@ impl Worker {
 
     /// The orchestrator may be gone by now.
     pub async fn leave(&self) {
-        let request = wire::encode(&LeaveRequest { worker: self.id }).unwrap();
+        let request = wire::encode(&LeaveRequest {
+            worker: self.id,
+            reason: None,
+        })
+        .unwrap();
         let call = self.http.post(format!("{}{}", self.url, wire::LEAVE));
         let call = call
             .header("content-type", wire::CONTENT_TYPE)

@@ -345,6 +345,7 @@ fn lost_evaluation_rollouts_are_handed_out_again() {
     run.lease(1, 2);
     run.send(Event::WorkerLeft {
         worker: WorkerId(1),
+        reason: None,
     });
     run.join(1, 1);
     let effects = evaluate(&mut run, 0);

@@ -227,7 +227,7 @@ fn a_lost_workers_leases_are_handed_out_again() {
     )));
     assert_said(
         &effects,
-        "worker 0 of environment \"train\" was not heard of for 15 s; its 4 rollouts are handed out",
+        "worker worker of environment \"train\" was not heard of for 15 s; its 4 rollouts are handed out",
     );
     let again = run.lease(1, 4);
     let ids = |rollouts: &[LeasedRollout]| {
@@ -264,6 +264,7 @@ fn an_example_that_kills_every_worker_is_given_up() {
     for worker in 1..10 {
         let effects = run.send(Event::WorkerLeft {
             worker: WorkerId(worker - 1),
+            reason: None,
         });
         said_so |= said(&effects).contains("was lost with its worker too often");
         if said_so {
@@ -348,6 +349,7 @@ fn a_dead_environment_is_waited_for_by_name() {
     });
     run.send(Event::WorkerLeft {
         worker: WorkerId(1),
+        reason: None,
     });
     run.lease(0, 4);
     let effects = run.pass(14.0);

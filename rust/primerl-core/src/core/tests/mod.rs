@@ -2,6 +2,7 @@
 
 mod admission;
 mod advantages;
+mod blocked;
 mod buffer;
 mod evaluations;
 mod going_back;
@@ -260,6 +261,7 @@ fn said(effects: &[Effect]) -> String {
         | Effect::Failed { reason } => Some(reason.clone()),
         Effect::BatchNotReady { waiting_for, .. } => Some(waiting_for.clone()),
         Effect::Warn { message } => Some(message.clone()),
+        Effect::WorkerGone { why, .. } => Some(why.clone()),
         _ => None,
     });
     texts.collect::<Vec<_>>().join("\n")

@@ -144,6 +144,7 @@ fn each_failure_has_one_kind_by_environment() {
     );
     run.send(Event::WorkerLeft {
         worker: WorkerId(0),
+        reason: None,
     });
     for _ in 0..2 {
         let evaluating = run.lease(1, 1);

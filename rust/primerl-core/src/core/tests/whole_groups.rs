@@ -179,6 +179,7 @@ fn a_lost_worker_loses_its_groups_as_a_whole_and_no_others() {
     run.succeed(1, kept[0].rollout, 0);
     let effects = run.send(Event::WorkerLeft {
         worker: WorkerId(0),
+        reason: None,
     });
     let taken = lost[1..].iter().map(|leased| leased.rollout);
     let taken: Vec<_> = taken.map(|id| (id, CancelReason::WorkerLost)).collect();
@@ -202,6 +203,7 @@ fn a_group_that_no_worker_survives_is_dropped() {
         assert_eq!(run.lease(worker, 1).len(), 4);
         said = run.send(Event::WorkerLeft {
             worker: WorkerId(worker),
+            reason: None,
         });
     }
     assert_said(
@@ -312,6 +314,7 @@ fn a_rollout_of_an_evaluation_counts_when_its_whole_group_has_ended() {
     assert_eq!(run.core.counters().evaluated, 0);
     run.send(Event::WorkerLeft {
         worker: WorkerId(11),
+        reason: None,
     });
     assert_eq!(voided(&run, VoidReason::GroupIncomplete), 1);
     join(&mut run, 11, 1);

@@ -41,7 +41,8 @@ impl Simulator {
         let same = known.filter(|known| known.name == name);
         let predecessor = same.map(|known| known.worker).next();
         if let Some(worker) = predecessor {
-            self.send(Event::WorkerLeft { worker });
+            let reason = None;
+            self.send(Event::WorkerLeft { worker, reason });
         }
         self.send(Event::EnvironmentReady {
             environment,

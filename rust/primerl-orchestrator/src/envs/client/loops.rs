@@ -101,6 +101,15 @@ impl Shared {
         self.shrank.notify_waiters();
     }
 
+    /// The orchestrator has given `worker` up, since the owner did not move.
+    fn given_up(&self, worker: WorkerId, reason: &str) {
+        if self.pulse.is_held_up() {
+            (self.options.end_process)(reason);
+        }
+        // By now it moves again, and can be told.
+        self.forgotten(worker);
+    }
+
     async fn lease_loop(&self) {
         let mut backoff = Backoff::default();
         loop {
@@ -137,6 +146,7 @@ impl Shared {
                     }
                 }
                 Err(RequestError::WorkerUnknown) => self.forgotten(worker),
+                Err(RequestError::WorkerBlocked(reason)) => self.given_up(worker, &reason),
                 Err(RequestError::Refused(reason)) => return self.refused(reason),
                 Err(RequestError::Failed(_)) => backoff.pause().await,
             }
@@ -181,7 +191,7 @@ impl Shared {
             if self.gave_up() {
                 return;
             }
-            tokio::time::sleep(registration.heartbeat).await;
+            self.pulse.pause(registration.heartbeat).await;
         }
     }
 
@@ -195,8 +205,16 @@ impl Shared {
                 .copied()
                 .collect()
         };
+        let (still, held) = self.pulse.feel();
+        let request = HeartbeatRequest {
+            worker,
+            running,
+            still_s: Some(still.as_secs_f64()),
+            held_at: held.at,
+            held_by: held.by,
+        };
         match self
-            .post::<_, HeartbeatAnswer>(HEARTBEAT, &HeartbeatRequest { worker, running }, PROMPT)
+            .post::<_, HeartbeatAnswer>(HEARTBEAT, &request, PROMPT)
             .await
         {
             Ok(answer) if !answer.cancel.is_empty() => {
@@ -204,6 +222,7 @@ impl Shared {
             }
             Ok(_) | Err(RequestError::Failed(_)) => {}
             Err(RequestError::WorkerUnknown) => self.forgotten(worker),
+            Err(RequestError::WorkerBlocked(reason)) => self.given_up(worker, &reason),
             Err(RequestError::Refused(reason)) => self
                 .mailbox
                 .put(Notice::Problem(format!("heartbeat refused: {reason}"))),
@@ -222,6 +241,7 @@ impl Shared {
             match self.post::<_, ResultAnswer>(RESULT, &request, PROMPT).await {
                 Ok(_) => break,
                 Err(RequestError::WorkerUnknown) => self.forgotten(request.worker),
+                Err(RequestError::WorkerBlocked(reason)) => self.given_up(request.worker, &reason),
                 Err(RequestError::Failed(_)) => backoff.pause().await,
                 Err(RequestError::Refused(reason)) => {
                     self.mailbox.put(Notice::Problem(format!(
@@ -245,10 +265,12 @@ impl Shared {
         }
         let registration = *self.registration.borrow();
         if let Some(Registration { worker, .. }) = registration {
+            let request = LeaveRequest {
+                worker,
+                reason: None,
+            };
             // Best effort: without it the leases go back when the heartbeats stay away.
-            let _ = self
-                .post::<_, LeaveAnswer>(LEAVE, &LeaveRequest { worker }, PROMPT)
-                .await;
+            let _ = self.post::<_, LeaveAnswer>(LEAVE, &request, PROMPT).await;
         }
     }
 

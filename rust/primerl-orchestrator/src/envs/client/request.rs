@@ -13,6 +13,9 @@ use tokio::time::Instant;
 pub(super) enum RequestError {
     #[error("the worker is unknown")]
     WorkerUnknown,
+    /// It is unknown since its owner did not move for too long: why, in the orchestrator's words.
+    #[error("{0}")]
+    WorkerBlocked(String),
     /// The same request would be refused again.
     #[error("{0}")]
     Refused(String),
@@ -96,6 +99,9 @@ impl Shared {
         let bytes = response.bytes().await.map_err(failed)?;
         match status {
             StatusCode::OK => Ok(bytes),
+            StatusCode::GONE if code(&bytes).as_deref() == Some(wire::WORKER_BLOCKED) => {
+                Err(RequestError::WorkerBlocked(message(&bytes)))
+            }
             StatusCode::GONE => Err(RequestError::WorkerUnknown),
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 Err(RequestError::Failed(explain(status, &bytes)))
@@ -110,14 +116,22 @@ impl Shared {
 
 /// The message of an OpenAI-shaped error body, or the body itself.
 fn explain(status: StatusCode, body: &[u8]) -> String {
-    let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let message = json
-        .as_ref()
-        .and_then(|json| json.pointer("/error/message"))
-        .and_then(serde_json::Value::as_str);
-    let text = String::from_utf8_lossy(body);
-    let shown: String = message.unwrap_or(&text).chars().take(2000).collect();
-    format!("{status}: {shown}")
+    format!("{status}: {}", message(body))
+}
+
+fn message(body: &[u8]) -> String {
+    let message = field(body, "/error/message");
+    let message = message.unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
+    message.chars().take(2000).collect()
+}
+
+fn code(body: &[u8]) -> Option<String> {
+    field(body, "/error/code")
+}
+
+fn field(body: &[u8], pointer: &str) -> Option<String> {
+    let json: serde_json::Value = serde_json::from_slice(body).ok()?;
+    Some(json.pointer(pointer)?.as_str()?.to_owned())
 }
 
 /// An error with all its causes: the outermost link of a connection error says nothing.

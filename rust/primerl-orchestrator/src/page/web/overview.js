@@ -201,7 +201,7 @@ export class Overview {
     if (!status) return replace(this.tiles);
     replace(this.tiles, ...(this.evaluates ? ofEvaluation(now) : ofTraining(now)));
     // Of a run that is over, what was last seen says nothing any more.
-    const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => b.since_s - a.since_s) : [];
+    const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => Boolean(a.usual) - Boolean(b.usual) || b.since_s - a.since_s) : [];
     const lines = waits.slice(0, 14).map((wait) => el("li", {}, el("span", {}, el("b", { text: wait.who }), ` → ${wait.for}`),
       el("span", { class: `end number ${wait.deadline_s !== null && wait.deadline_s < 0 ? "late" : "faint"}`, title: wait.deadline_s === null ? "no deadline" : `${span(Math.max(0, wait.deadline_s))} left`, text: span(wait.since_s) })));
     replace(this.waits, el("h2", { text: "Who waits for what" }), lines.length ? el("ul", { class: "waits" }, lines) : el("p", { class: "note", text: now.is_live ? "Nobody waits." : "The run is over." }),
