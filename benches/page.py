@@ -17,121 +17,44 @@ import json
 import math
 import os
 import random
-import struct
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-import msgpack
-from primerl._core import Orchestrator, PageServer
+from primerl._core import PageServer
 from primerl.models.tiny import write_model
 
 sys.path.insert(0, os.fspath(Path(__file__).resolve().parent.parent / "tests"))
 
 import browser
+import page_journal as journal
+from page_journal import Event
 
 FIRST_PAINT_S = 1.0
 ANSWER_MS = 100.0
 MEMORY_MB = 150.0
 MOST_POINTS = 1_000
-SEGMENT_BYTES = 64 << 20
-MAGIC = b"PRIMERL\x05"
-PROMPT, SAMPLED = 60, 40
 LOOKS = 100
 COLUMNS = 100
 CURVES = "reward/all/mean,loss/mean,perf/throughput,staleness/mean,staleness/max,time/step,entropy/all/mean"
 
 
-def begin(output: Path, model: Path, steps: int, rollouts: int) -> None:
-    """The core as it is made, in a snapshot before the first event."""
-    config = {
-        "output_dir": str(output),
-        "max_steps": steps,
-        "seq_len": 512,
-        "batch_size": rollouts,
-        "group_size": rollouts // 2,
-        "model": {"path": str(model), "name": "m"},
-        "sampling": {"max_tokens": SAMPLED},
-        "train": {"env": [{"id": "task"}]},
-    }
-    with Orchestrator(config) as orchestrator:
-        orchestrator.start()
-    journal = output / "journal"
-    for file in journal.iterdir():
-        if file.name != "000000000000.snapshot":
-            file.unlink()
-
-
-def events(steps: int, rollouts: int) -> Iterator[dict[str, Any]]:
+def events(steps: int, rollouts: int) -> Iterator[Event]:
     generator = random.Random(0)
-    yield {"environment_ready": {"environment": 0, "examples": 1000}}
-    yield {"worker_joined": {"worker": 0, "environment": 0, "name": "w"}}
-    yield {"engine_joined": {"engine": 0, "url": "http://e"}}
-    yield {"weights_published": {"version": 0, "manifest": "m", "digest": "0"}}
-    yield {"engine_proved": {"engine": 0, "version": 0}}
+    yield from journal.start()
     for step in range(1, steps + 1):
         first = (step - 1) * rollouts
-        yield {"lease_requested": {"request": step, "worker": 0, "max": rollouts}}
+        yield journal.lease(step, rollouts)
         for rollout in range(first, first + rollouts):
-            yield {"turn_finished": {"rollout": rollout, "turn": turn(generator, step - 1)}}
+            yield journal.turned(generator, rollout, step - 1)
         for rollout in range(first, first + rollouts):
-            trace = {"session": "", "trainable": True, "ok": True, "reward": generator.random(), "metrics": {}}
-            trace |= {"stop_condition": None, "truncated": False}
-            outcome = {"ok": True, "traces": [trace], "error": None}
-            yield {"rollout_finished": {"rollout": rollout, "worker": 0, "outcome": outcome}}
-        yield {"batch_requested": {"request": steps + step, "step": step, "rank": 0}}
-        yield {"weights_published": {"version": step, "manifest": "m", "digest": str(step)}}
-        yield {"engine_proved": {"engine": 0, "version": step}}
-
-
-def turn(generator: random.Random, version: int) -> dict[str, Any]:
-    ids = generator.choices(range(90), k=PROMPT + SAMPLED)
-    digest = generator.randbytes(16)
-    return {
-        "session": "",
-        "parent": None,
-        "fork": "first_turn",
-        "prompt_suffix": struct.pack(f"<{PROMPT}I", *ids[:PROMPT]),
-        "sampled": struct.pack(f"<{SAMPLED}I", *ids[PROMPT:]),
-        "logprobs": struct.pack(f"<{SAMPLED}f", *(-generator.expovariate(2) for _ in range(SAMPLED))),
-        "versions": [{"version": version, "n_tokens": SAMPLED}],
-        "temperature": 1.0,
-        "finish": "stop",
-        "start_digest": digest,
-        "context_digest": digest,
-        "answer": {"said": digest, "reasoning": None},
-        "request_digest": generator.randbytes(16),
-        "request": 1,
-        "choice": 0,
-    }
-
-
-def write_journal(folder: Path, steps: int, rollouts: int) -> int:
-    """Returns how many events it has."""
-    number, clock, parts, size = 0, 0, [MAGIC], 0
-
-    def close(first: int) -> None:
-        (folder / f"{first:012}.log").write_bytes(b"".join(parts))
-
-    first = 0
-    for event in events(steps, rollouts):
-        clock += 400
-        body = msgpack.packb([clock, event])
-        length = struct.pack("<I", len(body))
-        parts += [length, struct.pack("<II", zlib.crc32(length), zlib.crc32(body)), body]
-        number += 1
-        size += len(body) + 12
-        if size > SEGMENT_BYTES:
-            close(first)
-            first, parts, size = number, [MAGIC], 0
-    close(first)
-    return number
+            yield journal.finished(rollout, generator.random())
+        yield from journal.trained(steps + step, step)
 
 
 def write_metrics(output: Path, steps: int) -> None:
@@ -240,8 +163,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="primerl-bench-") as folder:
         model, output = Path(folder) / "model", Path(folder) / "run"
         write_model(model, seed=0)
-        begin(output, model, steps, rollouts)
-        count = write_journal(output / "journal", steps, rollouts)
+        journal.begin(output, model, steps=steps, batch=rollouts, group=rollouts // 2)
+        writer = journal.Journal(output)
+        writer.write(events(steps, rollouts))
+        count = writer.count
         write_metrics(output, steps)
         print(
             f"{steps:,} steps, {steps * rollouts:,} rollouts, {count:,} events (load of the machine "

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Four panes over the logs of a run: trainer, orchestrator, env workers, inference. A log that is not there yet is waited for.
+# Four panes over the logs of a run: trainer, orchestrator, env workers, inference. A log that is not there yet is waited for;
+# the run itself has to be begun.
 #
 #     scripts/tmux.sh [-s session] [-o output_dir]
 #
@@ -34,7 +35,8 @@ command -v tmux >/dev/null || refuse "tmux is not installed (Debian: apt install
 if tmux has-session -t "=$session" 2>/dev/null; then
     echo "session $session is there already"
 else
-    mkdir -p "$output_dir"
+    # A launcher writes its configs first; without them nobody would ever write here.
+    [[ -d $output_dir/configs ]] || refuse "there is no run in $output_dir (no $output_dir/configs); start it, or give its output_dir with -o"
     logs=$(cd "$output_dir" && pwd)/logs
     # The panes' shell is one that is known; what it is told is quoted for it.
     follow() { printf 'exec tail -n 200 -F %q' "$logs/$1.log"; }

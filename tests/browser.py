@@ -63,6 +63,7 @@ class Tab:
         # Another fragment of the same page does not load it.
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=url)
+        self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -364,3 +364,33 @@ def test_report_says_where_an_evaluation_is_of_a_part(tmp_path: Path) -> None:
 def test_report_of_an_empty_folder_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", os.fspath(tmp_path)]) == 2
     assert "holds no finished step" in capsys.readouterr().err
+
+
+def test_report_of_a_run_that_trained_nothing_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run", "journal"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert main(["report", os.fspath(tmp_path)]) == 2
+    assert "no step is trained yet, and no launcher has written how the run ended" in words(capsys)
+    reason = "env_task_0 exited with code 7; the end of /logs/env_worker_0.log:\n  SystemExit: 7"
+    for code, how in ((1, "failed after 39 s: env_task_0 exited with code 7;"), (130, "was stopped after 39 s: ")):
+        (tmp_path / "run/summary.json").write_text(json.dumps({"exit_code": code, "reason": reason, "wall_s": 39.1}))
+        assert main(["report", os.fspath(tmp_path)]) == 2
+        said = words(capsys)
+        assert f"no step was trained; the run {how}" in said
+        assert f"`primerl trace {tmp_path} --dropped`" in said
+        assert "SystemExit" not in said
+
+
+def test_report_of_a_run_that_failed_later_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, 3)
+    assert "the run" not in dict(report.rows(report.load(tmp_path)))
+    file = tmp_path / "run/summary.json"
+    summary = {**json.loads(file.read_text()), "exit_code": 1, "reason": "trainer exited with code 3\nits log"}
+    file.write_text(json.dumps(summary))
+    assert dict(report.rows(report.load(tmp_path)))["the run"] == "failed after 20 s: trainer exited with code 3"
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said, however its lines were broken."""
+    return " ".join(capsys.readouterr().err.split())

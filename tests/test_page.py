@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,10 +22,7 @@ from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, PageServer, PrimerlError
 from primerl.cli import main
 from primerl.launch.run import page_address
-from primerl.runs import top
-from primerl.runs.registry import Registry
 from primerl.train.metrics import MetricsWriter
-from rich.console import Console
 from test_orchestrator_in_process import PATIENCE_S, GoneError, post, publish, settings
 
 CHROMIUM = browser.installed()
@@ -239,80 +235,6 @@ def test_top_shows_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
         text = capsys.readouterr().out
         for word in ("/9 ", "reward", "▁", "where the time goes", "trainer", "engines", "v3"):
             assert word in text, text
-
-
-def test_top_says_what_it_cannot_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", str(tmp_path / "none")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    assert main(["top", str(tmp_path)]) == 2
-    assert "no orchestrator was started in" in capsys.readouterr().err
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
-    assert main(["top", str(tmp_path), "--once"]) == 1
-    assert "the run is not running: nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
-    for url in ("https://host", "http://host:abc", "http://host:65536", "http://[::1", "http://:8000"):
-        capsys.readouterr()
-        assert main(["top", url, "--once"]) == 2
-        assert f"{url}: expected the URL of an orchestrator, http://host:port" in capsys.readouterr().err
-    (tmp_path / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:none", "pid": 1}')
-    assert main(["top", str(tmp_path), "--once"]) == 2
-    assert main(["top", str(tmp_path), "--interval", "0"]) == 2
-
-
-def test_a_run_is_found_by_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
-    folder = tmp_path / "output"
-    (folder / "run").mkdir(parents=True)
-    (folder / "run/orchestrator.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
-    with Registry() as registry:
-        run_id = registry.begin(folder, "", goes_on=False, form="full", name="mine", model="m", environments=[])
-    for given in (run_id, run_id[:5], "mine"):
-        assert top.find(given) == "http://127.0.0.1:9"
-    for command in ("top", "page"):
-        assert main([command, "nowhere"]) == 2
-        assert "there is no folder nowhere, and there is no run 'nowhere'" in " ".join(capsys.readouterr().err.split())
-    shutil.rmtree(folder)
-    assert main(["page", "mine"]) == 2
-    assert "is gone" in capsys.readouterr().err
-
-
-def test_names_of_engines_are_no_markup() -> None:
-    engine = {"engine": 0, "name": "[red]a[/bold]", "version": 1, "running": 2, "limit": 4, "doing": "[b]serves"}
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(top.engines({"engines": [engine]}))
-    text = capture.get()
-    assert "[red]a[/bold]" in text
-    assert "[b]serves" in text
-
-
-def test_an_evaluation_has_no_trainer_to_show() -> None:
-    states = [{"state": "busy", "what": "serves", "share": 1.0}]
-    now = {
-        "folder": "out",
-        "only_evaluates": True,
-        "idle": {"trainer": states, "engines": [{"engine": 0, "states": states}], "workers": []},
-        "status": {
-            "rollouts": {"evaluated": 1234, "in_flight": 3, "limit": 16},
-            "environments": [{"errors": {"model": 2, "tool": 1}}, {"errors": {}}],
-        },
-    }
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(top.frame(now, {}, "http://127.0.0.1:1"))
-    text = capture.get()
-    for words in ("measured 1,234", "in flight 3/16", "errors 3", "engine 0"):
-        assert words in text
-    for words in ("trainer", "no step is trained yet", "staleness"):
-        assert words not in text
-
-
-def test_sparklines_span_what_there_is() -> None:
-    assert top.spark([1.0, 2.0, 3.0]).plain == "▁▄█" or top.spark([1.0, 2.0, 3.0]).plain == "▁▅█"
-    assert top.spark([2.0] * 5).plain == "▁▁▁▁▁"
-    assert len(top.spark(list(map(float, range(10_000))), width=40)) == 40
 
 
 def test_the_page_of_files(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ def test_four_panes_show_the_logs(tmp_path: Path) -> None:
     output = tmp_path / "a run's $folder"
     logs = output / "logs"
     (logs / "envs/train/task").mkdir(parents=True)
+    (output / "configs").mkdir()
     (logs / "trainer.log").write_text("the trainer speaks\n")
     (logs / "orchestrator.log").write_text("the orchestrator speaks\n")
     (logs / "inference.log").write_text("the engine speaks\n")
@@ -64,6 +65,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         done = run([str(SCRIPT), *arguments], tmp_path)
         assert done.returncode == 2
         assert word in done.stderr
+    if shutil.which("tmux"):
+        mistyped = run([str(SCRIPT), "-o", str(tmp_path / "mistyped")], tmp_path)
+        assert mistyped.returncode == 2
+        assert f"there is no run in {tmp_path / 'mistyped'} (no {tmp_path / 'mistyped'}/configs)" in mistyped.stderr
+        assert not (tmp_path / "mistyped").exists()
     bash = shutil.which("bash")
     assert bash is not None
     (tmp_path / "bin").mkdir()

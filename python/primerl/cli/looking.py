@@ -37,6 +37,8 @@ def top(arguments: list[str]) -> int:
         view.once(url) if chosen.once else view.watch(url, chosen.interval)
     except view.UnreachableError as error:
         print(f"primerl top: {error}", file=sys.stderr)
+        if ending := view.ending(chosen.run):
+            print(f"the run {ending}", file=sys.stderr)
         return FAILED
     return 0
 

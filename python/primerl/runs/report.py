@@ -17,6 +17,7 @@ from typing import Any
 
 from primerl.launch import summary
 from primerl.launch.incomplete import mark
+from primerl.runs.standing import INTERRUPTED
 
 # Steps averaged at both ends: single steps are noisy.
 ENDS = 5
@@ -24,7 +25,7 @@ STALENESS = re.compile(r"^staleness/(\d+)$")
 
 
 class NoRunError(Exception):
-    """The folder holds no run."""
+    """There is nothing to report: the message says why, and what to do."""
 
 
 class DamagedRunError(Exception):
@@ -44,13 +45,36 @@ class Results:
 
 def load(folder: Path) -> Results:
     steps = read_lines(folder / "metrics.jsonl")
-    if not steps:
-        raise NoRunError(f"{folder} holds no finished step (no metrics.jsonl); give the output_dir of a run")
     summary_file = folder / "run" / "summary.json"
     sessions = parse(summary_file.read_bytes(), str(summary_file)) if summary_file.is_file() else {}
+    if not steps:
+        raise NoRunError(without_a_step(folder, sessions))
     results = Results(folder, steps, read_lines(folder / "evals.jsonl"), sessions)
     check(results)
     return results
+
+
+def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
+    """Why there is no step to report, and what tells more."""
+    traced = (folder / "journal").is_dir()
+    more = f"; `primerl trace {folder} --dropped` tells what became of its rollouts" if traced else ""
+    if ended := ending(sessions):
+        return f"{folder}: no step was trained; the run {ended}{more}"
+    if traced:
+        return f"{folder}: no step is trained yet, and no launcher has written how the run ended{more}"
+    return f"{folder} holds no finished step (no metrics.jsonl); give the output_dir of a run"
+
+
+def ending(sessions: dict[str, Any]) -> str:
+    """How the run's last session ended, in a line; empty where nobody wrote that."""
+    code, wall_s = sessions.get("exit_code"), sessions.get("wall_s")
+    if not isinstance(code, int):
+        return ""
+    # What follows is the end of a log.
+    why = re.split(r"; the end of |\n", str(sessions.get("reason", "")))[0]
+    how = "finished" if code == 0 else "was stopped" if code in INTERRUPTED else "failed"
+    after = f" after {wall_s:.0f} s" if isinstance(wall_s, int | float) else ""
+    return f"{how}{after}" + (f": {why}" if why and code != 0 else "")
 
 
 def check(results: Results) -> None:
@@ -98,6 +122,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
 def rows(results: Results) -> list[tuple[str, str]]:
     """What the table shows: name and value."""
     found = [("steps", str(results.steps[-1].get("step", len(results.steps))))]
+    if results.summary.get("exit_code"):
+        found.append(("the run", ending(results.summary)))
     found += _reward(results) + _evaluations(results) + _speed(results)
     histogram = staleness(results)
     if histogram:

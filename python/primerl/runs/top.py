@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from primerl import asking
 from primerl.run_key import VARIABLE
+from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
 
@@ -38,6 +40,11 @@ CURVES = {
 COLOURS = {"busy": "green", "serves": "green", "runs": "green", "loads": "magenta", "lost": "red"}
 WAITING = ("waits", "idle", "asks", "unproved")
 LONGEST_WAITS = 8
+EVALUATIONS = 50
+# Between two facts of the headline.
+GAP = 3
+# What becomes of rollouts that are not trained: title, its reasons in the status, and what is not a rollout of them.
+LOST = (("failed", "failures", "turn"), ("cancelled", "cancelled", ""), ("ended well, not trained", "voided", ""))
 
 
 class NoRunError(Exception):
@@ -64,6 +71,21 @@ def find(run: str) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoRunError(f"{file} cannot be read: {error}") from None
     return address_of(url)
+
+
+def ending(run: str) -> str:
+    """How a run that nobody answers for ended, in a line; empty where its last launcher has not written that."""
+    if run.startswith(("http://", "https://")):
+        return ""
+    folder = folder_of(run) / "run"
+    try:
+        # A summary that is older than the orchestrator is that of an earlier session.
+        if (folder / "summary.json").stat().st_mtime < (folder / "orchestrator.json").stat().st_mtime:
+            return ""
+        sessions = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    return report.ending(sessions) if isinstance(sessions, dict) else ""
 
 
 def address_of(url: str) -> str:
@@ -99,7 +121,8 @@ def ask(url: str, path: str, **query: object) -> dict[str, Any]:
 def look(url: str) -> RenderableType:
     now = ask(url, "/page/now")
     curves = ask(url, "/page/curves", names=",".join(CURVES), points=4 * WIDTH)
-    return frame(now, curves["curves"], url)
+    measured = ask(url, "/page/evaluations", limit=EVALUATIONS)
+    return frame(now, curves["curves"], url, measured["evaluations"])
 
 
 def once(url: str) -> None:
@@ -127,22 +150,50 @@ def watch(url: str, interval_s: float) -> None:
     print(f"the run has ended, or {url} cannot be reached any more")
 
 
-def frame(now: dict[str, Any], curves: dict[str, Any], url: str) -> RenderableType:
-    """One picture: `now` as of /page/now, `curves` as of /page/curves."""
+def frame(
+    now: dict[str, Any], curves: dict[str, Any], url: str, measured: Sequence[dict[str, Any]] = ()
+) -> RenderableType:
+    """One picture: `now` as of /page/now, `curves` as of /page/curves, `measured` the last evaluations."""
     status = now.get("status") or {}
     evaluates = bool(now.get("only_evaluates"))
-    parts: list[RenderableType] = [headline(now, status, url)]
+    parts: list[RenderableType] = [Text.assemble((f"{now.get('folder')}  ", "bold"), (f"{url}/", "dim"))]
+    parts.append(headline(now, status))
     if not evaluates:
         parts.append(sparks(curves))
     if now.get("idle"):
         told = {**now["idle"], "trainer": None} if evaluates else now["idle"]
-        parts.append(Panel(idle(told), title="where the time goes", title_align="left", border_style="dim"))
-    parts.append(Panel(engines(status), title="engines", title_align="left", border_style="dim"))
-    parts.append(Panel(waits(status), title="who waits for what", title_align="left", border_style="dim"))
+        parts.append(panel("where the time goes", idle(told)))
+    parts.append(panel("engines", engines(status)))
+    parts.append(panel("environments", environments(status)))
+    if measured:
+        parts.append(panel("last evaluations", evaluations(measured)))
+    if found := lost(status):
+        parts.append(panel("lost rollouts", found))
+    parts.append(panel("who waits for what", waits(status)))
     return Group(*parts)
 
 
-def headline(now: dict[str, Any], status: dict[str, Any], url: str) -> Text:
+def panel(title: str, content: RenderableType) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style="dim")
+
+
+class Facts:
+    """Names with their values, as many on a line as there is room for: none is broken in two."""
+
+    def __init__(self, facts: Sequence[tuple[str, str]]) -> None:
+        self.facts = [Text.assemble((f"{name} ", "dim"), (value, "bold")) for name, value in facts]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text()
+        for fact in self.facts:
+            if line and line.cell_len + GAP + fact.cell_len > options.max_width:
+                yield line
+                line = Text()
+            line.append(" " * GAP if line else "").append(fact)
+        yield line
+
+
+def headline(now: dict[str, Any], status: dict[str, Any]) -> Facts:
     rollouts = status.get("rollouts", {})
     facts = [
         ("in flight", f"{rollouts.get('in_flight', 0)}/{rollouts.get('limit', 0)}"),
@@ -150,14 +201,8 @@ def headline(now: dict[str, Any], status: dict[str, Any], url: str) -> Text:
     ]
     if now.get("only_evaluates"):
         failed = sum(sum(one.get("errors", {}).values()) for one in status.get("environments", []))
-        facts = [("measured", f"{rollouts.get('evaluated', 0):,}"), *facts, ("errors", f"{failed:,}")]
-    else:
-        facts = [*trained(status), *facts]
-    text = Text(f"{now.get('folder')}  ", style="bold")
-    text.append(f"{url}/\n", style="dim")
-    for name, value in facts:
-        text.append(f"{name} ", style="dim").append(f"{value}   ", style="bold")
-    return text
+        return Facts([("measured", f"{rollouts.get('evaluated', 0):,}"), *facts, ("errors", f"{failed:,}")])
+    return Facts([*trained(status), *facts])
 
 
 def trained(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -234,6 +279,59 @@ def engines(status: dict[str, Any]) -> RenderableType:
             Text(str(engine["doing"])),
         )
     return table
+
+
+def environments(status: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("environment", "workers", "in flight", "queued"):
+        table.add_column(title, overflow="fold" if title == "environment" else "ellipsis")
+    table.add_column("errors", overflow="fold")
+    for one in status.get("environments") or []:
+        errors = counted(one.get("errors"))
+        table.add_row(
+            # Text, not markup: names come from elsewhere.
+            Text(str(one.get("name", ""))),
+            str(one.get("workers", 0)),
+            str(one.get("in_flight", 0)),
+            str(one.get("queued", 0)),
+            Text(errors or "none", style="red" if errors else "dim"),
+        )
+    return table
+
+
+def counted(counts: dict[str, Any] | None, leaving_out: str = "") -> str:
+    """Each name with its count, the most first."""
+    found = sorted((counts or {}).items(), key=lambda one: -one[1])
+    return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in found if count and name != leaving_out)
+
+
+def evaluations(measured: Sequence[dict[str, Any]]) -> Table:
+    """The last one of each environment, with how far it is from the one before."""
+    by_environment: dict[str, list[dict[str, Any]]] = {}
+    for one in measured:
+        by_environment.setdefault(str(one.get("environment")), []).append(one)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, found in by_environment.items():
+        reward, *before = (one.get("mean_reward") for one in found[:-3:-1])
+        version = found[-1].get("version")
+        change = "" if reward is None or before in ([], [None]) else f"{reward - before[0]:+.3g}"
+        table.add_row(
+            Text(name),
+            Text("" if version is None else f"v{version}", style="dim"),
+            Text.assemble(("reward ", "dim"), (number(reward), "bold")),
+            Text(change, style="dim"),
+            Text(f"{found[-1].get('rollouts', 0)} rollouts, {found[-1].get('failed', 0)} failed", style="dim"),
+        )
+    return table
+
+
+def lost(status: dict[str, Any]) -> Table | None:
+    """Why rollouts were not trained; None where all were."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for title, name, leaving_out in LOST:
+        if reasons := counted(status.get(name), leaving_out):
+            table.add_row(Text(title), Text(reasons, style="dim"))
+    return table if table.row_count else None
 
 
 def waits(status: dict[str, Any]) -> RenderableType:

@@ -127,6 +127,14 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
     let page = get(&format!("{trained}&limit=3")).await;
     let rest = get(&format!("{trained}&cursor={}", page["next"])).await;
     assert_eq!(rest["rollouts"].as_array().unwrap().len(), 5);
+    assert_eq!((&rest["before"], &rest["next"]), (&json!(3), &Value::Null));
+    let back = get(&format!("{trained}&limit=3&until={}", rest["previous"])).await;
+    assert_eq!(back["rollouts"], page["rollouts"]);
+    let best = get(&format!("{trained}&order=highest_reward&min_reward=0")).await;
+    let rewards = best["rollouts"].as_array().unwrap().iter();
+    let rewards: Vec<f64> = rewards.map(|one| one["reward"].as_f64().unwrap()).collect();
+    assert_eq!(rewards.len(), 8);
+    assert!(rewards.is_sorted_by(|a, b| a >= b), "{rewards:?}");
     let group = &rollouts[0]["group"];
     let members = get(&format!("{url}/page/rollouts?group={group}")).await;
     assert_eq!(members["matching"], 4);
@@ -153,6 +161,8 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
         (&format!("rollouts/{}/turns/7", ids[0]), 404, "no turn 7"),
         ("rollouts?fat=trained", 400, "fat"),
         ("rollouts?fate=lost", 400, "lost"),
+        ("rollouts?order=oldest", 400, "oldest"),
+        ("rollouts?min_reward=much", 400, "min_reward"),
         ("curves?points=-1", 400, "points"),
         (
             &format!("curves?names={}", "a,".repeat(65)),
@@ -175,11 +185,23 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
     let after = until(&trained, |list| list["is_up_to_date"] == true).await;
     assert_eq!(after["rollouts"], list["rollouts"]);
     check_rollout(&url, ids[0], &batch, 2).await;
-    let now = get(&format!("{url}/page/now")).await;
+    // Nobody wrote how it ended: its counts are those of the journal.
+    let now = until(&format!("{url}/page/now"), |now| !now["status"].is_null()).await;
     assert_eq!(
-        (&now["is_live"], &now["status"]),
+        (&now["is_live"], &now["end"]),
         (&json!(false), &Value::Null)
     );
+    // Steps were cut ahead, too.
+    let all = get(&format!("{url}/page/rollouts?fate=trained")).await;
+    assert_eq!(now["status"]["rollouts"]["trained"], all["matching"]);
+    assert!(now["status"]["run"]["step"].as_u64() >= Some(1));
+    std::fs::create_dir_all(place.output().join("run")).unwrap();
+    let summary = r#"{"exit_code": 1, "reason": "it broke", "wall_s": 9.5, "status": {"rollouts": {"trained": 1}}}"#;
+    std::fs::write(place.output().join("run/summary.json"), summary).unwrap();
+    let now = get(&format!("{url}/page/now")).await;
+    let end = json!({"exit_code": 1, "reason": "it broke", "wall_s": 9.5});
+    assert_eq!(now["end"], end);
+    assert_eq!(now["status"]["rollouts"]["trained"], all["matching"]);
     stop.cancel();
     let empty = page::Prepared::new(&place.path("model"), None)
         .err()

@@ -105,7 +105,7 @@ impl Config {
                 return Err(field(
                     &format!("{environment}.rollout_s"),
                     format!("is {own}"),
-                    &format!(
+                    format!(
                         "give seconds above 0 and at most timeouts.rollout_s = {longest}, or leave it out"
                     ),
                 ));
@@ -120,7 +120,7 @@ impl Config {
                     format!(
                         "is {seconds}, and a rollout that has not been reported after {key} = {longest} has failed"
                     ),
-                    &format!(
+                    format!(
                         "lower it, or raise {key}, so that there is time to score what was sampled"
                     ),
                 ));

@@ -86,7 +86,7 @@ mod tests {
     use std::sync::Arc;
 
     fn rollout(span: Duration) -> Arc<Rollout> {
-        let rollouts = Rollouts::default().with_limits(Vec::new(), span);
+        let rollouts = Rollouts::default().with_limits(Vec::new(), vec![span]);
         let lease = LeasedRollout {
             rollout: RolloutId(7),
             group: GroupId(0),

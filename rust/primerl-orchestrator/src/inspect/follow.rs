@@ -5,7 +5,7 @@ use super::idle::{IdleReport, Watch};
 use super::play::{Beginning, Moment, Observer, Story, journal_of};
 use super::{InspectError, seconds};
 use crate::journal::{self, Entry, Follower, Place};
-use primerl_core::{Core, Step, Time};
+use primerl_core::{Core, Status, Step, Time};
 use std::path::Path;
 
 /// A story that goes on, and where the time went so far.
@@ -71,6 +71,11 @@ impl Following {
     /// Events of the run that were played or are not kept.
     pub fn events(&self) -> u64 {
         self.reader.read()
+    }
+
+    /// What the core would say now.
+    pub fn status(&self) -> Status {
+        self.core.status()
     }
 
     /// Where the time went so far.

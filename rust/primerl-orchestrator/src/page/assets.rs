@@ -15,19 +15,25 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 const INDEX: &str = include_str!("web/index.html");
 const SCRIPT: &str = "text/javascript; charset=utf-8";
-const ASSETS: [(&str, &str, &str); 8] = [
+/// Name, kind and content of each file.
+const ASSETS: [(&str, &str, &str); 13] = [
     (
         "style.css",
         "text/css; charset=utf-8",
         include_str!("web/style.css"),
     ),
     ("icon.svg", "image/svg+xml", include_str!("web/icon.svg")),
-    ("main.js", SCRIPT, include_str!("web/main.js")),
-    ("common.js", SCRIPT, include_str!("web/common.js")),
     ("chart.js", SCRIPT, include_str!("web/chart.js")),
+    ("common.js", SCRIPT, include_str!("web/common.js")),
+    ("ending.js", SCRIPT, include_str!("web/ending.js")),
+    ("evaluations.js", SCRIPT, include_str!("web/evaluations.js")),
+    ("group.js", SCRIPT, include_str!("web/group.js")),
+    ("main.js", SCRIPT, include_str!("web/main.js")),
     ("overview.js", SCRIPT, include_str!("web/overview.js")),
-    ("rollouts.js", SCRIPT, include_str!("web/rollouts.js")),
+    ("panels.js", SCRIPT, include_str!("web/panels.js")),
     ("rollout.js", SCRIPT, include_str!("web/rollout.js")),
+    ("rollouts.js", SCRIPT, include_str!("web/rollouts.js")),
+    ("tokens.js", SCRIPT, include_str!("web/tokens.js")),
 ];
 
 /// Whether a path is one of the page's own files.

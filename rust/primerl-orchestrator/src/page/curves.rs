@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 pub const MOST_POINTS: usize = 1_000;
 /// Curves in one answer.
 pub const MOST_CURVES: usize = 64;
+/// A curve of more points has a moving mean, over a part in so many of it, at so many places.
+const MEAN_FROM: usize = 60;
+const MEAN_PARTS: usize = 30;
+const MEANS: usize = 200;
 /// Evaluations that are remembered.
 const MOST_EVALUATIONS: usize = 10_000;
 /// Read from a file at a time.
@@ -70,17 +74,20 @@ impl Curves {
         self.trainer.rows + self.orchestrator.rows + self.evaluated.len()
     }
 
-    /// `{"steps": [first, last], "names": [...], "curves": {name: {"x": [...], "y": [...]}}}`
+    /// `{"steps": [first, last], "names": [...], "curves": {name: {"x": [...], "y": [...], "mean": ...}}}`; the mean is a
+    /// curve too, over its `window` of points, or null of a short one.
     pub fn answer(&self, wanted: &Wanted) -> Value {
         let mut curves = Map::new();
         for name in wanted.names.iter().take(MOST_CURVES) {
             let points = self.points(name, wanted);
-            let points = thin(points, wanted.points.clamp(3, MOST_POINTS));
-            let (x, y): (Vec<u64>, Vec<Value>) = points
-                .into_iter()
-                .map(|(step, value)| (step, short(value)))
-                .unzip();
-            curves.insert(name.clone(), json!({"x": x, "y": y}));
+            let mean = moving_mean(&points).map(|(window, mean)| {
+                let mut mean = drawn(mean);
+                mean["window"] = json!(window);
+                mean
+            });
+            let mut curve = drawn(thin(points, wanted.points.clamp(3, MOST_POINTS)));
+            curve["mean"] = json!(mean);
+            curves.insert(name.clone(), curve);
         }
         let mut names: Vec<&String> = self
             .tables()
@@ -111,6 +118,12 @@ impl Curves {
         let table = tables.find(|table| table.columns.contains_key(name));
         table.map_or_else(Vec::new, |table| table.points(name, wanted))
     }
+}
+
+fn drawn(points: Vec<(u64, f32)>) -> Value {
+    let points = points.into_iter();
+    let (x, y): (Vec<u64>, Vec<Value>) = points.map(|(step, value)| (step, short(value))).unzip();
+    json!({"x": x, "y": y})
 }
 
 /// Of a number that is drawn, six digits are enough.
@@ -147,6 +160,30 @@ pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
     }
     kept.push(last);
     kept
+}
+
+/// Of a curve with so many points that single ones tell little: the mean of those around each of `MEANS` places, and of how
+/// many. Of all points: those that are left when it is thinned are the extremes.
+pub fn moving_mean(points: &[(u64, f32)]) -> Option<(usize, Vec<(u64, f32)>)> {
+    let last = points
+        .len()
+        .checked_sub(1)
+        .filter(|last| *last >= MEAN_FROM)?;
+    let half = (points.len() / MEAN_PARTS / 2).max(2);
+    let mut sums = vec![0.0];
+    sums.extend(points.iter().scan(0.0, |sum, (_, value)| {
+        *sum += f64::from(*value);
+        Some(*sum)
+    }));
+    let places = MEANS.min(points.len());
+    let mean = |place: usize| {
+        let at = place * last / (places - 1);
+        // At the ends there are fewer.
+        let (begin, end) = (at.saturating_sub(half), (at + half).min(last) + 1);
+        let mean = (sums[end] - sums[begin]) / (end - begin) as f64;
+        (points[at].0, mean as f32)
+    };
+    Some((2 * half + 1, (0..places).map(mean).collect()))
 }
 
 /// A file with one line a step, by column.

@@ -3,7 +3,7 @@
 use super::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
 use super::index::Filter;
 use super::rollout::{MOST_TOKENS, line};
-use super::{Page, assets};
+use super::{Page, assets, over};
 use crate::http::{ApiError, JSON};
 use axum::Router;
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -79,7 +79,10 @@ pub async fn now<E: Into<ApiError>>(
         Some(status) => status,
         None => refreshed(&page, status).await?,
     };
-    now_with(page, Some(status), true).await
+    let value = reading(page, move |page| {
+        Ok(told(page, &status, &Value::Null, true))
+    });
+    Ok(answer(&value.await?))
 }
 
 async fn refreshed<E: Into<ApiError>>(
@@ -99,36 +102,45 @@ async fn refreshed<E: Into<ApiError>>(
     Ok(status)
 }
 
-/// `status` as it was last told, of a run that is over.
-pub(super) async fn now_with(
-    page: Arc<Page>,
-    status: Option<Arc<Value>>,
-    is_live: bool,
-) -> Result<Response, ApiError> {
-    let value = reading(page, move |page| {
-        let problem = page.curves.lock().refresh().err();
-        let rows = page.curves.lock().rows();
-        let known = page.reader.known();
-        let folder = page.output_dir.file_name();
-        Ok(json!({
-            "is_live": is_live,
-            "folder": folder.map(|name| name.to_string_lossy()),
-            "output_dir": page.output_dir,
-            "rows": rows,
-            "only_evaluates": page.only_evaluates,
-            "environments": known.index.environments,
-            "journal": {
-                "events": known.events,
-                "is_up_to_date": known.is_up_to_date,
-                "problem": known.problem,
-                "rollouts": known.index.len(),
-            },
-            "problem": problem.map(|problem| problem.to_string()),
-            "idle": known.idle,
-            "status": status,
-        }))
+/// Of a run that is over, or that another process runs.
+pub(super) async fn now_of_files(page: Arc<Page>) -> Result<Response, ApiError> {
+    let value = reading(page, |page| {
+        let over::Summary { end, status } = over::Summary::read(&page.output_dir);
+        let (core, seconds) = {
+            let known = page.reader.known();
+            let seconds = known.idle.as_ref().map(|idle| idle.seconds);
+            (known.core.clone(), seconds)
+        };
+        let status = over::status(status, core.as_deref(), seconds);
+        Ok(told(page, &status, &end, false))
     });
     Ok(answer(&value.await?))
+}
+
+/// What goes on; `end` is how it ended, where that is known.
+fn told(page: &Page, status: &Value, end: &Value, is_live: bool) -> Value {
+    let problem = page.curves.lock().refresh().err();
+    let rows = page.curves.lock().rows();
+    let known = page.reader.known();
+    let folder = page.output_dir.file_name();
+    json!({
+        "is_live": is_live,
+        "end": end,
+        "folder": folder.map(|name| name.to_string_lossy()),
+        "output_dir": page.output_dir,
+        "rows": rows,
+        "only_evaluates": page.only_evaluates,
+        "environments": known.index.environments,
+        "journal": {
+            "events": known.events,
+            "is_up_to_date": known.is_up_to_date,
+            "problem": known.problem,
+            "rollouts": known.index.len(),
+        },
+        "problem": problem.map(|problem| problem.to_string()),
+        "idle": known.idle,
+        "status": status,
+    })
 }
 
 #[derive(Deserialize)]
@@ -205,15 +217,17 @@ async fn rollouts(
     let value = reading(page, move |page| {
         let known = page.reader.settled(PATIENCE);
         let limit = filter.limit.unwrap_or(ROLLOUTS).clamp(1, MOST_ROLLOUTS);
-        let (found, matching) = known.index.list(&filter, limit);
-        let last = found.last().filter(|_| found.len() == limit);
+        let listed = known.index.list(&filter, limit);
+        let lines = listed.rollouts.iter();
         Ok(json!({
-            "rollouts": found.iter().map(|record| line(&known.index, record)).collect::<Vec<_>>(),
-            "matching": matching,
+            "rollouts": lines.map(|record| line(&known.index, record)).collect::<Vec<_>>(),
+            "matching": listed.matching,
+            "before": listed.before,
             "known": known.index.len(),
             "is_up_to_date": known.is_up_to_date,
             "problem": known.problem,
-            "next": last.map(|record| record.rollout),
+            "next": listed.next(),
+            "previous": listed.previous(),
         }))
     });
     Ok(answer(&value.await?))

@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 
+mod list;
+
+pub use list::Filter;
+
 /// So many rollouts are known, of 136 bytes each.
 pub const MOST_ROLLOUTS: usize = 100_000;
 /// Places beyond the three that a record holds itself, of 8 bytes each.
@@ -74,8 +78,8 @@ pub struct Record {
     pub step: Option<u32>,
     pub turns: u32,
     pub sampled_tokens: u32,
-    /// Of its traces; not a number where there is none.
-    pub reward: f32,
+    /// Of its traces; not a number where there is none. See [`Record::reward`].
+    reward: f32,
     pub given: Given,
     /// Oldest and newest version that sampled a token.
     pub versions: Option<(u32, u32)>,
@@ -85,17 +89,11 @@ pub struct Record {
     places: SmallVec<[u64; HELD]>,
 }
 
-/// What a list is narrowed to; `None` takes all.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Filter {
-    pub step: Option<u32>,
-    pub environment: Option<String>,
-    pub fate: Option<Fate>,
-    pub group: Option<u64>,
-    /// Rollouts before this one.
-    pub cursor: Option<u64>,
-    pub limit: Option<usize>,
+impl Record {
+    /// One that failed has none, whatever its environment reported: nobody was given it.
+    pub fn reward(&self) -> Option<f32> {
+        Some(self.reward).filter(|reward| reward.is_finite() && self.fate != Fate::Failed)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -160,29 +158,6 @@ impl Index {
 
     pub fn message(&self, record: &Record) -> Option<&str> {
         self.messages.get(&record.rollout).map(String::as_str)
-    }
-
-    /// Those that pass, the newest first, and how many pass in all, whatever the cursor.
-    pub fn list(&self, filter: &Filter, limit: usize) -> (Vec<&Record>, usize) {
-        let environment = filter.environment.as_ref().map(|name| {
-            let known = self.environments.iter().position(|known| known == name);
-            known.map(|index| EnvironmentId(index as u32))
-        });
-        let passes = |record: &&Record| {
-            filter.step.is_none_or(|step| record.step == Some(step))
-                && filter.fate.is_none_or(|fate| record.fate == fate)
-                && filter.group.is_none_or(|group| record.group == group)
-                && environment.is_none_or(|known| known == Some(record.environment))
-        };
-        let (mut found, mut matching) = (Vec::new(), 0);
-        for record in self.records.iter().rev().filter(passes) {
-            matching += 1;
-            let is_before = filter.cursor.is_none_or(|cursor| record.rollout.0 < cursor);
-            if is_before && found.len() < limit {
-                found.push(record);
-            }
-        }
-        (found, matching)
     }
 
     /// Takes in an event, which is at `place`.

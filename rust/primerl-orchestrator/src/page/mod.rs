@@ -18,6 +18,7 @@ mod curves;
 mod endpoints;
 mod index;
 mod line;
+mod over;
 mod reader;
 mod rollout;
 mod serve;
@@ -60,7 +61,26 @@ pub struct Page {
 }
 
 impl Page {
+    /// Of a run that goes on here.
     pub(crate) fn new(
+        output_dir: &Path,
+        renderer: Option<Arc<Renderer>>,
+        config: &primerl_core::Config,
+    ) -> Arc<Page> {
+        Page::with(Reader::new(output_dir, false), output_dir, renderer, config)
+    }
+
+    /// Its counts are read from its journal.
+    fn of_files(
+        output_dir: &Path,
+        renderer: Option<Arc<Renderer>>,
+        config: &primerl_core::Config,
+    ) -> Arc<Page> {
+        Page::with(Reader::new(output_dir, true), output_dir, renderer, config)
+    }
+
+    fn with(
+        reader: Reader,
         output_dir: &Path,
         renderer: Option<Arc<Renderer>>,
         config: &primerl_core::Config,
@@ -70,7 +90,7 @@ impl Page {
             renderer,
             data_ranks: config.data_ranks,
             only_evaluates: config.only_evaluates(),
-            reader: Reader::new(output_dir),
+            reader,
             curves: Mutex::new(Curves::new(output_dir)),
             shelf: Mutex::default(),
             status: Mutex::default(),

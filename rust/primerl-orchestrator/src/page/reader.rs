@@ -5,6 +5,7 @@
 use super::index::Index;
 use crate::inspect::{Following, IdleReport, InspectError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use primerl_core::Status;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ const TOLD_EVERY: u64 = 50_000;
 pub struct Known {
     pub index: Index,
     pub idle: Option<IdleReport>,
+    /// The core as it was after them; of a run that goes on its driver is asked.
+    pub core: Option<Arc<Status>>,
     /// Events of the run that were read.
     pub events: u64,
     /// All that was written was read.
@@ -45,6 +48,8 @@ impl Known {
 
 struct Shared {
     output_dir: PathBuf,
+    /// The core's status is wanted, too.
+    tells_status: bool,
     known: Mutex<Known>,
     /// Somebody asks.
     asked: Condvar,
@@ -59,9 +64,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(output_dir: &Path) -> Reader {
+    pub fn new(output_dir: &Path, tells_status: bool) -> Reader {
         Reader {
-            shared: Arc::new(Shared::new(output_dir)),
+            shared: Arc::new(Shared::new(output_dir, tells_status)),
             started: OnceLock::new(),
         }
     }
@@ -148,8 +153,11 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
     let mut told = following.events();
     let tell = |following: &Following, is_up_to_date: bool| {
         let idle = following.idle();
+        // Only of the end: what is counted on the way there is no count of the run.
+        let core = (shared.tells_status && is_up_to_date).then(|| Arc::new(following.status()));
         let mut known = shared.known.lock();
         (known.idle, known.events) = (Some(idle), following.events());
+        known.core = core.or(known.core.take());
         known.is_up_to_date = is_up_to_date;
         shared.news.notify_all();
         known.is_over
@@ -175,9 +183,10 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
 }
 
 impl Shared {
-    fn new(output_dir: &Path) -> Shared {
+    fn new(output_dir: &Path, tells_status: bool) -> Shared {
         Shared {
             output_dir: output_dir.to_owned(),
+            tells_status,
             known: Mutex::default(),
             asked: Condvar::new(),
             news: Condvar::new(),
@@ -205,7 +214,7 @@ mod tests {
         let run = Run::new(1);
         let all = run.len() as u64;
         assert!(all > AT_A_TIME, "{all}");
-        let shared = Shared::new(run.path());
+        let shared = Shared::new(run.path(), true);
         let mut following = None;
         begin(&shared, &mut following).expect("begins");
         let mut following = following.expect("has begun");
@@ -214,10 +223,13 @@ mod tests {
         {
             let mut known = shared.known.lock();
             assert_eq!((known.events, known.is_up_to_date), (AT_A_TIME, false));
+            assert!(known.core.is_none(), "it is not at the end");
             known.asked = Some(Instant::now());
         }
         advance(&shared, &mut following).expect("reads");
         let known = shared.known.lock();
         assert_eq!((known.events, known.is_up_to_date), (all, true));
+        let counters = known.core.as_ref().map(|core| core.rollouts.counters);
+        assert_eq!(counters, Some(run.simulator.core.counters()));
     }
 }

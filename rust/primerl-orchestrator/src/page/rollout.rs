@@ -102,7 +102,6 @@ impl Told {
                 "error",
                 json!(outcome.and_then(|outcome| outcome.error.as_ref())),
             ),
-            ("message", json!(index.message(record))),
             ("earlier_turns_are_gone", json!(record.turns_gone > 0)),
         ] {
             summary[name] = value;
@@ -263,7 +262,6 @@ fn pieces(
 
 /// One rollout in a list.
 pub fn line(index: &Index, record: &Record) -> Value {
-    let environment = index.environments.get(record.environment.0 as usize);
     let staleness = record.step.zip(record.versions).map(|(step, (oldest, _))| {
         // Step k trains version k - 1.
         i64::from(step) - 1 - i64::from(oldest)
@@ -277,7 +275,7 @@ pub fn line(index: &Index, record: &Record) -> Value {
         "rollout": record.rollout,
         "group": record.group,
         "slot": record.slot,
-        "environment": environment,
+        "environment": index.environment(record.environment),
         "example": record.example,
         "evaluates": record.evaluates,
         "worker": record.worker,
@@ -288,7 +286,8 @@ pub fn line(index: &Index, record: &Record) -> Value {
         "turns": record.turns,
         "turns_gone": record.turns_gone,
         "sampled_tokens": record.sampled_tokens,
-        "reward": Some(record.reward).filter(|reward| reward.is_finite()),
+        "message": index.message(record),
+        "reward": record.reward(),
         "advantage": advantage,
         "versions": record.versions,
         "leased_s": record.leased_s,

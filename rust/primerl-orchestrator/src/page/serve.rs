@@ -9,7 +9,6 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use primerl_render::Renderer;
-use serde_json::Value;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,11 +38,8 @@ impl Prepared {
                 None
             }
         });
-        Ok(Prepared(Page::new(
-            output_dir,
-            renderer,
-            oldest.core.config(),
-        )))
+        let config = oldest.core.config();
+        Ok(Prepared(Page::of_files(output_dir, renderer, config)))
     }
 
     /// Until `stop`. It asks nobody for a key: `listener` should be on loopback.
@@ -61,10 +57,5 @@ impl Prepared {
 }
 
 async fn now(State(page): State<Arc<Page>>) -> Result<Response, ApiError> {
-    // What the launcher wrote at the end; of a run that was not started by it, there is none.
-    let summary = page.output_dir.join("run/summary.json");
-    let summary = tokio::fs::read(summary).await.unwrap_or_default();
-    let summary: Value = serde_json::from_slice(&summary).unwrap_or_default();
-    let status = summary.get("status").cloned().map(Arc::new);
-    endpoints::now_with(page, status, false).await
+    endpoints::now_of_files(page).await
 }

@@ -30,6 +30,30 @@ fn what_stands_out_survives_thinning() {
 }
 
 #[test]
+fn a_long_curve_has_a_mean_of_all_its_points() {
+    let line = |count: u64| (0..count).map(|step| (step, step as f32 / 10.0));
+    assert_eq!(moving_mean(&line(60).collect::<Vec<_>>()), None);
+    assert_eq!(moving_mean(&[]), None);
+    for count in [61, 250, 10_000] {
+        // Noise that has a mean of 0, with one point that stands out.
+        let noise = |step: u64| if step.is_multiple_of(2) { 1.0 } else { -1.0 };
+        let noisy = line(count).map(|(step, value)| (step, value + noise(step)));
+        let mut points: Vec<(u64, f32)> = noisy.collect();
+        points[30].1 += 5.0;
+        let (window, mean) = moving_mean(&points).expect("is long");
+        assert!(window >= 5 && window <= count as usize / 10, "{window}");
+        assert_eq!(mean.len(), MEANS.min(count as usize));
+        let steps = (mean.first().map(|one| one.0), mean.last().map(|one| one.0));
+        assert_eq!(steps, (Some(0), Some(count - 1)));
+        let most = 7.0 / (window / 2) as f32 + window as f32 / 40.0;
+        for (step, value) in mean {
+            let apart = (value - step as f32 / 10.0).abs();
+            assert!(apart <= most, "{apart} at {step} of {count}");
+        }
+    }
+}
+
+#[test]
 fn files_are_read_on_and_anew_where_they_are_written_anew() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut curves = Curves::new(folder.path());
@@ -51,8 +75,14 @@ fn files_are_read_on_and_anew_where_they_are_written_anew() {
     let answer = curves.answer(&wanted(&["a", "b", "c"]));
     assert_eq!(answer["names"], json!(["a", "b"]));
     assert_eq!(answer["steps"], json!([1, 2]));
-    assert_eq!(answer["curves"]["a"], json!({"x": [1], "y": [0.5]}));
-    assert_eq!(answer["curves"]["c"], json!({"x": [], "y": []}));
+    assert_eq!(
+        answer["curves"]["a"],
+        json!({"x": [1], "y": [0.5], "mean": null})
+    );
+    assert_eq!(
+        answer["curves"]["c"],
+        json!({"x": [], "y": [], "mean": null})
+    );
     let rows = curves.rows();
     add("}\n");
     curves.refresh().expect("reads on");
@@ -74,7 +104,7 @@ fn files_are_read_on_and_anew_where_they_are_written_anew() {
     curves.refresh().expect("reads anew");
     assert_eq!(
         curves.answer(&wanted(&["a"]))["curves"]["a"],
-        json!({"x": [1], "y": [9.0]})
+        json!({"x": [1], "y": [9.0], "mean": null})
     );
     // Without the trainer's file, the orchestrator's says what it knows.
     fs::remove_file(&path).expect("removes");
@@ -100,9 +130,12 @@ fn a_step_that_comes_late_is_put_where_it_belongs() {
     let answer = curves.answer(&wanted(&["a", "b"]));
     assert_eq!(
         answer["curves"]["a"],
-        json!({"x": [1, 2, 3], "y": [1.0, 2.0, 4.0]})
+        json!({"x": [1, 2, 3], "y": [1.0, 2.0, 4.0], "mean": null})
     );
-    assert_eq!(answer["curves"]["b"], json!({"x": [3], "y": [3.0]}));
+    assert_eq!(
+        answer["curves"]["b"],
+        json!({"x": [3], "y": [3.0], "mean": null})
+    );
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_turn_that_names_itself_or_a_later_one_as_its_parent_ends() {
 /// The turns of every rollout, by their numbers.
 fn turns_of(run: &Run) -> BTreeMap<RolloutId, (u32, BTreeMap<u64, Value>)> {
     let index = indexed(run);
-    let (records, _) = index.list(&super::super::index::Filter::default(), usize::MAX);
+    let all = index.list(&super::super::index::Filter::default(), usize::MAX);
     let read = |record: &&Record| {
         let told = Told::read(run.path(), 2, record, &index.places(record)).expect("reads");
         let summary = told.summary(&index, record);
@@ -80,7 +80,7 @@ fn turns_of(run: &Run) -> BTreeMap<RolloutId, (u32, BTreeMap<u64, Value>)> {
         assert_eq!(summary["earlier_turns_are_gone"], record.turns_gone > 0);
         (record.rollout, (record.turns_gone, numbered))
     };
-    records.iter().map(read).collect()
+    all.rollouts.iter().map(read).collect()
 }
 
 #[test]

@@ -3,16 +3,27 @@
 import { el, short, svg, whole } from "./common.js";
 
 const HEIGHT = 168;
-const SPACE = { left: 46, right: 8, top: 8, bottom: 20 };
+const SPACE = { right: 8, top: 8, bottom: 20 };
+/** Curves that can be told from each other. */
+export const MOST = 6;
+/** Between an axis and what is written at it. */
+const GAP = 6;
+const pen = document.createElement("canvas").getContext("2d");
 
-/** About `count` round numbers from `low` to `high`. */
-function ticks(low, high, count) {
+/** About `count` round numbers from `low` to `high`, `least` apart at least. */
+function ticks(low, high, count, least = 0) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+  const size = Math.max(least, [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough));
   const found = [];
   for (let at = Math.ceil(low / size - 1e-9) * size; at <= high + size * 1e-6; at += size) found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
   return found;
+}
+
+/** How wide the widest of these is, in pixels, as it is drawn. */
+function widest(texts) {
+  pen.font = "11px system-ui, -apple-system, 'Segoe UI', sans-serif";
+  return Math.max(0, ...texts.map((text) => pen.measureText(text).width));
 }
 
 /** The point whose step is nearest. */
@@ -27,10 +38,13 @@ function nearest(points, step) {
   return Math.abs(points.x[low] - step) <= Math.abs(points.x[high] - step) ? low : high;
 }
 
+const meanAt = (mean, step) => mean.y[nearest(mean, step)];
+
 export class Chart {
   /** `choose(from, to)`: somebody wants to see these steps; `choose()`: all. */
   constructor(title, { choose = () => {}, dots = false, unit = "step", remove = null } = {}) {
     this.series = [];
+    this.others = [];
     this.title = title;
     this.choose = choose;
     this.dots = dots;
@@ -48,9 +62,11 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.picture);
   }
 
-  /** `[{name, x: [steps], y: [values]}]` */
-  show(series) {
-    this.series = series.filter((one) => one.x.length > 0).slice(0, 6);
+  /** `[{name, x: [steps], y: [values], mean: {x, y, window} or none}]`; `others`: names of those that are not drawn. */
+  show(series, others = []) {
+    const drawn = series.filter((one) => one.x.length > 0);
+    this.series = drawn.slice(0, MOST);
+    this.others = [...drawn.slice(MOST).map((one) => one.name), ...others];
     this.draw();
   }
 
@@ -101,27 +117,39 @@ export class Chart {
     else if (bottom === top) [bottom, top] = [bottom - (Math.abs(bottom) || 1) / 2, top + (Math.abs(top) || 1) / 2];
     // Near zero, zero is in the picture.
     if (bottom > 0 && bottom < 0.3 * top) bottom = 0;
-    const across = (width - SPACE.left - SPACE.right) / (this.high - this.low || 1);
-    const x = (step) => (this.high === this.low ? (width + SPACE.left) / 2 : SPACE.left + (step - this.low) * across);
-    const y = (value) => HEIGHT - SPACE.bottom - ((value - bottom) / (top - bottom)) * (HEIGHT - SPACE.top - SPACE.bottom);
-    this.toStep = (left) => Math.max(this.low, Math.min(this.high, this.low + (left - SPACE.left) / across));
-    this.x = x;
-    this.y = y;
-    const grid = ticks(bottom, top, 4).flatMap((value) => [
-      svg("line", { class: "grid", x1: SPACE.left, x2: width - SPACE.right, y1: y(value), y2: y(value) }),
-      svg("text", { x: SPACE.left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)),
-    ]);
-    const below = ticks(this.low, this.high, Math.max(2, Math.floor(width / 90))).filter(Number.isInteger).map((step) =>
-      svg("text", { x: x(step), y: HEIGHT - 5, "text-anchor": x(step) > width - 24 ? "end" : "middle" }, whole(step)));
-    const lines = this.series.map((one, number) => {
-      const path = one.x.map((step, at) => `${at ? "L" : "M"}${x(step).toFixed(1)} ${y(one.y[at]).toFixed(1)}`).join("");
-      return svg("path", { class: `s${number}`, d: path });
-    });
-    const few = this.dots || this.series.every((one) => one.x.length === 1);
-    const dots = few ? this.series.flatMap((one, number) => one.x.map((step, at) => svg("circle", { class: `s${number}`, cx: x(step), cy: y(one.y[at]), r: 3 }))) : [];
+    const grid = ticks(bottom, top, 4).map((value) => [value, short(value)]);
+    const left = Math.ceil(widest(grid.map(([, text]) => text))) + 2 * GAP;
+    const across = (width - left - SPACE.right) / (this.high - this.low || 1);
+    this.x = (step) => (this.high === this.low ? (width + left) / 2 : left + (step - this.low) * across);
+    this.y = (value) => HEIGHT - SPACE.bottom - ((value - bottom) / (top - bottom)) * (HEIGHT - SPACE.top - SPACE.bottom);
+    this.toStep = (at) => Math.max(this.low, Math.min(this.high, this.low + (at - left) / across));
     this.overlay = svg("g");
-    this.picture.replaceChildren(...grid, ...below, ...lines, ...dots, this.overlay);
+    this.picture.replaceChildren(...this.axes(grid, left, width), ...this.lines(), this.overlay);
     this.mark();
+  }
+
+  axes(grid, left, width) {
+    const room = 3 * GAP + widest([whole(this.high)]);
+    const below = ticks(this.low, this.high, Math.max(2, Math.floor((width - left) / Math.max(room, 40))), 1);
+    return [
+      ...grid.flatMap(([value, text]) => [
+        svg("line", { class: "grid", x1: left, x2: width - SPACE.right, y1: this.y(value), y2: this.y(value) }),
+        svg("text", { x: left - GAP, y: this.y(value) + 4, "text-anchor": "end" }, text),
+      ]),
+      ...below.map((step) =>
+        svg("text", { x: this.x(step), y: HEIGHT - 5, "text-anchor": this.x(step) > width - 24 ? "end" : "middle" }, whole(step))),
+    ];
+  }
+
+  /** A curve that is too long for its single points to be seen is a faint band behind its mean. */
+  lines() {
+    const path = (kind, { x, y }) =>
+      svg("path", { class: kind, d: x.map((step, at) => `${at ? "L" : "M"}${this.x(step).toFixed(1)} ${this.y(y[at]).toFixed(1)}`).join("") });
+    const bands = this.series.map((one, number) => one.mean && path(`s${number} band`, one)).filter(Boolean);
+    const lines = this.series.map((one, number) => path(`s${number}`, one.mean ?? one));
+    const few = this.dots || this.series.every((one) => one.x.length === 1);
+    const dots = few ? this.series.flatMap((one, number) => one.x.map((step, at) => svg("circle", { class: `s${number}`, cx: this.x(step), cy: this.y(one.y[at]), r: 3 }))) : [];
+    return [...bands, ...lines, ...dots];
   }
 
   /** The values under the cursor; without one, the last. */
@@ -138,10 +166,13 @@ export class Chart {
       const at = step === null ? one.x.length - 1 : nearest(one, step);
       if (step !== null) marks.push(svg("circle", { class: `s${number}`, cx: this.x(one.x[at]), cy: this.y(one.y[at]), r: 3.5 }));
       const key = svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { class: `k${number}`, width: 10, height: 10, rx: 2 }));
-      return el("span", {}, key, one.name, el("b", { text: short(one.y[at]) }));
+      const mean = one.mean ? ` (mean ${short(meanAt(one.mean, one.x[at]))})` : "";
+      return el("span", {}, key, one.name, el("b", { text: short(one.y[at]) }), mean);
     });
+    if (this.others.length) keys.push(el("span", { class: "faint", text: `and ${this.others.length} more`, title: this.others.join("\n") }));
     this.overlay.replaceChildren(...marks);
     this.legend.replaceChildren(...keys);
-    this.where.textContent = step === null ? "" : `${this.unit} ${whole(step)}`;
+    const mean = this.series.find((one) => one.mean)?.mean;
+    this.where.textContent = step !== null ? `${this.unit} ${whole(step)}` : mean ? `mean of ${whole(mean.window)} ${this.unit}s` : "";
   }
 }

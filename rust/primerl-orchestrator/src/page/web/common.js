@@ -43,6 +43,10 @@ function decoded(text) {
   }
 }
 
+export function hasKey() {
+  return sessionStorage.getItem(STORED) !== null;
+}
+
 export function setKey(key) {
   sessionStorage.setItem(STORED, key);
 }
@@ -74,7 +78,7 @@ export function whole(value) {
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
   if (size >= 1e4) return whole(value);
   return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
 }
@@ -99,6 +103,11 @@ export function words(name) {
   return String(name).replaceAll("_", " ");
 }
 
+/** A name that may be long: cut where there is no room for it, whole in its title. */
+export function cut(text) {
+  return el("span", { class: "cut", text, title: text });
+}
+
 /** Rows of a table: cells are strings, nodes, or `{right: ...}`. */
 export function table(head, rows, kind = "") {
   const cell = (tag) => (content) => {
@@ -111,7 +120,7 @@ export function table(head, rows, kind = "") {
 }
 
 export function fate(row) {
-  return el("span", { class: `fate ${row.fate}`, text: words(row.fate), title: row.reason ? words(row.reason) : null });
+  return el("span", { class: `fate ${row.fate}`, text: words(row.fate), title: row.message ?? (row.reason ? words(row.reason) : null) });
 }
 
 export function reward(value) {

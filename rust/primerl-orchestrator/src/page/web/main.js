@@ -1,15 +1,19 @@
 // The frame: which view is shown, and what goes on now, asked for once a second while somebody looks.
 
-import { el, get, Refused, setKey, span, takeKey } from "./common.js";
+import { el, get, hasKey, Refused, setKey, span, takeKey } from "./common.js";
+import { banner, ending } from "./ending.js";
+import { Group } from "./group.js";
 import { Overview } from "./overview.js";
 import { Rollouts } from "./rollouts.js";
-import { Group, Rollout } from "./rollout.js";
+import { Rollout } from "./rollout.js";
 
 const EVERY_MS = 1000;
 const main = document.getElementById("main");
 const problem = document.getElementById("problem");
 const state = document.getElementById("state");
 let view = null;
+/** Which of the views below it is. */
+let shown = null;
 let asks = false;
 let last = null;
 
@@ -26,15 +30,19 @@ function show() {
   for (const [pattern, name, open] of VIEWS) {
     const found = pattern.exec(path);
     if (!found) continue;
+    const query = new URLSearchParams(search);
+    tell(null);
+    // Another page of the same list: what is there stays until it has come.
+    if (pattern === shown && view.goTo) return view.goTo(query).catch(tell);
     view?.close?.();
-    view = open(found, new URLSearchParams(search));
+    view = open(found, query);
+    shown = pattern;
     main.replaceChildren(view.node);
     for (const link of document.querySelectorAll("nav a")) {
       if (link.dataset.view === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     scrollTo(0, 0);
-    tell(null);
     view.open?.().catch(tell);
     if (last) view.now?.(last);
     look();
@@ -54,9 +62,13 @@ function tell(error) {
   const use = (event) => {
     event.preventDefault();
     setKey(field.value);
+    problem.replaceChildren();
+    // All of it is asked for anew.
+    shown = null;
     show();
   };
-  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, "This run has a key (PRIMERL_API_KEY). ", field, el("button", { text: "Show the run" })));
+  const asked = hasKey() ? "That is not the run's key (PRIMERL_API_KEY). " : "This run has a key (PRIMERL_API_KEY). ";
+  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, asked, field, el("button", { text: "Show the run" })));
   field.focus();
 }
 
@@ -70,6 +82,7 @@ async function look() {
     if (!problem.hidden && !problem.querySelector("form")) problem.textContent = last.problem ?? `the journal cannot be read: ${last.journal.problem}`;
     await view.now?.(last);
   } catch (error) {
+    if (error.name === "AbortError") return;
     state.className = "lost";
     state.textContent = error instanceof Refused ? "refused" : last?.is_live ? "the run has ended, or cannot be reached" : "cannot be reached";
     if (error instanceof Refused) tell(error);
@@ -83,9 +96,11 @@ function frame(now) {
   document.getElementById("folder").textContent = now.folder ?? "";
   document.getElementById("folder").title = now.output_dir ?? "";
   document.title = run ? `${run.step}/${run.max_steps} ${now.folder} – primerl` : `${now.folder} – primerl`;
-  const over = !now.is_live || run?.finished;
-  state.className = over ? "" : "live";
-  state.textContent = over ? (run?.finished ? `finished: ${run.finished}` : "from the run's files") : `running for ${span(run?.elapsed_s)}`;
+  const end = ending(now);
+  state.className = end?.kind ?? (now.is_live && !run?.finished ? "live" : "");
+  if (now.is_live) state.textContent = run?.finished ? `finished: ${run.finished}` : `running for ${span(run?.elapsed_s)}`;
+  else state.textContent = end?.title ?? "from the run's files";
+  banner(document.getElementById("end"), now);
   if (!now.journal.is_up_to_date && !now.journal.problem) state.textContent += ` · reading the journal: event ${now.journal.events.toLocaleString("en-US")}`;
 }
 

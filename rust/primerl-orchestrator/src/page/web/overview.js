@@ -1,19 +1,13 @@
 // How the run does: numbers of now, curves, where the time goes, who waits for whom, engines, evaluations.
 
-import { Chart } from "./chart.js";
-import { el, get, percent, replace, short, span, table, whole, words } from "./common.js";
+import { Chart, MOST } from "./chart.js";
+import { el, get, percent, replace, short, span, whole } from "./common.js";
+import { Evaluations } from "./evaluations.js";
+import { engines, environments, idle, waits, workers } from "./panels.js";
 
 const CHOSEN = "primerl-charts";
 const POINTS = 600;
 const of = (...wanted) => (names) => wanted.filter((name) => names.has(name));
-
-/** Failed rollouts of an environment, in all and by kind. */
-function errors(environment) {
-  const counts = Object.entries(environment.errors ?? {});
-  const all = counts.reduce((sum, [, count]) => sum + count, 0);
-  const kinds = counts.map(([kind, count]) => `${words(kind)} ${whole(count)}`).join(", ");
-  return kinds ? `${whole(all)} (${kinds})` : "0";
-}
 
 /** `reward/<env>/mean` of every environment, where there are several. */
 function byEnvironment(metric) {
@@ -22,17 +16,6 @@ function byEnvironment(metric) {
     return [`${metric}/all/mean`, ...(own.length > 1 ? own : [])].filter((name) => names.has(name));
   };
 }
-
-const versionOf = (evaluation) => evaluation.version ?? evaluation.policy_at_the_time;
-
-/** Of the mean reward; of one example there is none. */
-function interval(evaluation) {
-  const name = Object.keys(evaluation).find((name) => /^avg@\d+\/low$/.test(name));
-  return name ? `${short(evaluation[name])} to ${short(evaluation[name.replace("low", "high")])}` : "–";
-}
-
-// Scores of one that was closed before its end are of the fast examples.
-const ended = (one) => one.complete === false ? `incomplete: ${whole(one.rollouts)} of ${whole(one.expected)}` : whole(one.rollouts);
 
 /** Title, and which columns it shows of those there are. */
 const CHARTS = [
@@ -46,7 +29,7 @@ const CHARTS = [
   ["Rollouts lost a step", of("rollouts/failed", "rollouts/stale", "rollouts/cancelled", "rollouts/filtered")],
   ["Errors, share of rollouts", of("errors/model", "errors/engine", "errors/tool", "errors/environment", "errors/timeout", "errors/infrastructure")],
   ["Seconds of a step", of("time/step", "time/wait_for_batch", "time/forward_backward")],
-  ["Metrics of the environments", (names) => [...names].filter((name) => /^metric\/.*\/mean$/.test(name)).slice(0, 6)],
+  ["Metrics of the environments", (names) => [...names].filter((name) => /^metric\/.*\/mean$/.test(name))],
   ["Entropy", of("entropy/all/mean")],
   ["Trainer against engine (KL)", of("mismatch_kl/all/mean")],
   ["Norm of the gradient", of("optim/grad_norm")],
@@ -61,13 +44,15 @@ function label(name) {
   return name.replace(/\/mean$/, "").replace(/^(reward|metric|time|rollouts|staleness|seq_len)\//, "") || name;
 }
 
-const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
-const kind = (state) => KINDS.find(([pattern]) => pattern.test(state))[1];
-
 const tile = (name, value, more = "") => el("div", { class: "card tile" }, el("dt", { text: name }), el("dd", {}, value, el("small", { text: more, title: more })));
 const since = (now) => `${now.is_live ? "running" : "ran"} for ${span(now.status.run.elapsed_s)}`;
-const sampling = ({ is_live, status: { tokens } }) => tile(is_live ? "Tokens/s" : "Tokens", whole(is_live ? tokens.per_second : tokens.sampled), is_live ? `${whole(tokens.sampled)} sampled` : "sampled");
-const flying = ({ is_live, status: { rollouts } }) => tile("In flight", is_live ? whole(rollouts.in_flight) : "–", is_live ? `of ${whole(rollouts.limit)}, ${whole(rollouts.queued)} queued` : "the run is over");
+/** Of a run whose launcher was killed, the journal knows no rates. */
+const sampling = ({ is_live, status: { tokens } }) => tile(is_live ? "Tokens/s" : "Tokens", whole(is_live ? tokens.per_second : tokens?.sampled), is_live ? `${whole(tokens.sampled)} sampled` : "sampled");
+const over = (now) => (now.end ? "the run is over" : "as of its files");
+const flying = (now) => {
+  const { in_flight, limit, queued } = now.status.rollouts;
+  return tile("In flight", now.is_live ? whole(in_flight) : "–", now.is_live ? `of ${whole(limit)}, ${whole(queued)} queued` : over(now));
+};
 
 /** Its numbers, as they are now. */
 function ofTraining(now) {
@@ -80,9 +65,9 @@ function ofTraining(now) {
     sampling(now),
     flying(now),
     tile("Trained", whole(rollouts.trained), `${whole(rollouts.dispatched)} leased`),
-    tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${rollouts.failed} failed, ${rollouts.stale} stale, ${rollouts.cancelled} cancelled`),
+    tile("Lost", whole(rollouts.failed + rollouts.stale + rollouts.cancelled), `${whole(rollouts.failed)} failed, ${whole(rollouts.stale)} stale, ${whole(rollouts.cancelled)} cancelled`),
     tile("Staleness", short(step["staleness/mean"]), `at most ${short(step["staleness/max"])}`),
-    tile("Trainer idle", percent(trainer.idle_share), trainer.doing),
+    tile("Trainer idle", percent(trainer?.idle_share), now.is_live && trainer.doing ? `now: ${trainer.doing}` : ""),
   ];
 }
 
@@ -97,6 +82,8 @@ function ofEvaluation(now) {
     tile("Errors", whole(errors), "a rollout that fails is tried once more"),
   ];
 }
+
+const stack = (...cards) => el("div", { class: "stack" }, cards);
 
 export class Overview {
   constructor() {
@@ -115,22 +102,23 @@ export class Overview {
     this.waits = el("section", { class: "card", id: "waits" });
     this.engines = el("section", { class: "card", id: "engines" });
     this.workers = el("section", { class: "card", id: "workers" });
-    this.evaluations = el("section", { class: "card", id: "evaluations" });
-    this.measured = new Chart("Evaluations: mean reward by policy version", { dots: true, unit: "version" });
+    this.environments = el("section", { class: "card", id: "environments" });
+    this.evaluations = new Evaluations();
     const all = el("button", { text: "All steps", on: { click: () => this.choose() } });
     this.bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
       el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
     this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, this.bar, this.grid,
-      el("div", { class: "wide" }, this.idle, this.waits, this.engines, this.workers, this.evaluations), this.others);
+      el("div", { class: "wide" }, stack(this.idle), stack(this.waits, this.engines), stack(this.environments, this.workers), stack(...this.evaluations.nodes)), this.others);
   }
 
   async now(now) {
     this.evaluates = now.only_evaluates;
     this.bar.hidden = this.grid.hidden = this.evaluates;
+    this.isOver = now.end !== null;
     this.tell(now);
     if (now.rows === this.rows) return;
     this.rows = now.rows;
-    await Promise.all([this.evaluates ? null : this.curves(), this.measure()]);
+    await Promise.all([this.evaluates ? null : this.curves(), this.evaluations.read(this.evaluates)]);
   }
 
   async choose(from = "", to = "") {
@@ -148,7 +136,7 @@ export class Overview {
   async curves() {
     this.names ??= new Set((await get("/page/curves")).names);
     const wanted = (names) => [...CHARTS.map(([title, pick]) => [title, pick(names), null]), ...this.own.map((name) => [name, [name], name])];
-    const names = [...new Set(wanted(this.names).flatMap(([, names]) => names))].slice(0, 64);
+    const names = [...new Set(wanted(this.names).flatMap(([, names]) => names.slice(0, MOST)))].slice(0, 64);
     const found = await get("/page/curves", { names: names.join(","), points: POINTS, ...this.range });
     this.names = new Set(found.names);
     const shown = new Set();
@@ -162,10 +150,10 @@ export class Overview {
       const chart = this.charts.get(title);
       const place = FIRST.has(title) ? this.grid : this.others;
       if (chart.node.parentNode === null) place.append(chart.node);
-      chart.show(series);
+      chart.show(series, names.slice(MOST).map(label));
     }
     for (const [title, chart] of this.charts) if (!shown.has(title)) chart.node.remove();
-    if (shown.size === 0) replace(this.grid, el("p", { class: "card empty", text: "No step is trained yet." }));
+    if (shown.size === 0) replace(this.grid, el("p", { class: "card empty", text: this.isOver ? "No step was trained." : "No step is trained yet." }));
     else this.grid.querySelector(".empty")?.remove();
     if (this.more.options.length !== found.names.length + 1) {
       this.more.replaceChildren(el("option", { value: "", text: "Add a curve…" }), ...found.names.map((name) => el("option", { value: name, text: name })));
@@ -173,58 +161,13 @@ export class Overview {
     this.more.value = "";
   }
 
-  async measure() {
-    const { evaluations } = await get("/page/evaluations", { limit: 1000 });
-    if (!this.evaluates) this.draw(evaluations);
-    if (evaluations.length === 0) return replace(this.evaluations, el("h2", { text: "Evaluations" }), el("p", { class: "note", text: "None has ended yet." }));
-    const passes = (one) => Object.entries(one).filter(([name]) => /^pass@\d+$/.test(name));
-    const failed = (one) => Object.entries(one.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
-    const metrics = (one) => [...passes(one), ...Object.entries(one.metrics ?? {}), ...failed(one)].map(([name, value]) => `${name} ${short(value)}`).join("  ");
-    const rows = evaluations.slice(-12).reverse().map((one) => [
-      one.environment, one.model ?? (this.evaluates ? "the checkpoint" : `v${versionOf(one)}`), { right: short(one.mean_reward) }, { right: interval(one) }, { right: ended(one) }, { right: whole(one.failed) }, metrics(one)]);
-    replace(this.evaluations, el("h2", { text: "Evaluations" }),
-      table(["environment", "measured", { right: "reward" }, { right: "95 % interval" }, { right: "rollouts" }, { right: "failed" }, "metrics"], rows));
-  }
-
-  draw(evaluations) {
-    const environments = [...new Set(evaluations.map((one) => one.environment))];
-    this.measured.show(environments.map((name) => {
-      const own = evaluations.filter((one) => one.environment === name && one.mean_reward !== null);
-      return { name, x: own.map(versionOf), y: own.map((one) => one.mean_reward) };
-    }));
-    if (evaluations.length > 0 && this.measured.node.parentNode === null) this.evaluations.before(this.measured.node);
-  }
-
   tell(now) {
-    const status = now.status;
-    this.where(now.idle);
-    if (!status) return replace(this.tiles);
+    idle(this.idle, now);
+    if (!now.status) return replace(this.tiles);
     replace(this.tiles, ...(this.evaluates ? ofEvaluation(now) : ofTraining(now)));
-    // Of a run that is over, what was last seen says nothing any more.
-    const waits = now.is_live ? [...(status.waits ?? [])].sort((a, b) => Boolean(a.usual) - Boolean(b.usual) || b.since_s - a.since_s) : [];
-    const lines = waits.slice(0, 14).map((wait) => el("li", {}, el("span", {}, el("b", { text: wait.who }), ` → ${wait.for}`),
-      el("span", { class: `end number ${wait.deadline_s !== null && wait.deadline_s < 0 ? "late" : "faint"}`, title: wait.deadline_s === null ? "no deadline" : `${span(Math.max(0, wait.deadline_s))} left`, text: span(wait.since_s) })));
-    replace(this.waits, el("h2", { text: "Who waits for what" }), lines.length ? el("ul", { class: "waits" }, lines) : el("p", { class: "note", text: now.is_live ? "Nobody waits." : "The run is over." }),
-      waits.length > lines.length ? el("p", { class: "faint", text: `and ${waits.length - lines.length} more` }) : "");
-    const engines = (status.engines ?? []).map((one) => [one.name ?? whole(one.engine), one.version === null ? "none" : `v${one.version}`, one.doing, { right: `${whole(one.running)}${one.limit ? ` / ${whole(one.limit)}` : ""}` }, { right: percent(one.idle_share) }, one.url]);
-    replace(this.engines, el("h2", { text: "Engines" }), engines.length ? table(["engine", "proved", "does", { right: "requests" }, { right: "idle" }, "address"], engines) : el("p", { class: "note", text: "None has joined." }));
-    const environments = (status.environments ?? []).map((one) => [one.name, { right: whole(one.examples) }, { right: whole(one.workers) }, { right: now.is_live ? whole(one.in_flight) : "–" }, { right: now.is_live ? whole(one.queued) : "–" }, { right: errors(one) }]);
-    const failures = Object.entries(status.failures ?? {}).map(([name, count]) => `${words(name)} ${whole(count)}`).join(", ");
-    replace(this.workers, el("h2", { text: "Environments" }), table(["environment", { right: "examples" }, { right: "workers" }, { right: "in flight" }, { right: "queued" }, { right: "errors" }], environments),
-      failures ? el("p", { class: "note", text: `Failures: ${failures}` }) : "");
-  }
-
-  /** Where the time went. */
-  where(idle) {
-    if (!idle) return replace(this.idle, el("h2", { text: "Where the time goes" }), el("p", { class: "note", text: "The journal is being read." }));
-    const bar = (name, states) => el("div", { class: "idle" }, el("b", { text: name }),
-      el("div", { class: "shares", role: "img", "aria-label": states.map((one) => `${one.what} ${percent(one.share)}`).join(", ") }, states.map((one) => {
-        const part = el("i", { class: kind(one.state), title: `${one.what}: ${percent(one.share)}` });
-        part.style.flexGrow = Math.round(1000 * one.share);
-        return part;
-      })),
-      el("div", { class: "reasons" }, states.filter((one) => one.share >= 0.005).slice(0, 6).map((one) => el("span", {}, el("i", { class: kind(one.state) }), `${one.what} ${percent(one.share)}`))));
-    replace(this.idle, el("div", { class: "row" }, el("h2", { text: "Where the time goes" }), el("span", { class: "end faint", text: `of ${span(idle.seconds)}` })),
-      this.evaluates ? "" : bar("Trainer", idle.trainer), ...idle.engines.map((one) => bar(`Engine ${one.engine}`, one.states)), ...idle.workers.map((one) => bar(`Workers of ${one.environment}`, one.states)));
+    waits(this.waits, now);
+    engines(this.engines, now);
+    environments(this.environments, now);
+    return workers(this.workers, now);
   }
 }

@@ -1,0 +1,27 @@
+// How a run that is over ended, as its launcher wrote.
+
+import { el, replace, span } from "./common.js";
+
+/** Exit codes of one that was interrupted. */
+const STOPPED = new Set([129, 130, 143]);
+
+/** `{kind, title, why, more}`; `null` while it goes on, and where nobody knows. */
+export function ending(now) {
+  if (!now.end) return null;
+  const { exit_code: code, wall_s } = now.end;
+  const kind = code === 0 ? "finished" : STOPPED.has(code) ? "stopped" : "failed";
+  const reason = String(now.end.reason ?? "");
+  // What follows is the end of a log.
+  const [why] = reason.split(/; the end of |\n/);
+  return { kind, title: `${kind}${typeof wall_s === "number" ? ` after ${span(wall_s)}` : ""}`, why, more: reason.slice(why.length).replace(/^[;\s]+/, "") };
+}
+
+/** A banner of what went wrong, or nothing. */
+export function banner(node, now) {
+  const end = ending(now);
+  node.hidden = !end || end.kind === "finished";
+  if (node.hidden) return;
+  node.className = end.kind;
+  replace(node, el("b", { text: end.title }), end.why ? `: ${end.why}` : "",
+    end.more ? el("details", {}, el("summary", { text: "more" }), el("div", { class: "text", text: end.more })) : "");
+}
