@@ -36,7 +36,7 @@ fn a_long_curve_has_a_mean_of_all_its_points() {
     assert_eq!(moving_mean(&[]), None);
     for count in [61, 250, 10_000] {
         // Noise that has a mean of 0, with one point that stands out.
-        let noise = |step: u64| if step % 2 == 0 { 1.0 } else { -1.0 };
+        let noise = |step: u64| if step.is_multiple_of(2) { 1.0 } else { -1.0 };
         let noisy = line(count).map(|(step, value)| (step, value + noise(step)));
         let mut points: Vec<(u64, f32)> = noisy.collect();
         points[30].1 += 5.0;

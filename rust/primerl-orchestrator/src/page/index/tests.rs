@@ -164,7 +164,7 @@ fn a_list_is_walked_both_ways_in_every_order() {
             (Order::LowestReward, Some(a), Some(b)) if a != b => a < b,
             // Those without one come last.
             (_, a_reward, b_reward) => {
-                a_reward.is_some() > b_reward.is_some()
+                a_reward.is_some() && b_reward.is_none()
                     || a_reward == b_reward && a.rollout > b.rollout
             }
         };
