@@ -113,6 +113,7 @@ def look(url: str, rollouts: int, measured: Measured) -> None:
         from_step = generator.randrange(1, 9000)
         for name, path, query in (
             ("list, older page", "/page/rollouts", {"cursor": cursor, "fate": "trained"} if cursor else {}),
+            ("list by reward", "/page/rollouts", {"order": "highest_reward", "limit": 100}),
             ("list of a step", "/page/rollouts", {"step": number // 10 + 1}),
             ("rollout", f"/page/rollouts/{number}", {}),
             ("turn with its tokens", f"/page/rollouts/{number}/turns/0", {}),
@@ -148,7 +149,7 @@ def paint(url: str, measured: Measured) -> None:
         measured.goal("curves drawn", drawn / 1e3, FIRST_PAINT_S, "s")
         began = time.perf_counter()
         tab.evaluate("location.hash = '#/rollouts'")
-        tab.until("document.querySelectorAll('.list tbody tr').length === 50")
+        tab.until("document.querySelectorAll('.list tbody tr').length === 100")
         print(f"browser: list of rollouts shown after {1e3 * (time.perf_counter() - began):.0f} ms")
         assert tab.complaints == [], tab.complaints
 
