@@ -149,6 +149,7 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
         registration,
         max_concurrent: 1,
         give_up: PATIENCE,
+        end_process: |reason| panic!("{reason}"),
     });
     let client = client.unwrap();
     let deadline = Instant::now() + PATIENCE;

@@ -115,6 +115,9 @@ async fn beat(worker: Rc<Worker>) {
         let request = HeartbeatRequest {
             worker: worker.id,
             running: worker.running.borrow().iter().copied().collect(),
+            still_s: Some(0.0),
+            held_at: None,
+            held_by: None,
         };
         let answer: Result<HeartbeatAnswer, String> =
             call(&worker.http, wire::HEARTBEAT, &request).await;
