@@ -76,7 +76,7 @@ class Journal:
 def start() -> Iterator[Event]:
     """A worker and an engine, which has the first weights."""
     yield {"environment_ready": {"environment": 0, "examples": 1000}}
-    yield {"worker_joined": {"worker": 0, "environment": 0, "name": "task-0:1"}}
+    yield {"worker_joined": {"worker": 0, "environment": 0, "name": "env_task_0:1"}}
     yield {"engine_joined": {"engine": 0, "url": "http://e"}}
     yield {"weights_published": {"version": 0, "manifest": "m", "digest": "0"}}
     yield {"engine_proved": {"engine": 0, "version": 0}}

@@ -40,7 +40,7 @@ class Run:
 
 def work(url: str) -> None:
     """An env worker; the reward depends on the rollout, and every fifth one fails."""
-    registration = {"environment": "task", "role": "train", "name": "w", "pid": os.getpid(), "examples": 10}
+    registration = {"environment": "task", "role": "train", "name": "env_task_0:1", "pid": os.getpid(), "examples": 10}
     worker = post(f"{url}/envs/register", registration)["worker"]
     while True:
         answer = post(f"{url}/envs/lease", {"worker": worker, "max": 4})
@@ -122,6 +122,7 @@ def test_the_overview(run: Run, tab: browser.Tab, width: int, dark: bool) -> Non
     for title in ("Reward", "Loss", "Staleness", "Where the time goes", "Who waits for what", "Engines"):
         assert title in text
     assert re.search(r"Trainer\n", text)
+    assert "logs/envs/*/task/env_worker_0.log" in text
     background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == dark
     # Nothing hangs out of the window.

@@ -72,6 +72,16 @@ def test_environments_evaluations_and_what_was_lost_are_shown(width: int) -> Non
     assert "other v0 reward - 8 rollouts, 8 failed" in text
 
 
+def test_scores_of_a_part_are_marked_and_compared_with_none() -> None:
+    whole, part = MEASURED[0], {**MEASURED[1], "rollouts": 32, "expected": 64, "complete": False}
+    for measured, told in (
+        ([whole, part], "held-out v40, 32 of 64 rollouts reward 0.75 32 rollouts, 1 failed"),
+        ([part, {**whole, "version": 80}], "held-out v80 reward 0.25 64 rollouts, 0 failed"),
+    ):
+        lines = drawn(top.frame({"folder": "out", "status": STATUS}, {}, "http://127.0.0.1:1", measured), 160)
+        assert told in " ".join(" ".join(lines).replace("│", " ").split())
+
+
 def test_nothing_is_shown_of_what_there_is_none() -> None:
     text = "\n".join(drawn(top.frame({"folder": "out", "status": {}}, {}, "http://127.0.0.1:1"), 80))
     assert "lost rollouts" not in text

@@ -71,7 +71,7 @@ PRIME_RL: Names = {
     "orchestrator.tokenizer": TRAINER["tokenizer"],
     "orchestrator.renderer": "the model's own template is rendered; orchestrator.parsers reads answers",
     "orchestrator.seq_len": "it is seq_len, of the whole run",
-    "orchestrator.ckpt": "the orchestrator goes on from its journal; the trainer's is ckpt",
+    "orchestrator.ckpt": "its state is in the run's checkpoints, ckpt",
     "orchestrator.algorithms": "it is orchestrator.algorithm, and of one environment its own `algorithm`",
     "orchestrator.advantage": "it is orchestrator.algorithm",
     "orchestrator.pre_batch_filters": "groups without signal are left out by "

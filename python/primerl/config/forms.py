@@ -70,12 +70,19 @@ EVAL_READERS = {
     "output_dir": ALL,
     "seed": "the engine and the env workers",
     "env": "the env workers",
+    **dict.fromkeys(
+        (
+            *("env.num_examples", "env.rollouts_per_example", "env.max_tokens", "env.temperature"),
+            *("env.pass_threshold", "env.rollout_max_tokens", "env.rollout_s"),
+        ),
+        "the orchestrator",
+    ),
     "env.num_workers": LAUNCHER,
     "env.python": PYTHON,
     "env_files": "the env workers, as variables",
     "inference": "the engine",
     "served_name": "the orchestrator and the engine",
-    **dict.fromkeys(("clean_output_dir", "dry_run", "restarts", "inference.replicas"), LAUNCHER),
+    **dict.fromkeys(("clean_output_dir", "retry_errors", "dry_run", "restarts", "inference.replicas"), LAUNCHER),
 }
 
 

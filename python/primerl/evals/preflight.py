@@ -28,7 +28,8 @@ MAY_CHANGE = (
     *("api_key_env", "concurrency"),
     *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
     *("inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
-    *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.metrics_port"),
+    *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.rollout_s"),
+    "env.metrics_port",
 )
 
 

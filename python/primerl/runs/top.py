@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from primerl import asking
+from primerl.launch.incomplete import mark
 from primerl.run_key import VARIABLE
 from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of
@@ -314,10 +315,12 @@ def evaluations(measured: Sequence[dict[str, Any]]) -> Table:
     for name, found in by_environment.items():
         reward, *before = (one.get("mean_reward") for one in found[:-3:-1])
         version = found[-1].get("version")
-        change = "" if reward is None or before in ([], [None]) else f"{reward - before[0]:+.3g}"
+        # Scores of one that was closed before its end are not to be compared.
+        comparable = before not in ([], [None]) and all(one.get("complete") is not False for one in found[-2:])
+        change = f"{reward - before[0]:+.3g}" if reward is not None and comparable else ""
         table.add_row(
             Text(name),
-            Text("" if version is None else f"v{version}", style="dim"),
+            Text("" if version is None else f"v{version}{mark(found[-1])}", style="dim"),
             Text.assemble(("reward ", "dim"), (number(reward), "bold")),
             Text(change, style="dim"),
             Text(f"{found[-1].get('rollouts', 0)} rollouts, {found[-1].get('failed', 0)} failed", style="dim"),

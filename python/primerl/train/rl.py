@@ -19,7 +19,6 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
-from primerl.train.exposed import ExposedMetrics
 from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import new_publisher
 from primerl.train.loss import Loss, LossError

@@ -47,8 +47,8 @@ export function environments(node, now) {
     failures ? note(`Failures: ${failures}`) : "");
 }
 
-/** `task-0:4711`, or `task-0@its-machine:4711` of one that has joined: its machine, and its number on it. */
-const WORKER = /^(.*)-(\d+)(?:@([^:]*))?:\d+$/;
+/** `env_task_0:4711`, or `env_task_0@its-machine:4711` of one that has joined: its machine, and its number on it. */
+const WORKER = /^env_(.*)_(\d+)(?:@([^:]*))?:\d+$/;
 
 /** Where a worker writes: as it says, or as the launcher has it. One that has joined writes on its own machine. */
 function logOf(one) {
