@@ -18,7 +18,7 @@ UV := $(BIN)/uv
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export UV_PYTHON := $(CURDIR)/$(BIN)/python
 
-RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml -o -path '*/page/web/*' -type f) Cargo.toml Cargo.lock
 EXAMPLES := examples/reverse-text examples/sort-letters
 CLASSIC_EXAMPLE := examples/reverse-classic
 DEMO := outputs/reverse-text
