@@ -174,7 +174,18 @@ def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, An
     imports = found["imports"]
     assert "/package/primerl/envs/" in imports["file"]
     assert not imports["torch"]
-    small = {"", "._core", ".exposition", ".launch", ".launch.guard", ".log_levels", ".run_key", ".startup"}
+    small = {
+        "",
+        "._core",
+        ".exposition",
+        ".launch",
+        ".launch.guard",
+        ".log_levels",
+        ".redaction",
+        ".run_key",
+        ".startup",
+        ".typed",
+    }
     others = [name for name in imports["ours"] if not name.startswith("primerl.envs")]
     assert {name.removeprefix("primerl") for name in others} <= small
     v1 = {"primerl.envs.adapter", "primerl.envs.harness", "primerl.envs.interception", "primerl.envs.documented"}

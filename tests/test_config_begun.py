@@ -74,8 +74,6 @@ def refused(config: RLConfig) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["--orchestrator.eval.env.0.interval", "2"], "orchestrator.eval.env[0].interval = 3, and now {} = 2"),
-        (["--orchestrator.val.interval", "7"], "orchestrator.val.interval = 5, and now {} = 7"),
         (["--orchestrator.train.env.1.ratio", "4"], "orchestrator.train.env[1].ratio = 2.0, and now {} = 4.0"),
         (["--orchestrator.train.env.1.name", "x"], 'orchestrator.train.env[1].name = "sort-letters", and now {} = "x"'),
         (["--orchestrator.batch-size", "16"], "orchestrator.batch_size = 8, and now {} = 16"),
@@ -107,6 +105,7 @@ def test_a_change_is_named_by_its_key(folder: Path, overrides: list[str], said: 
 def test_what_may_change_is_refused_by_nobody(folder: Path) -> None:
     assert refused(given(folder)) == []
     assert refused(given(folder, "--max-steps", "5", "--trainer.optim.lr", "1e-3")) == []
+    assert refused(given(folder, "--orchestrator.eval.env.0.interval", "2", "--orchestrator.val.interval", "7")) == []
 
 
 def test_another_model_is_one(folder: Path) -> None:
@@ -121,10 +120,10 @@ def test_another_model_is_one(folder: Path) -> None:
 
 
 def test_the_place_is_told_as_well(folder: Path) -> None:
-    arguments = ["@", str(folder / "rl.toml"), "--orchestrator.eval.env.0.interval", "2"]
+    arguments = ["@", str(folder / "rl.toml"), "--orchestrator.eval.env.0.sampling.max-tokens", "9"]
     with pytest.raises(ConfigError) as caught, placed(given(folder, *arguments[2:]), arguments):
         raise ConfigError(refused(given(folder, *arguments[2:]))[0])
-    assert "orchestrator.eval.env[0].interval = 3, and now" in str(caught.value)
+    assert "orchestrator.eval.env[0].sampling.max_tokens = 12, and now" in str(caught.value)
     assert str(caught.value).endswith(" (on the command line)")
 
 

@@ -141,8 +141,8 @@ subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffin
 
 def test_cores_that_are_none_are_refused() -> None:
     for given, message in [
-        ({"cpus": 0}, "cpus must be"),
-        ({"cpus": "2"}, "cpus must"),
+        ({"cpus": 0}, "cpus: must be"),
+        ({"cpus": "2"}, "cpus: must"),
         ({"first_cpu": -1}, "first_cpu"),
     ]:
         with pytest.raises(ValueError, match=message):

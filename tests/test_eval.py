@@ -330,7 +330,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [config] = [block.text for block in page_of("docs/evals.md").blocks if block.file == "eval.toml"]
     Path("eval.toml").write_text(config)
     with serving(Endpoint()) as served:
-        checkpoint, asked, of_file = shown(
+        checkpoint, asked, of_file, again = shown(
             __file__,
             "docs/evals.md",
             {
@@ -348,6 +348,8 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         few = ["--num-examples", "2", "--env.1.num-examples", "1"]
         for words, more, output, rollouts in (
             (asked, ["-o", "of-endpoint"], "of-endpoint", 3),
+            # Nothing has failed: nothing is measured again.
+            (again, ["-o", "of-endpoint"], "of-endpoint", 3),
             (checkpoint, ["-o", "of-checkpoint", "--max-tokens", "16"], "of-checkpoint", 6),
             # Of the file, four rollouts of three examples.
             (of_file, [*few, "--max-tokens", "16"], "outputs/eval-step-200", 12),

@@ -96,6 +96,8 @@ def nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARK, raising=False)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(processes, "native_orchestrator", lambda _: 0)
+    # Which ends a process at once where another thread runs: one of pytest's.
+    monkeypatch.setattr(processes, "leave", lambda code: code)
     for place in ("inference.server.serve", "envs.worker.run_worker", "monitors.process.main", "runs.uploads.main"):
         monkeypatch.setattr(f"primerl.{place}", lambda _: 0)
     monkeypatch.setattr("primerl.train.rl.main", lambda values: READ["trainer"](values) and 0)

@@ -198,6 +198,7 @@ FORMS: dict[str, Form] = {
             "concurrency",
             "output_dir",
             "clean_output_dir",
+            "retry_errors",
             "dry_run",
         ),
     ),
