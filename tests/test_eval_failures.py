@@ -199,7 +199,8 @@ def test_the_line_says_what_is_waited_for() -> None:
     short = wait("rollout 5", "an answer of eval.env.a.client (http://h/v1)", 3.0)
     assert line({**status, "waits": [end, short]}) == plain
     long = {**short, "since_s": 64.0}
-    told = line({**status, "waits": [end, wait("worker 1 of a", "work", 80.0), long]})
+    idle = {**wait("worker env_a_1", "a lease", 80.0), "usual": True}
+    told = line({**status, "waits": [end, idle, long]})
     assert told == f"{plain}; rollout 5 waits for an answer of eval.env.a.client (http://h/v1) (64 s)"
 
 

@@ -228,7 +228,7 @@ def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join
         orchestrator.wait("a model call", lambda: len(orchestrator.chats) == 1, START_S)
         [registration] = orchestrator.registrations
         assert registration["listing"]["packages"]["reverse-text"] == "0.1.0"
-        assert registration["name"].startswith("reverse-0@")
+        assert registration["name"].startswith("env_reverse_0@")
         # Its rollout is still running.
         worker.process.send_signal(signal.SIGTERM)
         assert worker.exit_code() == 0, worker.text()
