@@ -62,12 +62,16 @@ lint-python: build
 	$(BIN)/mypy
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest primerl._core --concise
 
+# More threads than cores: most tests of whole servers wait.
+test-rust: export RUST_TEST_THREADS ?= 4
 test-rust: | .make/venv
 	@echo "== cargo test"
 	cargo test --locked --workspace --quiet --no-fail-fast
 
+# Compiled once here, as the packages are: each of the many processes of tests would do it again.
 test-python: build .make/classic
 	@echo "== pytest"
+	$(BIN)/python -m compileall -q python/primerl
 	$(BIN)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 # Two tests at once on a small machine; and no model hub is ever asked.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,17 +48,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def imitator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that learnt from sloppy demonstrations of the short recipe; not to be written to."""
-    from end_to_end import fine_tune
-
-    return fine_tune(tmp_path_factory.mktemp("imitator"))
+    return taught(tmp_path_factory, "imitator")
 
 
 @pytest.fixture(scope="session")
 def expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that learnt from flawless ones; not to be written to."""
+    return taught(tmp_path_factory, "expert", "--truncate", "0", "--untag", "0")
+
+
+def taught(factory: pytest.TempPathFactory, name: str, *demonstrations: str) -> Path:
+    """Fine-tuned by whichever of pytest's workers needs it first; the others wait for it."""
     from end_to_end import fine_tune
 
-    return fine_tune(tmp_path_factory.mktemp("expert"), "--truncate", "0", "--untag", "0")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return fine_tune(factory.mktemp(name), *demonstrations)
+    folder = factory.getbasetemp().parent / name
+    with FileLock(folder.with_suffix(".lock")):
+        done = folder / "done"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            done.write_text(str(fine_tune(folder, *demonstrations)))
+        return Path(done.read_text())
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,9 @@ def need_vllm() -> None:
 
 
 def build_mock(repository: Path) -> Path:
-    command = ["cargo", "build", "--quiet", "--locked", "-p", "primerl-engine", "--message-format", "json"]
+    # As the extension is built, with the same features: all but the program itself is compiled already.
+    command = ["cargo", "build", "--quiet", "--locked", "--release", "-p", "primerl-py", "-p", "primerl-engine"]
+    command += ["--bin", "primerl-mock-engine", "--message-format", "json"]
     output = subprocess.run(command, cwd=repository, check=True, stdout=subprocess.PIPE, text=True).stdout
     found = [json.loads(line).get("executable") for line in output.splitlines()]
     return next(Path(path) for path in found if path and path.endswith("primerl-mock-engine"))
