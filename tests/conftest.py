@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-# Two tests at once on a small machine; and no model hub is ever asked.
+# Several tests at once on a small machine; and no model hub is ever asked.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
