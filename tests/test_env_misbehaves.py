@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from end_to_end import until
 from env_orchestrator import Orchestrator
 from primerl._core import inspect_run
 from test_env_worker import ENVIRONMENTS, START_S, Start, orchestrator, start
@@ -93,10 +94,11 @@ def test_a_blocked_worker_says_where_and_ends_when_it_is_given_up(
     assert said["held_at"] in places
     assert said["held_by"] == rollouts[kind]
     assert set(said["running"]) == set(rollouts.values())
+    stack = re.compile(r'unruly_env\.py", line \d+ in conduct')
+    until(lambda: stack.search(worker.text()), BLOCKED_S, "the stacks, which are written after it has been told")
     log = worker.text()
     assert "the environment has blocked the event loop for" in log
     assert f"rollout {rollouts[kind]}); all stacks:" in log
-    assert re.search(r'unruly_env\.py", line \d+ in conduct', log)
 
     # Nobody can tell its event loop: the client ends the process.
     orchestrator.blocked = "worker w was blocked by its environment"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -200,6 +201,19 @@ def join(tmp_path: Path) -> Iterator[Join]:
             one.process.wait()
 
 
+def run_says(**settings: Any) -> dict[str, Any]:
+    """What a worker is told that joins."""
+    return {
+        "environment": "reverse",
+        "role": "train",
+        "id": "reverse-text",
+        "model": "policy",
+        "limits": {},
+        "worker": {"args": REVERSE, **settings},
+        "first": None,
+    }
+
+
 def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join) -> None:
     held = asyncio.Event()
 
@@ -207,17 +221,8 @@ def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join
         await held.wait()
         return completion("never")
 
-    settings = {"args": REVERSE, "variables": ["HERE_KEY", "ELSEWHERE_KEY"]}
     with Double(reply=hold) as orchestrator:
-        orchestrator.config = {
-            "environment": "reverse",
-            "role": "train",
-            "id": "reverse-text",
-            "model": "policy",
-            "limits": {},
-            "worker": settings,
-            "first": None,
-        }
+        orchestrator.config = run_says(variables=["HERE_KEY", "ELSEWHERE_KEY"])
         orchestrator.stop()
         worker = join("--join", orchestrator.url, "--env", "reverse", HERE_KEY="x")
         worker.says("waiting for an orchestrator")
@@ -236,6 +241,24 @@ def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join
         assert orchestrator.results == {}
     log = (worker.folder / "logs" / "envs" / "train" / "reverse" / "env_worker_0.log").read_text()
     assert "stopped by SIGTERM" in log
+
+
+def test_a_worker_that_has_missed_the_end_of_the_run_ends_with_the_others(join: Join) -> None:
+    with Double() as orchestrator:
+        orchestrator.config = run_says()
+        workers = join("--join", orchestrator.url, "--env", "reverse", "--workers", "2")
+        orchestrator.wait("two workers", lambda: len(orchestrator.registrations) == 2, START_S)
+        log = workers.folder / "logs" / "envs" / "train" / "reverse" / "env_worker_1.log"
+        found = re.search(r"worker env_reverse_1@\S+:(\d+)", log.read_text())
+        assert found is not None
+        late = int(found[1])
+        os.kill(late, signal.SIGSTOP)
+        orchestrator.finish()
+        workers.says("env_reverse_0 has ended")
+    os.kill(late, signal.SIGCONT)
+    # Alone, it would look for the orchestrator until wait_s are up, and end with 1.
+    assert workers.exit_code() == 0, workers.text()
+    assert "the run is over" in workers.text()
 
 
 def test_what_waiting_does_not_mend_ends_at_once(join: Join, model: Path, tmp_path: Path) -> None:

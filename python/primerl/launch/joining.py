@@ -45,6 +45,8 @@ AGAIN_S = 1.0
 POLL_S = 0.5
 INSTALL_S = 1800.0
 STOP_S = 20.0
+# Longer than an orchestrator takes that is started again.
+OVER_S = 30.0
 RESTARTS = 5
 
 
@@ -109,6 +111,8 @@ class _Joining:
         self.stop = threading.Event()
         self.restarts = Restarts(RESTARTS, key=None)
         self.failed: dict[str, Process] = {}
+        self.ended_at: float | None = None
+        """When a worker has ended in order: that the run is over, or as it was told to."""
         self._files = variables
         self._said = ""
 
@@ -232,12 +236,27 @@ class _Joining:
                 self._ended(processes, described, ended)
             if processes.guard_end is not None:
                 raise JoinFailedError(f"the guard of the processes {processes.guard_end}")
+            if self._is_over():
+                # Those that had not joined by then would look for it until wait_s are up.
+                processes.stop(grace_s=STOP_S)
             if all(process.ended for process in processes.by_name.values()):
                 return self._exit_code()
+
+    def _is_over(self) -> bool:
+        """A worker has ended in order a while ago, and no orchestrator is there any more."""
+        if self.ended_at is None or time.monotonic() < self.ended_at + OVER_S:
+            return False
+        try:
+            ask(self.config.join, "/envs/config", within_s=ANSWER_S, environment=self.config.env)
+        except UnansweredError:
+            return True
+        self.ended_at = time.monotonic()
+        return False
 
     def _ended(self, processes: Processes, described: dict[str, ProcessConfig], process: Process) -> None:
         if process.code == 0:
             self.console.say(f"{process.name} has ended")
+            self.ended_at = time.monotonic()
             return
         resolved = described[process.name].config
         assert isinstance(resolved, EnvWorkerConfig)
