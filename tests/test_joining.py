@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -22,11 +23,13 @@ from end_to_end import read_lines, start, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
+from primerl.asking import UnansweredError
 from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.envs import adapter, listing
 from primerl.launch import joined, joining
+from primerl.launch.console import Console
 from pydantic import Field
 from run_helpers import write_run
 from test_orchestrator_in_process import settings
@@ -259,6 +262,27 @@ def test_a_worker_that_has_missed_the_end_of_the_run_ends_with_the_others(join: 
     # Alone, it would look for the orchestrator until wait_s are up, and end with 1.
     assert workers.exit_code() == 0, workers.text()
     assert "the run is over" in workers.text()
+
+
+def test_a_worker_that_was_told_to_end_is_not_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = False
+
+    def ask(*_: Any, **__: Any) -> tuple[int, dict[str, Any]]:
+        if is_there:
+            return 200, {}
+        raise UnansweredError("refused")
+
+    monkeypatch.setattr(joining, "ask", ask)
+    workers = joining._Joining(JoinConfig(join="http://o:1", env="e"), {}, Console())
+    assert not workers._is_over(), "nobody has ended"
+    workers.ended_at = time.monotonic() - joining.LAST_WORDS_S
+    assert not workers._is_over(), "one that was lost may be started again"
+    workers.ended_at = time.monotonic() - joining.OVER_S
+    assert workers._is_over()
+    is_there = True
+    assert not workers._is_over()
+    is_there = False
+    assert not workers._is_over(), "lost later, by which the others are told nothing"
 
 
 def test_what_waiting_does_not_mend_ends_at_once(join: Join, model: Path, tmp_path: Path) -> None:

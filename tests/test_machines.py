@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -198,8 +197,7 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     run.terminate()
     assert run.wait(WAIT_S) == 130, (tmp_path / "rl.log").read_text()
     workers.terminate()
-    # By the signal where it comes when the end of the run has just ended them.
-    assert workers.wait(WAIT_S) in (0, -signal.SIGTERM), (tmp_path / "workers.log").read_text()
+    assert workers.wait(WAIT_S) == 0, (tmp_path / "workers.log").read_text()
     trained = [line["step"] for line in read_lines(output / "metrics.jsonl")]
     assert trained == list(range(1, len(trained) + 1))
     assert "every invariant holds" in primerl("trace", "--check", os.fspath(output))

@@ -11,14 +11,13 @@ failed, 2 bad input: no such environment, a wrong key, another version or other 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +34,7 @@ from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
 from primerl.launch.starting import BAD_INPUT, FAILED, start
-from primerl.launch.watching import Restarts, gave_up, signed_off
+from primerl.launch.watching import LAST_WORDS_S, Restarts, gave_up, signed_off
 from primerl.run_key import VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
@@ -45,7 +44,7 @@ AGAIN_S = 1.0
 POLL_S = 0.5
 INSTALL_S = 1800.0
 STOP_S = 20.0
-# Longer than an orchestrator takes that is started again.
+# From the last words to the end of all: an orchestrator that was only lost is started again by then.
 OVER_S = 30.0
 RESTARTS = 5
 
@@ -63,24 +62,27 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 def run(config: JoinConfig, console: Console | None = None) -> int:
-    """Until the run is over; returns the exit code. Raises ConfigError before anything is asked."""
+    """Until the run is over; returns the exit code. SIGTERM and SIGINT are its own from then on. Raises ConfigError
+    before anything is asked."""
     check_address(config.join)
     files = read_files(config.env_files)
     console = console or Console()
     if config.python is not None:
         interpreters.provide(config.python, INSTALL_S, console.say)
     joining = _Joining(config, files, console)
-    with _signals(joining.stop):
-        try:
-            return joining.work()
-        except Stopped:
-            return 0
-        except JoinRefusedError as error:
-            joining.console.say(f"error: {error}")
-            return BAD_INPUT
-        except JoinFailedError as error:
-            joining.console.say(f"error: {error}")
-            return FAILED
+    # For good: given back, a signal in the last moments would change the exit code.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: joining.stop.set())
+    try:
+        return joining.work()
+    except Stopped:
+        return 0
+    except JoinRefusedError as error:
+        joining.console.say(f"error: {error}")
+        return BAD_INPUT
+    except JoinFailedError as error:
+        joining.console.say(f"error: {error}")
+        return FAILED
 
 
 def check_address(url: str) -> None:
@@ -93,17 +95,6 @@ def check_address(url: str) -> None:
         raise ConfigError(f"join: {url!r} is no address of an orchestrator; give http://host:port")
 
 
-@contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
 class _Joining:
     def __init__(self, config: JoinConfig, variables: Mapping[str, str], console: Console) -> None:
         self.config = config
@@ -112,7 +103,7 @@ class _Joining:
         self.restarts = Restarts(RESTARTS, key=None)
         self.failed: dict[str, Process] = {}
         self.ended_at: float | None = None
-        """When a worker has ended in order: that the run is over, or as it was told to."""
+        """When a worker ended in order, as it does when the run is over, or where it is told to."""
         self._files = variables
         self._said = ""
 
@@ -243,14 +234,16 @@ class _Joining:
                 return self._exit_code()
 
     def _is_over(self) -> bool:
-        """A worker has ended in order a while ago, and no orchestrator is there any more."""
-        if self.ended_at is None or time.monotonic() < self.ended_at + OVER_S:
+        """A worker has ended in order, and since its orchestrator's last words none is there."""
+        now = time.monotonic()
+        if self.ended_at is None or now < self.ended_at + LAST_WORDS_S:
             return False
         try:
             ask(self.config.join, "/envs/config", within_s=ANSWER_S, environment=self.config.env)
         except UnansweredError:
-            return True
-        self.ended_at = time.monotonic()
+            return now >= self.ended_at + OVER_S
+        # The run goes on; if it ends later, the orchestrator says so to each worker by itself.
+        self.ended_at = None
         return False
 
     def _ended(self, processes: Processes, described: dict[str, ProcessConfig], process: Process) -> None:
