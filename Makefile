@@ -56,14 +56,14 @@ lint-rust: | .make/venv
 			echo "primerl-core must not depend on $$crate" >&2; exit 1; fi; done
 
 # The stub in a package of its own: beside the real one, stubtest reads the types of torch as well, for two minutes.
-STUBS := .make/stubs/primerl
+STUBS := .make/stubs
 lint-python: build
 	@echo "== ruff, mypy, stubtest"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@mkdir -p $(STUBS) && cp python/primerl/_core.pyi $(STUBS)/ && touch $(STUBS)/__init__.pyi
-	MYPYPATH=$(dir $(STUBS)) $(BIN)/python -m mypy.stubtest primerl._core --concise
+	@mkdir -p $(STUBS)/primerl && cp python/primerl/_core.pyi $(STUBS)/primerl/ && touch $(STUBS)/primerl/__init__.pyi
+	MYPYPATH=$(STUBS) $(BIN)/python -m mypy.stubtest primerl._core --concise
 
 # More threads than cores: most tests of whole servers wait.
 test-rust: export RUST_TEST_THREADS ?= 4

@@ -98,7 +98,7 @@ def run_cases(cases: list[Case], program: str = MAIN) -> str:
     said = []
     try:
         for process in processes:
-            if process.wait(timeout=400):
+            if process.wait(timeout=240):
                 break
     finally:
         for process in processes:
