@@ -2,8 +2,9 @@
 
 An environment runs on the loop. What takes long there without `await` (a request of `requests`, `time.sleep`, a long
 computation) keeps all rollouts of the worker from going on; only the client's heartbeats do. The loop says about once a
-second that it turns; when it has not for BLOCKED_S, all stacks go to the log, and the orchestrator is told the line of
-code and the rollout, as far as these can be found out. What it makes of that is in `primerl-core` (`core/blocked.rs`).
+second that it turns; when it has not for HELD_S, the line of code and the rollout are looked for, so that the
+orchestrator has them by the time the worker counts as blocked; then all stacks go to the log. What the orchestrator
+makes of that is in `primerl-core` (`core/blocked.rs`).
 Standard library only.
 """
 
@@ -26,6 +27,7 @@ from primerl.envs import stacks
 log = logging.getLogger("primerl.envs")
 
 TURN_S = 1.0
+HELD_S = 5.0
 BLOCKED_S = 10.0
 """As the orchestrator counts (`BLOCKED_AFTER` of primerl-core)."""
 AGAIN_S = 300.0
@@ -86,7 +88,7 @@ class Watcher:
         while not self._ended.wait(TURN_S):
             since = self._turned
             still = time.monotonic() - since
-            if still < BLOCKED_S:
+            if still < HELD_S:
                 dumped = 0.0
                 continue
             frames = stacks.of_thread(self._main)
@@ -95,6 +97,8 @@ class Watcher:
             if since != self._turned:
                 continue
             self._client.held(at, of)
+            if still < BLOCKED_S:
+                continue
             self._blocked = True
             if dumped == 0.0 or still - dumped >= AGAIN_S:
                 dumped = still
