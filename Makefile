@@ -79,9 +79,10 @@ test-python: build .make/classic
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
 
+test-vllm: export VLLM_TESTS ?= vllm
 test-vllm: build .make/vllm ## run the tests that need vLLM
 	@echo "== pytest, with vLLM"
-	$(BIN)/python -m pytest -m vllm --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "$$VLLM_TESTS" --numprocesses 2 --dist loadfile
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 

@@ -100,6 +100,7 @@ def is_what_the_teacher_says(expert: Path, batches: list[Batch]) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_vllm_as_the_teacher(imitator: Path, expert: Path, tmp_path: Path) -> None:
     need_vllm()
     output = tmp_path / "run"

@@ -58,6 +58,7 @@ def test_engine_says_what_it_loaded(trained: Path) -> None:
     assert all("24 of 24 tensors compared with the model" in line for line in loaded)
 
 
+@pytest.mark.long
 def test_the_trained_model_is_measured_apart_from_the_run_as_it_was_in_it(trained: Path, tmp_path: Path) -> None:
     *_, last = [json.loads(line) for line in (trained / "evals.jsonl").read_text().splitlines()]
     settings = tomllib.loads((EXAMPLE / "rl-vllm.toml").read_text())
@@ -124,6 +125,7 @@ def served_adapters(output: Path) -> list[str]:
     return [card["id"] for card in cards if card["parent"]]
 
 
+@pytest.mark.long
 def test_an_adapter_is_learnt_on_vllm(adapted: tuple[Path, int]) -> None:
     output, most = adapted
     has_learnt(output)
@@ -136,6 +138,7 @@ def test_an_adapter_is_learnt_on_vllm(adapted: tuple[Path, int]) -> None:
     assert "loaded policy" not in log, "whole weights were sent"
 
 
+@pytest.mark.long
 def test_every_token_of_an_adapter_is_exact(adapted: tuple[Path, int]) -> None:
     output, _ = adapted
     said = primerl("verify", str(output))
@@ -144,6 +147,7 @@ def test_every_token_of_an_adapter_is_exact(adapted: tuple[Path, int]) -> None:
     assert " 0 turns that crossed" in said
 
 
+@pytest.mark.long
 def test_weights_go_from_memory_to_memory(imitator: Path, tmp_path: Path) -> None:
     output = tmp_path / "collective"
     overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
@@ -158,6 +162,7 @@ def test_weights_go_from_memory_to_memory(imitator: Path, tmp_path: Path) -> Non
     assert "token-exact" in primerl("verify", str(output))
 
 
+@pytest.mark.long
 def test_vllm_that_renders_is_trained_exactly(imitator: Path, tmp_path: Path) -> None:
     output = tmp_path / "rendered"
     overrides = ["--model.path", str(imitator), "--output-dir", str(output), "--inference.python", str(VLLM_PYTHON)]
@@ -168,6 +173,7 @@ def test_vllm_that_renders_is_trained_exactly(imitator: Path, tmp_path: Path) ->
     assert "token-exact" in primerl("verify", str(output))
 
 
+@pytest.mark.long
 def test_run_goes_on_when_the_engine_process_is_killed(imitator: Path, tmp_path: Path) -> None:
     vllm = ["--inference.backend", "vllm", "--inference.python", str(VLLM_PYTHON)]
     short = ["--max-steps", "12", "--keep-broadcasts", "--orchestrator.eval.env", "[]"]

@@ -26,6 +26,7 @@ from engine_helpers import VLLM_PYTHON, need_vllm
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.end_to_end,
+    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
