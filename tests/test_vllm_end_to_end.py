@@ -125,7 +125,6 @@ def served_adapters(output: Path) -> list[str]:
     return [card["id"] for card in cards if card["parent"]]
 
 
-@pytest.mark.long
 def test_an_adapter_is_learnt_on_vllm(adapted: tuple[Path, int]) -> None:
     output, most = adapted
     has_learnt(output)
@@ -138,7 +137,6 @@ def test_an_adapter_is_learnt_on_vllm(adapted: tuple[Path, int]) -> None:
     assert "loaded policy" not in log, "whole weights were sent"
 
 
-@pytest.mark.long
 def test_every_token_of_an_adapter_is_exact(adapted: tuple[Path, int]) -> None:
     output, _ = adapted
     said = primerl("verify", str(output))
