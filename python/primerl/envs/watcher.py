@@ -28,6 +28,7 @@ log = logging.getLogger("primerl.envs")
 
 TURN_S = 1.0
 HELD_S = 5.0
+"""Sooner than it counts as blocked: to look for the line and to tell it takes a moment."""
 BLOCKED_S = 10.0
 """As the orchestrator counts (`BLOCKED_AFTER` of primerl-core)."""
 AGAIN_S = 300.0
@@ -88,8 +89,9 @@ class Watcher:
         while not self._ended.wait(TURN_S):
             since = self._turned
             still = time.monotonic() - since
-            if still < HELD_S:
+            if still < BLOCKED_S:
                 dumped = 0.0
+            if still < HELD_S:
                 continue
             frames = stacks.of_thread(self._main)
             at, of = stacks.place(frames, self._package), _rollout_of(frames)
