@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from filelock import FileLock
 
@@ -22,6 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Runs of tests are not to be among the user's own.
 os.environ["PRIMERL_STATE_DIR"] = STATE = tempfile.mkdtemp(prefix="primerl-state-")
 atexit.register(shutil.rmtree, STATE, ignore_errors=True)
+forks.share()
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,8 @@ def test_env_workers_alone_get_them(
     environments = tomllib.loads(CONFIG)["orchestrator"]["train"]["env"]
     environments.append({"id": "trial-env", "taskset": {"kinds": ["tells_a_secret"]}})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ENVIRONMENTS), *sys.path]))
-    given = ["--max-steps", "100000", "--orchestrator.train.env", json.dumps(environments)]
+    # Of a fork, /proc shows no variables.
+    given = ["--max-steps", "100000", "--orchestrator.train.env", json.dumps(environments), "--no-fork-server"]
     run = start(output, "@", str(write_run(tmp_path)), *given)
     told = output / "logs" / "envs" / "train" / "trial-env" / "env_worker_0.log"
 

@@ -30,6 +30,7 @@ from primerl.config.load import ConfigError
 from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
+from primerl.forking import preload, servers
 from primerl.launch import hub, interpreters, preflight
 from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
@@ -119,6 +120,9 @@ class Run:
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
+            resources.enter_context(
+                servers.launched(preload.ENVIRONMENTS, preload.TORCH, wanted=self.config.fork_server)
+            )
             self._processes = resources.enter_context(Processes())
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:

@@ -7,6 +7,7 @@ import json
 
 from primerl.config import asked
 from primerl.config.command_line import with_long_names
+from primerl.forking import preload, servers
 from primerl.launch import checker
 
 SHORT = {
@@ -25,7 +26,8 @@ SHORT = {
 
 
 def evaluate(arguments: list[str]) -> int:
-    with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
+    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
+    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
             from primerl.config.evaluation import EvalConfig
             from primerl.config.late import placed
@@ -33,6 +35,8 @@ def evaluate(arguments: list[str]) -> int:
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
+            computes = config.base_url is None and not config.dry_run
+            servers.begin(config.fork_server, *([preload.TORCH] if computes else []))
             with checker.interrupted_after():
                 from primerl.launch import evaluation
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from primerl.config import asked
+from primerl.forking import preload, servers
 from primerl.launch import checker
 from primerl.startup import importing
 
@@ -20,13 +21,15 @@ def rl(arguments: list[str]) -> int:
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
     # The longest part of a start, and it needs nothing of the config.
-    with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
+    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
+    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
             from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
             config = load_run(arguments, program="primerl rl")
+            servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
                 from primerl.launch import run
 
@@ -71,6 +74,8 @@ def sft(arguments: list[str]) -> int:
                 monitors.beside(config, folder, print) as ended,
             ):
                 if start_ranks.are_wanted(settings):
+                    if not config.fork_server:
+                        os.environ[servers.VARIABLE] = servers.OFF
                     file = folder / preflight_sft.CONFIG_FILE
                     session.exit_code = start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)])
                 else:

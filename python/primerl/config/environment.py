@@ -405,6 +405,9 @@ class JoinConfig(Section):
     cpus: Count | None = None
     """Cores of this machine that a worker may run on, and each process that its environment starts; the run's where it
     is left out."""
+    fork_server: bool = True
+    """Fork the workers from a server that imports their libraries once for all of them (Linux); without, each imports
+    them itself."""
     wait_s: Seconds = 300.0
     """How long the orchestrator may be away (not up yet, or being restarted) before the workers give up."""
     log_dir: str = Field(default="logs", min_length=1)

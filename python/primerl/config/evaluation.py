@@ -118,6 +118,9 @@ class EvalConfig(Section):
     """Measure again what has failed in the evaluation in output_dir, or was not measured in time."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
+    fork_server: bool = True
+    """Fork env workers and engine of this machine from servers that import their libraries once for all
+    of them (Linux); without, each process imports them itself."""
     restarts: CountOrZero = 5
     """How often a process that was killed is started again within ten minutes, or an env worker that exited by itself
     once it had begun to work."""

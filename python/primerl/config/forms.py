@@ -82,7 +82,8 @@ EVAL_READERS = {
     "env_files": "the env workers, as variables",
     "inference": "the engine",
     "served_name": "the orchestrator and the engine",
-    **dict.fromkeys(("clean_output_dir", "retry_errors", "dry_run", "restarts", "inference.replicas"), LAUNCHER),
+    **dict.fromkeys(("clean_output_dir", "retry_errors", "dry_run", "fork_server", "restarts"), LAUNCHER),
+    "inference.replicas": LAUNCHER,
 }
 
 

@@ -98,6 +98,9 @@ class RLConfig(Monitored):
     """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
     the trainer only where it saves checkpoints (`ckpt.interval`), an env worker also where it exited by itself once it
     had begun to work."""
+    fork_server: bool = True
+    """Fork env workers, engine and trainer of this machine from servers that import their libraries once for all
+    of them (Linux); without, each process imports them itself."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     env_files: list[str] = []

@@ -173,6 +173,9 @@ class SFTConfig(Monitored, Computation):
     """Seed of every random choice."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
+    fork_server: bool = True
+    """Fork the ranks from a server that imports their libraries once for all of them (Linux), where there are several;
+    without, each imports them itself."""
     dry_run: bool = False
     """Check everything and write the resolved config, but start nothing and delete nothing (refused beside
     clean_output_dir)."""

@@ -10,17 +10,30 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 
+from primerl.forking import preload, servers
+
 ENVIRONMENTS = "primerl.launch.check_environments"
 # Of this process: it is started for the next check, and used once.
 _ahead: list[subprocess.Popen[str]] = []
 
 
 @contextlib.contextmanager
-def environments_ahead() -> Iterator[None]:
-    """Within the block, the process that checks environments is importing what they all need.
+def environments_ahead(*, fork: bool = True) -> Iterator[None]:
+    """Within the block, what all environments need is being imported: by a fork server, of which the check and later
+    the env workers are forks, or else by the process that checks.
 
     It is ended with the block: a config that is refused has started nothing that stays.
     """
+    with servers.launched(preload.ENVIRONMENTS, wanted=fork):
+        if servers.address(preload.ENVIRONMENTS) is not None:
+            yield
+            return
+        with _ahead_of_it():
+            yield
+
+
+@contextlib.contextmanager
+def _ahead_of_it() -> Iterator[None]:
     with running(ENVIRONMENTS) as process:
         _ahead.append(process)
         try:
@@ -49,14 +62,25 @@ def running(
     command = [python, "-m", module, *arguments]
     process = None
     try:
+        server = servers.address(preload.ENVIRONMENTS) if module == ENVIRONMENTS and python == sys.executable else None
         with interrupted_after():
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+            if server is None:
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+            else:
+                process = _forked(command, server, environment)
         yield process
     finally:
         if process is not None:
             with process:
                 if process.poll() is None:
                     process.kill()
+
+
+def _forked(command: list[str], server: str, environment: Mapping[str, str] | None) -> subprocess.Popen[str]:
+    from primerl.forking.popen import ForkedPopen
+
+    pipe = subprocess.PIPE
+    return ForkedPopen(command, address=server, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 @contextlib.contextmanager

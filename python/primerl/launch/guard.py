@@ -3,8 +3,9 @@
 Run as `python -I -S guard.py`, with a socket to its owner (launcher or training script) as standard input; the standard
 library is all it may use. The protocol is one JSON object a line:
 
-    owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path, "hide": [..]}
+    owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path, "hide": [..], "fork": path}
                      hide: texts that are left out of the log, the longest first
+                     fork: the socket of a fork server, which may be its parent in place of the guard
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
@@ -21,9 +22,11 @@ What can die, and who cleans up:
 Descendants that left their group are found by a mark in their environment. The guard has no threads: the kernel ties
 the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
 
-Output in which something is to be hidden goes through a pipe to a writer, a fork of the guard, which ends when all have
-ended that can write to it: so nothing of it reaches the log otherwise, whoever writes it, and the last words of a
-process that was killed do.
+A process that a fork server makes is that server's child, not the guard's: its lifeline kills it when the guard dies,
+and the server tells how it ended (`primerl.forking.request`). A server that refuses, is gone or takes too long costs
+time only: the process is then started the plain way.
+
+Output in which something is to be hidden goes through a writer (`hiding`).
 """
 
 from __future__ import annotations
@@ -39,6 +42,13 @@ import sys
 import time
 from typing import Any
 
+if __name__ == "__main__":
+    # Last, so that no module of ours stands in for one of Python's. Of the package, the guard imports what needs the
+    # standard library only.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from primerl.forking.request import Forked
+from primerl.launch.hiding import with_writer
+
 MARK = "PRIMERL_RUN_MARK"
 PR_SET_PDEATHSIG = 1
 # After the owner died there is nobody to wait for an orderly end.
@@ -47,8 +57,8 @@ ORPHAN_GRACE_S = 2.0
 OWNER_CHECK_S = 1.0
 # Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
 LAST_WORDS_S = 1.0
-HIDDEN = b"<secret>"
-LONGEST_LINE = 1 << 16
+# A fork server that still imports answers when it is ready; after this long the process starts without it.
+FORK_WAIT_S = 20.0
 
 
 def signal_group(group: int, number: int) -> None:
@@ -97,6 +107,26 @@ def kill_marked(mark: str) -> list[int]:
     return killed
 
 
+class Asked:
+    """A process that is to be started: by a fork server, or by the guard itself."""
+
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], output: int, writer: int | None
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.environment = environment
+        self.output = output
+        self.writer = writer
+        self.until = time.monotonic() + FORK_WAIT_S
+
+    def close(self, writers: dict[int, int], pid: int) -> None:
+        """The process has its log, or never will."""
+        os.close(self.output)
+        if self.writer is not None:
+            writers[self.writer] = pid
+
+
 class Guard:
     def __init__(self, connection: socket.socket, mark: str) -> None:
         self.connection = connection
@@ -110,6 +140,9 @@ class Guard:
         # By writer: when the owner is told of the end of the process at the latest, and what.
         self.untold: dict[int, tuple[float, dict[str, Any]]] = {}
         self.stopping = False
+        self.asked: dict[Forked, Asked] = {}  # of a fork server, which has not answered yet
+        self.forked: dict[int, Forked] = {}  # those of `running` that are forks of a server
+        self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
         readable, wakeup = socket.socketpair()
@@ -120,29 +153,36 @@ class Guard:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # The owner decides; it is told by its own signals, or it dies and the socket says so.
             signal.signal(number, signal.SIG_IGN)
-        with selectors.DefaultSelector() as selector:
+        with self.selector as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             selector.register(readable, selectors.EVENT_READ)
             while True:
-                due = min([*self.kill_at.values(), *(at for at, _ in self.untold.values())], default=math.inf)
-                for key, _ in selector.select(max(0.0, min(OWNER_CHECK_S, due - time.monotonic()))):
+                for key, _ in selector.select(max(0.0, min(OWNER_CHECK_S, self.due() - time.monotonic()))):
                     if key.fileobj is readable:
                         readable.recv(4096)
+                    elif isinstance(key.data, Forked):
+                        self.hear(key.data)
                     elif not self.receive():
-                        self.orphaned(selector)
+                        self.orphaned()
                 if self.owner_alive and os.getppid() != self.owner:
-                    self.orphaned(selector)
+                    self.orphaned()
                 self.reap()
                 self.kill_overdue()
                 self.tell_overdue()
+                self.fork_overdue()
                 if self.stopping and not self.running:
                     kill_marked(self.mark)
                     self.reap_writers()
                     self.send({"stopped": True})
                     return 0
 
-    def orphaned(self, selector: selectors.BaseSelector) -> None:
-        selector.unregister(self.connection)
+    def due(self) -> float:
+        """When there is something to do at the latest."""
+        asked = (one.until for one in self.asked.values())
+        return min([*self.kill_at.values(), *(at for at, _ in self.untold.values()), *asked], default=math.inf)
+
+    def orphaned(self) -> None:
+        self.selector.unregister(self.connection)
         self.owner_alive = False
         self.stop(ORPHAN_GRACE_S, [])
 
@@ -163,6 +203,7 @@ class Guard:
                     request["environment"],
                     request["log"],
                     [text.encode(errors="surrogateescape") for text in request.get("hide", [])],
+                    request.get("fork"),
                 )
             elif "ping" in request:
                 self.send({"pong": True})
@@ -170,7 +211,15 @@ class Guard:
                 self.stop(request["stop"], request.get("names", []))
         return bool(data)
 
-    def start(self, name: str, command: list[str], environment: dict[str, str], log: str, hide: list[bytes]) -> None:
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        log: str,
+        hide: list[bytes],
+        server: str | None,
+    ) -> None:
         if self.stopping:
             self.send({"failed": name, "reason": "the run is being stopped"})
             return
@@ -182,27 +231,82 @@ class Guard:
         writer = None
         if hide:
             writer, output = with_writer(output, hide)
+        asked = Asked(name, command, {**environment, MARK: self.mark}, output, writer)
+        if server is None or not self.ask(server, asked):
+            self.start_plain(asked)
+
+    def ask(self, server: str, asked: Asked) -> bool:
+        """Asks the fork server for the process. False where none takes the request."""
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        try:
+            forked = Forked(server, asked.command, asked.environment, (nothing, asked.output, asked.output))
+        except OSError:
+            return False
+        finally:
+            os.close(nothing)
+        self.asked[forked] = asked
+        self.selector.register(forked.connection, selectors.EVENT_READ, forked)
+        return True
+
+    def start_plain(self, asked: Asked) -> None:
         read_end, write_end = os.pipe()  # closed by a successful exec, else carries the reason
         guard_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            become(command, {**environment, MARK: self.mark}, output, write_end, guard_pid)
+            become(asked.command, asked.environment, asked.output, write_end, guard_pid)
         os.close(write_end)
-        os.close(output)
-        if writer is not None:
-            self.writers[writer] = pid
         with os.fdopen(read_end, "rb") as pipe:
             reason = pipe.read().decode(errors="replace")
         if reason:
             os.waitpid(pid, 0)
-            self.send({"failed": name, "reason": reason})
+            asked.close(self.writers, pid)
+            self.send({"failed": asked.name, "reason": reason})
             return
-        self.running[pid] = name
-        self.send({"started": name, "pid": pid})
+        self.begun(asked, pid)
+
+    def begun(self, asked: Asked, pid: int) -> None:
+        asked.close(self.writers, pid)
+        self.running[pid] = asked.name
+        self.send({"started": asked.name, "pid": pid})
+
+    def hear(self, forked: Forked) -> None:
+        """What a fork server, or the process that it has forked, has to say."""
+        forked.receive()
+        asked = self.asked.get(forked)
+        if asked is not None and (forked.pid is not None or forked.refusal is not None):
+            del self.asked[forked]
+            if forked.pid is None:
+                self.leave(forked)
+                self.start_plain(asked)
+            else:
+                self.forked[forked.pid] = forked
+                self.begun(asked, forked.pid)
+        elif forked.code is not None and forked.pid is not None:
+            self.leave(forked)
+            del self.forked[forked.pid]
+            self.ended(forked.pid, forked.code, forked.cpu_s)
+
+    def leave(self, forked: Forked) -> None:
+        self.selector.unregister(forked.connection)
+        forked.close()
+
+    def fork_overdue(self) -> None:
+        now = time.monotonic()
+        for forked, asked in list(self.asked.items()):
+            if now >= asked.until:
+                del self.asked[forked]
+                self.leave(forked)
+                self.start_plain(asked)
 
     def stop(self, grace_s: float, names: list[str]) -> None:
         self.stopping = self.stopping or not names
         deadline = time.monotonic() + grace_s
+        for forked, asked in list(self.asked.items()):
+            if not names or asked.name in names:
+                del self.asked[forked]
+                self.leave(forked)
+                asked.close(self.writers, 0)
+                self.send({"exited": asked.name, "code": -signal.SIGTERM, "cpu_s": 0.0})
         for pid, name in self.running.items():
             if not names or name in names:
                 # A second, shorter stop overtakes the first.
@@ -228,18 +332,20 @@ class Guard:
             if self.writers.pop(pid, None) is not None:
                 self.tell(pid)
                 continue
-            name = self.running.pop(pid, None)
-            self.kill_at.pop(pid, None)
-            if name is None:
-                continue
-            signal_group(pid, signal.SIGKILL)  # what it left behind in its group
-            cpu_s = usage.ru_utime + usage.ru_stime
-            end = {"exited": name, "code": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s}
-            writer = next((writer for writer, of in self.writers.items() if of == pid), None)
-            if writer is None:
-                self.send(end)
-            else:
-                self.untold[writer] = time.monotonic() + LAST_WORDS_S, end
+            self.ended(pid, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+
+    def ended(self, pid: int, code: int, cpu_s: float) -> None:
+        name = self.running.pop(pid, None)
+        self.kill_at.pop(pid, None)
+        if name is None:
+            return
+        signal_group(pid, signal.SIGKILL)  # what it left behind in its group
+        end = {"exited": name, "code": code, "cpu_s": cpu_s}
+        writer = next((writer for writer, of in self.writers.items() if of == pid), None)
+        if writer is None:
+            self.send(end)
+        else:
+            self.untold[writer] = time.monotonic() + LAST_WORDS_S, end
 
     def reap_writers(self) -> None:
         """When nobody is left who could write to them."""
@@ -271,53 +377,6 @@ class Guard:
         except OSError:
             # The owner has just died; the selector says so next.
             return
-
-
-def with_writer(log: int, hide: list[bytes]) -> tuple[int, int]:
-    """Forks a writer of that log. Returns its process id, and what to write to in place of the log."""
-    source, output = os.pipe()
-    pid = os.fork()
-    if pid != 0:
-        os.close(source)
-        os.close(log)
-        return pid, output
-    try:
-        os.dup2(source, 0)
-        os.dup2(log, 1)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        # The guard's socket among them: its owner has to see it close.
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        write_without(hide)
-    finally:
-        os._exit(0)
-
-
-def write_without(hide: list[bytes]) -> None:
-    """Standard input to standard output, by lines, as what is hidden may come in pieces."""
-    longest, kept = max(map(len, hide)), b""
-    while data := os.read(0, 1 << 16):
-        kept += data
-        whole = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
-        if not whole and len(kept) > LONGEST_LINE:
-            kept = hidden(kept, hide)
-            whole = max(0, len(kept) - longest + 1)
-        write_all(hidden(kept[:whole], hide))
-        kept = kept[whole:]
-    write_all(hidden(kept, hide))
-
-
-def hidden(text: bytes, hide: list[bytes]) -> bytes:
-    for one in hide:
-        text = text.replace(one, HIDDEN)
-    return text
-
-
-def write_all(data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(1, data) :]
-    except OSError:
-        return  # a full disk: who writes is not held up by it
 
 
 def become(command: list[str], environment: dict[str, str], output: int, report: int, guard_pid: int) -> None:

@@ -29,6 +29,7 @@ from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
 from primerl.config.load import ConfigError, describe
 from primerl.config.resolve import ProcessConfig
+from primerl.forking import preload, servers
 from primerl.launch import interpreters
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
@@ -112,7 +113,11 @@ class _Joining:
         settings = _settings(told)
         variables = self._variables(told, settings)
         self._say_what_is_joined(told)
-        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, Processes() as processes:
+        with (
+            tempfile.TemporaryDirectory(prefix="primerl-join-") as folder,
+            servers.launched(preload.ENVIRONMENTS, wanted=self.config.fork_server),
+            Processes() as processes,
+        ):
             described = {
                 process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
             }

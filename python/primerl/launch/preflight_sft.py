@@ -18,7 +18,7 @@ from primerl.train.sft_config import SFTConfig as Settings
 from primerl.train.sources import DataError, Source, sources
 
 CONFIG_FILE = Path("configs") / "sft.toml"
-LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "wandb", "monitors", "monitor"}
+LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "fork_server", "wandb", "monitors", "monitor"}
 """Settings that the process which trains has no part in."""
 READ_AT_ONCE = 64 * 2**20
 """Bytes of a file that are read within a second or two; what is longer is read once, when it is tokenised."""

@@ -91,9 +91,17 @@ class Processes:
         self.close()
 
     def start(
-        self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str], hide: Sequence[str] = ()
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        hide: Sequence[str] = (),
+        fork: str | None = None,
     ) -> Process:
-        """Starts a command in a session of its own, its output appended to `log`, without the texts to `hide`."""
+        """Starts a command in a session of its own, its output appended to `log`, without the texts to `hide`; by the
+        fork server that listens at `fork`, where that can."""
         log.parent.mkdir(parents=True, exist_ok=True)
         process = self.by_name[name] = Process(name, log)
         self._send(
@@ -103,6 +111,7 @@ class Processes:
                 "environment": dict(environment),
                 "log": os.fspath(log.absolute()),
                 "hide": list(hide),
+                "fork": fork,
             }
         )
         return process

@@ -13,15 +13,15 @@ from pathlib import Path
 from primerl import redaction
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
+from primerl.forking import servers
+from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.launch import interpreters
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 POLL_S = 0.1
-# A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
-# anything else runs on the machine.
-OMP_WAIT_POLICY = "PASSIVE"
+OMP_WAIT_POLICY = servers.OMP_WAIT_POLICY
 
 
 class RunFailedError(Exception):
@@ -44,7 +44,18 @@ def start(processes: Processes, process: ProcessConfig, *flags: str) -> Process:
         folder = process.file.parent.parent / "run" / "package"
         environment = interpreters.variables(process.python, folder, environment)
     hide = redaction.forms(process.variables.values())
-    return processes.start(process.name, command, log=process.log, environment=environment, hide=hide)
+    fork = servers.address(fork_kind(process))
+    return processes.start(process.name, command, log=process.log, environment=environment, hide=hide, fork=fork)
+
+
+def fork_kind(process: ProcessConfig) -> str | None:
+    """The kind of fork server that has imported what the process needs; None where it needs little, or has an
+    interpreter of its own."""
+    if process.python is not None:
+        return None
+    if process.kind == "inference" and getattr(process.config, "backend", None) == "vllm":
+        return None
+    return {"env-worker": ENVIRONMENTS, "inference": TORCH, "trainer": TORCH}.get(process.kind)
 
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:
@@ -53,6 +64,8 @@ def environment_of(process: ProcessConfig) -> dict[str, str]:
     if process.variables:
         variables[redaction.VARIABLE] = ",".join(process.variables)
     variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if process.kind == "trainer":
+        variables[servers.VARIABLE] = servers.setting()  # for its ranks
     if process.threads:
         # Each of the math libraries would otherwise start a thread a core, and the processes fight for them.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -12,10 +12,14 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 import uuid
 from typing import Any
 
+from primerl import forking
+from primerl.forking import servers
+from primerl.forking.preload import TORCH
 from primerl.startup import importing
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,7 @@ def run(ranks: int, arguments: list[str]) -> int:
 
     log_to_stdout("info")
     end_within(STOP_S)
+    fork_ranks()
     # Its own tables of errors repeat what the ranks have said.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -55,7 +60,8 @@ def run(ranks: int, arguments: list[str]) -> int:
         shutdown_timeout=STOP_S,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "primerl", *arguments)
+        with servers.launched(TORCH):
+            elastic_launch(config, sys.executable)("-m", "primerl", *arguments)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as error:
@@ -82,6 +88,23 @@ def end_within(seconds: int) -> None:
     PContext.close = close_soon  # type: ignore[assignment, method-assign]
 
 
+def fork_ranks() -> None:
+    """torch starts each rank as a program, anew; a fork of a server that has imported all is as good."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    from primerl.forking.popen import ForkedPopen
+
+    start = SubprocessHandler._popen
+
+    def start_fork(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[Any]:
+        address = servers.address(TORCH)
+        if address is None or args[0] != sys.executable or handler._stdout or handler._stderr:
+            return start(handler, args, env)
+        return ForkedPopen(args, address=address, env=env, start_new_session=True)
+
+    SubprocessHandler._popen = start_fork  # type: ignore[method-assign, assignment]
+
+
 def ended(rank: int, code: int) -> int:
     if code >= 0:
         log.error("rank %d ended with exit code %d", rank, code)
@@ -95,5 +118,7 @@ def ended(rank: int, code: int) -> int:
 
 def die_with_parent() -> None:
     """A rank whose starter was killed would train on beside the ranks that are started next."""
+    if forking.is_fork:
+        return  # Its lifeline does.
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

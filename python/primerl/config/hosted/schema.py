@@ -323,6 +323,8 @@ class HostedConfig(Section):
     """Ours: seed of every random choice."""
     clean_output_dir: bool = False
     """Ours: delete what an earlier run left in output_dir."""
+    fork_server: bool = True
+    """Ours: fork the processes of this machine from servers that import their libraries once for all of them."""
     dry_run: bool = False
     """Ours: check everything and write the full form to `configs/rl.toml` of output_dir, but start nothing."""
 

@@ -1,0 +1,46 @@
+"""What each kind of fork server imports before it forks.
+
+Two kinds, not one: they import side by side, env workers keep free of torch, and what a server holds counts against
+the memory limit of an env worker. Nothing here may start a thread, compute in parallel, or ask for CUDA; nor import an
+environment's own package, whose code is to be that of the day of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import import_module
+
+ENVIRONMENTS, TORCH = "environments", "torch"
+
+# Of the threads that it starts: none until it is used.
+MODULES = {
+    ENVIRONMENTS: ("primerl._core", "primerl.cli.processes", "primerl.envs.worker"),
+    TORCH: (
+        "primerl._core",
+        "primerl.cli.processes",
+        "primerl.inference.server",
+        "primerl.inference.torch_backend",
+        "primerl.train.rl",
+        "primerl.train.sft",
+        # Imported when the first model is made, and torch._dynamo by the first optimizer.
+        "transformers.models.auto.modeling_auto",
+        "torch._dynamo",
+    ),
+}
+
+
+def preload(kind: str) -> None:
+    """A library that is missing or broken is left to the processes that need it, which say so themselves."""
+    for name in MODULES[kind]:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    if kind == ENVIRONMENTS:
+        _verifiers()
+
+
+def _verifiers() -> None:
+    from primerl.envs import generations
+    from primerl.envs.interface import EnvironmentRefusedError
+
+    with contextlib.suppress(EnvironmentRefusedError, ImportError):
+        generations.prepared(generations.installed())

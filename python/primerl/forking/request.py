@@ -1,0 +1,141 @@
+"""Asks a fork server for a process, and learns how it ends. Standard library only.
+
+One connection a process (a Unix socket that keeps packets apart), one JSON object a packet:
+
+    requester -> server    what `described` says, with four descriptors: standard input, output and
+                           error, and the reading end of the lifeline
+    server -> requester    {"refused": why}            start it the plain way
+    process -> requester   {"pid": process id}         it is all that it will be, and waits
+    requester -> process   go
+    process -> requester   {"exit": code, "cpu_s"}     its last act, where it ends in order
+    server -> requester    {"status": as of wait(), "cpu_s"}
+
+The lifeline is a pipe that nobody writes to: the kernel kills the process when the requester closes its end, or dies.
+It stands for PR_SET_PDEATHSIG, as the process is the server's child and has to outlive the server. A server that is
+killed takes nothing with it: the processes hold the other end of their connections, which close when they end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+# A packet that is larger than the kernel's buffer is refused by it; the process then starts the plain way.
+LARGEST_PACKET = 1 << 20
+GO = b"go"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+class Forked:
+    """A process that was asked for: `receive` whatever can be read from `connection`.
+
+    `refusal` is set where the requester has to start it itself, `pid` once it has begun, `code` (below 0: the signal's
+    number) and `cpu_s` once it has ended.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: tuple[int, int, int],
+        *,
+        cwd: str | None = None,
+        session: bool = True,
+        ignored: Sequence[int] = (),
+    ) -> None:
+        """`descriptors`: standard input, output and error of the process; `ignored`: signals that it ignores. Raises
+        OSError where no server takes it."""
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.cpu_s = 0.0
+        self.refusal: str | None = None
+        self._last_word: int | None = None
+        lifeline, self._lifeline = os.pipe()
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            # Neither a server that does not accept nor one that does not read may hold up the requester.
+            self.connection.setblocking(False)
+            self.connection.connect(address)
+            request = described(command, environment, cwd, session=session, ignored=ignored)
+            socket.send_fds(self.connection, [request], [*descriptors, lifeline])
+            self.connection.setblocking(True)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(lifeline)
+
+    def receive(self) -> None:
+        """Reads one message; blocks where there is none."""
+        try:
+            data = self.connection.recv(LARGEST_PACKET)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        message = json.loads(data)
+        if "refused" in message:
+            self.refusal = message["refused"]
+        elif "pid" in message:
+            self.pid = message["pid"]
+            try:
+                self.connection.send(GO)
+            except OSError:
+                return  # It has just died, which is what comes next.
+        elif "exit" in message:
+            self._last_word, self.cpu_s = message["exit"], message["cpu_s"]
+        elif self.pid is None:
+            self.refusal = f"it ended before it had begun (status {message['status']})"
+        else:
+            self.code, self.cpu_s = os.waitstatus_to_exitcode(message["status"]), message["cpu_s"]
+
+    def close(self) -> None:
+        """Kills the process if it still runs."""
+        self.connection.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def _lost(self) -> None:
+        """Nobody holds the other end any more: neither the server nor the process."""
+        if self.pid is None:
+            self.refusal = "the fork server has ended"
+        else:
+            # Only its parent, the server, could have known which signal it was.
+            self.code = -signal.SIGKILL if self._last_word is None else self._last_word
+
+
+def ignored_signals() -> list[int]:
+    """Those that a child of this process would ignore, until it says otherwise."""
+    return [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+
+
+def described(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str | None,
+    *,
+    session: bool,
+    ignored: Sequence[int],
+) -> bytes:
+    """What a new process would have from who starts it."""
+    os.umask(umask := os.umask(0o77))
+    content = {
+        "argv": list(command),
+        "environment": dict(environment),
+        "cwd": os.path.abspath(cwd or "."),
+        "session": session,
+        "ignored": list(ignored),
+        "umask": umask,
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
+        "cores": sorted(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+    }
+    return json.dumps(content).encode()

@@ -1,0 +1,198 @@
+"""A fork server: imports once, then forks a process for each request (the protocol is in `request`). Linux only.
+
+Run as `python -m primerl.forking.server KIND OWNER LIFELINE`, with its listening socket as standard input. LIFELINE is
+the descriptor of a pipe whose other end the owner holds, so that the server ends when the owner dies.
+
+The server has one thread and computes nothing, so that a fork of it is as good as new. What it cannot make good in a
+fork, it refuses: variables of the environment that libraries have read while they were imported, above all. Which these
+are is recorded during the imports; those that are read in C are known by their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from primerl.forking import child
+from primerl.forking.lifeline import die_with_lifeline
+from primerl.forking.preload import TORCH, preload
+from primerl.forking.request import LARGEST_PACKET
+
+# A process that the owner forked may hold the lifeline open, so its process id is watched as well.
+OWNER_CHECK_S = 1.0
+# Read in C, or by the interpreter before any module.
+READ_AT_START = (
+    "GLIBC_",
+    "GOMP_",
+    "KMP_",
+    "LANG",
+    "LC_",
+    "LD_",
+    "MALLOC_",
+    "MKL_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTHON",
+    "PYTORCH_",
+    "SSL_CERT_",
+    "TORCH",
+)
+# Of no library that is loaded where torch is not.
+OF_TORCH = ("GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "TORCH")
+# What torch's launcher gives its ranks, which is read when they meet.
+NOT_AT_START = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_")
+# Said of the terminal, or of the folder, which a fork has from its request.
+IRRELEVANT = {"PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES"}
+
+
+class Server:
+    def __init__(self, kind: str, listener: socket.socket, owner: int) -> None:
+        self.kind = kind
+        self.listener = listener
+        self.owner = owner
+        self.variables = dict(os.environ)
+        self.read: set[str] = set()
+        self.selector = selectors.DefaultSelector()
+        self.running: dict[io.FileIO, tuple[int, socket.socket]] = {}  # by pidfd: process and its requester
+
+    def imports(self) -> None:
+        gc.disable()
+        with recorded() as self.read:
+            preload(self.kind)
+        gc.freeze()
+
+    def serve(self) -> child.Request | None:
+        """Returns the request in the process that is forked for it, and None in the server when its owner is gone."""
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        while os.getppid() == self.owner:
+            for key, _ in self.selector.select(OWNER_CHECK_S):
+                if key.fileobj is not self.listener:
+                    assert isinstance(key.fileobj, io.FileIO)
+                    self.reap(key.fileobj)
+                elif (request := self.answer()) is not None:
+                    return request
+        return None
+
+    def answer(self) -> child.Request | None:
+        connection, _ = self.listener.accept()
+        try:
+            data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_PACKET, 4)
+            content = json.loads(data)
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        try:
+            reason = self.refusal(content)
+            if reason is None and len(descriptors) == 4:
+                return self.fork(connection, content, descriptors)
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps({"refused": reason}).encode())
+            connection.close()
+        finally:
+            # A process has made them its own, or has been refused.
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        return None
+
+    def fork(self, connection: socket.socket, content: dict[str, Any], descriptors: list[int]) -> child.Request | None:
+        pid = os.fork()
+        if pid == 0:
+            # By their objects: those that are collected later would close whatever has their number by then.
+            closers = [self.selector.close, self.listener.close]
+            for pidfd, (_, end) in self.running.items():
+                closers += [pidfd.close, end.close]
+            for close in closers:
+                close()
+            request = child.Request(content, connection, self.variables)
+            request.take(descriptors)
+            return request
+        pidfd = io.FileIO(os.pidfd_open(pid))
+        self.running[pidfd] = pid, connection
+        self.selector.register(pidfd, selectors.EVENT_READ)
+        return None
+
+    def reap(self, pidfd: io.FileIO) -> None:
+        self.selector.unregister(pidfd)
+        pid, connection = self.running.pop(pidfd)
+        pidfd.close()
+        _, status, used = os.wait4(pid, 0)
+        with contextlib.suppress(OSError), connection:  # nobody asks any more
+            connection.sendall(json.dumps({"status": status, "cpu_s": used.ru_utime + used.ru_stime}).encode())
+
+    def refusal(self, content: dict[str, Any]) -> str | None:
+        """Why a fork would not be what a new process is."""
+        program, option = content["argv"][:2]
+        if program != sys.executable or option not in ("-m", "-c"):
+            return f"it is no program of {sys.executable}"
+        wanted = content["environment"]
+        changed = {name for name in {*wanted, *self.variables} if wanted.get(name) != self.variables.get(name)}
+        late = sorted(name for name in changed if self.is_read(name, wanted))
+        return f"{', '.join(late)} had been read before" if late else None
+
+    def is_read(self, name: str, wanted: dict[str, str]) -> bool:
+        if (
+            name in IRRELEVANT
+            or name.startswith(NOT_AT_START)
+            or child.can_set(name, wanted.get(name), self.variables.get(name))
+        ):
+            return False
+        if self.kind != TORCH and name.startswith(OF_TORCH):
+            return False
+        return name in self.read or name.startswith(READ_AT_START)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[set[str]]:
+    """The names of variables that are looked up within the block."""
+    names: set[str] = set()
+    kind = type(os.environ)
+    look_up = kind.__getitem__
+
+    def noting(environ: os._Environ[str], name: str) -> str:
+        names.add(name)
+        return look_up(environ, name)
+
+    kind.__getitem__ = noting  # type: ignore[method-assign]
+    try:
+        yield names
+    finally:
+        kind.__getitem__ = look_up  # type: ignore[method-assign]
+
+
+def main(arguments: list[str]) -> None:
+    kind, owner, lifeline = arguments[0], int(arguments[1]), int(arguments[2])
+    os.set_inheritable(lifeline, False)
+    listener = socket.socket(fileno=os.dup(0))
+    folder = Path(listener.getsockname()).parent
+    signal.signal(signal.SIGTERM, lambda *_: leave(folder))
+    die_with_lifeline(lifeline, signal.SIGTERM)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    server = Server(kind, listener, owner)
+    server.imports()
+    request = server.serve()
+    if request is not None:
+        os.close(lifeline)
+        del server
+        child.become(request)
+
+
+def leave(folder: Path) -> None:
+    """The owner is gone, and cannot tidy up."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
