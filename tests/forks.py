@@ -1,8 +1,8 @@
 """One pair of fork servers for all tests of a worker of pytest: most of what tests start would import for seconds.
 
-What a test starts with `subprocess` is a fork where that is as good (`ForkedPopen`), and a run that it launches uses the
-same servers. PRIMERL_FORK_SERVER=off switches them off for all tests; a test that is of a plain start, or of a run's own
-servers, says so (`plain`, `own_servers`).
+What a test starts with `subprocess` is a fork where that is as good (`ForkedPopen`), and a run that it launches uses
+the same servers. PRIMERL_FORK_SERVER=off switches them off for all tests; a test that needs a plain start, or a run
+with servers of its own, uses `plain` or `own_servers`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from primerl.forking import servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 
-# Of `primerl`'s subcommands and modules, those that import torch; all others have what they need with the environments'.
+# Subcommands that import torch; for all others, the environments' server has imported what they need.
 OF_TORCH = ("inference", "sft", "trainer", "verify")
 NOT_OF_A_FORK = ("executable", "pass_fds", "preexec_fn", "process_group", "shell", "start_new_session")
 _Plain = subprocess.Popen
@@ -55,7 +55,7 @@ def kind_of(args: Any) -> str | None:
         return None
     if args[1] == "-c":
         return TORCH if any(word in args[2] for word in ("torch", "primerl.train", "transformers")) else None
-    if args[1] != "-m" or args[2].split(".")[0] != "primerl":
+    if args[1] != "-m" or args[2].split(".")[0] != "primerl" or args[2].startswith("primerl.forking"):
         return None
     return TORCH if args[3:4] and args[3] in OF_TORCH else ENVIRONMENTS
 

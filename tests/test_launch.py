@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from primerl.config.environment import EnvWorkerConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
+from primerl.forking.servers import Servers
 from primerl.launch import ending, preflight, preflight_model, summary
 from primerl.launch import run as launch_run
 from primerl.launch.console import Console, failures, line
@@ -57,15 +60,39 @@ def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     return result
 
 
-def python(processes: Processes, name: str, code: str, folder: Path) -> Process:
-    return processes.start(name, [sys.executable, "-c", code], log=folder / f"{name}.log", environment=dict(os.environ))
+Start = Callable[[Processes, str, str, Path], Process]
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[str]:
+    """The socket of a fork server that has imported nothing."""
+    with closing(Servers(Path(tempfile.mkdtemp()), own=True)) as server:
+        server.start("bare")
+        yield str(server.address("bare"))
+
+
+@pytest.fixture(params=["plain", pytest.param("forked", marks=linux)])
+def fork(request: pytest.FixtureRequest) -> str | None:
+    return str(request.getfixturevalue("bare")) if request.param == "forked" else None
+
+
+@pytest.fixture
+def python(fork: str | None) -> Start:
+    """Starts a script, either way: whatever dies, the same is to be seen."""
+
+    def start(processes: Processes, name: str, code: str, folder: Path) -> Process:
+        command = [sys.executable, "-c", code]
+        log = folder / f"{name}.log"
+        return processes.start(name, command, log=log, environment=dict(os.environ), fork=fork)
+
+    return start
 
 
 def wait_ended(processes: Processes, process: Process) -> None:
     until(lambda: processes.poll(0.1) is not None and process.ended)
 
 
-def test_exit_code_signal_and_output_are_reported(tmp_path: Path) -> None:
+def test_exit_code_signal_and_output_are_reported(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         plain = python(processes, "plain", "print('hello'); raise SystemExit(3)", tmp_path)
         killed = python(processes, "killed", "import os; os.kill(os.getpid(), 9)", tmp_path)
@@ -90,7 +117,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path) -> None:
+def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path, fork: str | None) -> None:
     log = tmp_path / "log"
     with Processes() as processes:
         for _ in range(2):  # what was there stays
@@ -100,6 +127,7 @@ def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path
                 log=log,
                 environment=dict(os.environ),
                 hide=["secret-1-more", "secret-1"],
+                fork=fork,
             )
             wait_ended(processes, process)
             # Whole as soon as the end is told, which quotes it.
@@ -111,7 +139,7 @@ def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path
 
 
 @linux
-def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, fork: str | None) -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('value-1')"
     with Processes() as processes:
         process = processes.start(
@@ -120,6 +148,7 @@ def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, monkeypat
             log=tmp_path / "log",
             environment=dict(os.environ),
             hide=["value-1"],
+            fork=fork,
         )
         began = time.monotonic()
         wait_ended(processes, process)
@@ -131,7 +160,7 @@ def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, monkeypat
 
 
 @linux
-def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path) -> None:
+def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         stubborn = python(processes, "stubborn", STUBBORN, tmp_path)
         log = tmp_path / "stubborn.log"
@@ -145,7 +174,7 @@ def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(tmp_path: Path)
 
 
 @linux
-def test_stop_of_one_leaves_the_others(tmp_path: Path) -> None:
+def test_stop_of_one_leaves_the_others(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         one = python(processes, "one", "import time; time.sleep(600)", tmp_path)
         other = python(processes, "other", "import time; time.sleep(600)", tmp_path)
@@ -157,7 +186,7 @@ def test_stop_of_one_leaves_the_others(tmp_path: Path) -> None:
 
 
 @linux
-def test_guard_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_guard_killed_leaves_nothing(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         python(processes, "stubborn", STUBBORN, tmp_path)
         until(lambda: processes.poll(0.1) is not None and (tmp_path / "stubborn.log").exists())
@@ -168,7 +197,9 @@ def test_guard_killed_leaves_nothing(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_guard_that_hangs_is_killed_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
+    python: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("primerl.launch.processes.PING_EVERY_S", 0.05)
     with Processes() as processes:
         python(processes, "stubborn", STUBBORN, tmp_path)
@@ -184,7 +215,7 @@ def test_a_guard_that_hangs_is_killed_and_leaves_nothing(tmp_path: Path, monkeyp
 
 
 @linux
-def test_guard_killed_while_the_orchestrator_starts_is_named(tmp_path: Path) -> None:
+def test_guard_killed_while_the_orchestrator_starts_is_named(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         orchestrator = python(processes, "orchestrator", STUBBORN, tmp_path)
         os.kill(processes.guard_pid, signal.SIGKILL)
@@ -194,14 +225,15 @@ def test_guard_killed_while_the_orchestrator_starts_is_named(tmp_path: Path) -> 
 
 @linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_owner_killed_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_owner_killed_leaves_nothing(tmp_path: Path, number: signal.Signals, fork: str | None) -> None:
     owner = f"""
 import os, sys, time
 from pathlib import Path
 from primerl.launch.processes import Processes
 processes = Processes()
 folder = Path({os.fspath(tmp_path)!r})
-processes.start("stubborn", [sys.executable, "-c", {STUBBORN!r}], log=folder / "log", environment=dict(os.environ))
+command = [sys.executable, "-c", {STUBBORN!r}]
+processes.start("stubborn", command, log=folder / "log", environment=dict(os.environ), fork={fork!r})
 (folder / "mark").write_text(processes.mark)
 # A fork of the owner's keeps its descriptors open; its death has to be noticed all the same.
 if os.fork() == 0:

@@ -80,8 +80,8 @@ class Request:
     def take(self, descriptors: list[int]) -> None:
         """Everything that can fail, until the requester knows that the process has begun."""
         try:
-            for number in SIGNALS:
-                own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            for number in map(int, SIGNALS):
+                own: Any = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
                 signal.signal(number, signal.SIG_IGN if number in self.content["ignored"] else own)
             if self.content["session"]:
                 os.setsid()

@@ -1,7 +1,4 @@
-"""`subprocess.Popen` for a process that a fork server makes, where one can; else a plain one.
-
-The constructor does not wait for a server that still imports: whatever needs the process does.
-"""
+"""`subprocess.Popen` for a process that a fork server makes, where one can; else a plain one."""
 
 from __future__ import annotations
 
@@ -19,18 +16,29 @@ from typing import Any
 from primerl.forking.request import Forked, ignored_signals
 
 # As the guard's.
-FORK_WAIT_S = 20.0
+FORK_WAIT_S = 30.0
+# Tests put another in its place.
+PlainPopen = subprocess.Popen
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """For commands of the server's interpreter, `[sys.executable, "-m" or "-c", ...]`. `address`: of the server.
+    """For commands of the server's interpreter, `[sys.executable, "-m" or "-c", ...]`.
+
+    `address`: of the server. The constructor waits for a server that still imports, unless `at_once`: then whoever asks
+    for the process (`communicate`, `wait`, `poll`, `pid`) does, and until then it has not begun.
 
     Overrides those methods of `Popen` (Python 3.11 to 3.14) that start a child of this process and wait for it, as this
     process is no child of it. Options that a fork cannot have raise ValueError.
     """
 
     def __init__(
-        self, args: Sequence[str], *, address: str, env: Mapping[str, str] | None = None, **options: Any
+        self,
+        args: Sequence[str],
+        *,
+        address: str,
+        env: Mapping[str, str] | None = None,
+        at_once: bool = False,
+        **options: Any,
     ) -> None:
         self._address = address
         self._forked: Forked | None = None  # until the plain way is taken
@@ -40,6 +48,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._ends: list[int] = []
         self._messages = threading.Lock()
         super().__init__(args, env=dict(os.environ if env is None else env), **options)
+        if not at_once:
+            self._begin(None)
 
     @property
     def pid(self) -> int:
@@ -90,7 +100,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             self._forked.close()
             self._forked = None
         stdin, stdout, stderr = self._ends
-        self._plain = subprocess.Popen(self.args, stdin=stdin, stdout=stdout, stderr=stderr, **self._options)
+        self._plain = PlainPopen(self.args, stdin=stdin, stdout=stdout, stderr=stderr, **self._options)
         self._begun(self._plain.pid)
 
     def _begun(self, pid: int | None) -> None:

@@ -31,7 +31,7 @@ MODULES = {
 
 def preload(kind: str) -> None:
     """A library that is missing or broken is left to the processes that need it, which say so themselves."""
-    for name in MODULES[kind]:
+    for name in MODULES.get(kind, ()):  # of any other kind, nothing
         with contextlib.suppress(ImportError):
             import_module(name)
     if kind == ENVIRONMENTS:

@@ -2,6 +2,7 @@
 
 One connection a process (a Unix socket that keeps packets apart), one JSON object a packet:
 
+    server -> requester    {"ready": true}             once it has imported
     requester -> server    what `described` says, with four descriptors: standard input, output and
                            error, and the reading end of the lifeline
     server -> requester    {"refused": why}            start it the plain way
@@ -9,6 +10,8 @@ One connection a process (a Unix socket that keeps packets apart), one JSON obje
     requester -> process   go
     process -> requester   {"exit": code, "cpu_s"}     its last act, where it ends in order
     server -> requester    {"status": as of wait(), "cpu_s"}
+
+A server that hangs has got no descriptor: it would keep a pipe open whose end others wait for.
 
 The lifeline is a pipe that nobody writes to: the kernel kills the process when the requester closes its end, or dies.
 It stands for PR_SET_PDEATHSIG, as the process is the server's child and has to outlive the server. A server that is
@@ -56,32 +59,34 @@ class Forked:
         self.cpu_s = 0.0
         self.refusal: str | None = None
         self._last_word: int | None = None
-        lifeline, self._lifeline = os.pipe()
+        self._lifeline = -1
+        self._request = described(command, environment, cwd, session=session, ignored=ignored)
+        self._descriptors: list[int] = []
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            # Neither a server that does not accept nor one that does not read may hold up the requester.
+            # A server that accepts nothing may not hold up the requester.
             self.connection.setblocking(False)
             self.connection.connect(address)
-            request = described(command, environment, cwd, session=session, ignored=ignored)
-            socket.send_fds(self.connection, [request], [*descriptors, lifeline])
             self.connection.setblocking(True)
+            for descriptor in descriptors:
+                self._descriptors.append(os.dup(descriptor))
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(lifeline)
 
     def receive(self) -> None:
-        """Reads one message; blocks where there is none."""
+        """Takes one message; waits where there is none."""
         try:
             data = self.connection.recv(LARGEST_PACKET)
-        except ConnectionError:
+        except OSError:
             data = b""
         if not data:
             self._lost()
             return
         message = json.loads(data)
-        if "refused" in message:
+        if "ready" in message:
+            self._ask()
+        elif "refused" in message:
             self.refusal = message["refused"]
         elif "pid" in message:
             self.pid = message["pid"]
@@ -96,8 +101,23 @@ class Forked:
         else:
             self.code, self.cpu_s = os.waitstatus_to_exitcode(message["status"]), message["cpu_s"]
 
+    def _ask(self) -> None:
+        lifeline, self._lifeline = os.pipe()
+        try:
+            socket.send_fds(self.connection, [self._request], [*self._descriptors, lifeline])
+        except OSError as error:  # a request that is too large, say
+            self.refusal = f"the fork server cannot be asked: {error}"
+        finally:
+            os.close(lifeline)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
     def close(self) -> None:
         """Kills the process if it still runs."""
+        self._let_go()
         self.connection.close()
         if self._lifeline >= 0:
             os.close(self._lifeline)

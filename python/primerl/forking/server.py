@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ OF_TORCH = ("GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "TORCH")
 NOT_AT_START = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_")
 # Said of the terminal, or of the folder, which a fork has from its request.
 IRRELEVANT = {"PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES"}
+# The server's own: whoever says nothing of it has the same.
+DEFAULTS = ("OMP_WAIT_POLICY",)
 
 
 class Server:
@@ -64,6 +67,7 @@ class Server:
         self.variables = dict(os.environ)
         self.read: set[str] = set()
         self.selector = selectors.DefaultSelector()
+        self.waiting: set[socket.socket] = set()  # connections without a request as yet
         self.running: dict[io.FileIO, tuple[int, socket.socket]] = {}  # by pidfd: process and its requester
 
     def imports(self) -> None:
@@ -77,20 +81,30 @@ class Server:
         self.selector.register(self.listener, selectors.EVENT_READ)
         while os.getppid() == self.owner:
             for key, _ in self.selector.select(OWNER_CHECK_S):
-                if key.fileobj is not self.listener:
-                    assert isinstance(key.fileobj, io.FileIO)
-                    self.reap(key.fileobj)
-                elif (request := self.answer()) is not None:
+                source = key.fileobj
+                if source is self.listener:
+                    self.accept()
+                elif isinstance(source, io.FileIO):
+                    self.reap(source)
+                elif isinstance(source, socket.socket) and (request := self.answer(source)) is not None:
                     return request
         return None
 
-    def answer(self) -> child.Request | None:
+    def accept(self) -> None:
         connection, _ = self.listener.accept()
+        with contextlib.suppress(OSError):
+            connection.sendall(b'{"ready": true}')
+        self.selector.register(connection, selectors.EVENT_READ)
+        self.waiting.add(connection)
+
+    def answer(self, connection: socket.socket) -> child.Request | None:
+        self.selector.unregister(connection)
+        self.waiting.remove(connection)
         try:
             data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_PACKET, 4)
             content = json.loads(data)
         except (OSError, ValueError):
-            connection.close()
+            connection.close()  # who had connected has gone
             return None
         try:
             reason = self.refusal(content)
@@ -110,7 +124,7 @@ class Server:
         pid = os.fork()
         if pid == 0:
             # By their objects: those that are collected later would close whatever has their number by then.
-            closers = [self.selector.close, self.listener.close]
+            closers = [self.selector.close, self.listener.close, *(end.close for end in self.waiting)]
             for pidfd, (_, end) in self.running.items():
                 closers += [pidfd.close, end.close]
             for close in closers:
@@ -155,20 +169,30 @@ class Server:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[str]]:
-    """The names of variables that are looked up within the block."""
+    """The names of variables that are looked up within the block, not those of a copy that is made of all."""
     names: set[str] = set()
     kind = type(os.environ)
-    look_up = kind.__getitem__
+    look_up, iterate = kind.__getitem__, kind.__iter__
+    copied: deque[str] = deque()  # as they come of an iteration, and are looked up in turn
 
     def noting(environ: os._Environ[str], name: str) -> str:
-        names.add(name)
+        if copied and copied[0] == name:
+            copied.popleft()
+        else:
+            copied.clear()
+            names.add(name)
         return look_up(environ, name)
 
-    kind.__getitem__ = noting  # type: ignore[method-assign]
+    def copying(environ: os._Environ[str]) -> Iterator[str]:
+        for name in iterate(environ):
+            copied.append(name)
+            yield name
+
+    kind.__getitem__, kind.__iter__ = noting, copying  # type: ignore[method-assign]
     try:
         yield names
     finally:
-        kind.__getitem__ = look_up  # type: ignore[method-assign]
+        kind.__getitem__, kind.__iter__ = look_up, iterate  # type: ignore[method-assign]
 
 
 def main(arguments: list[str]) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from primerl.forking.preload import ENVIRONMENTS, TORCH
@@ -177,8 +177,10 @@ def setting() -> str:
     return OFF if _current is None else os.fspath(_current.folder)
 
 
-def lost() -> list[str]:
-    return [] if _current is None else _current.lost()
+def tell_lost(say: Callable[[str], None]) -> None:
+    """Of each server that has ended, once."""
+    for kind in [] if _current is None else _current.lost():
+        say(f"the fork server of {kind} has ended; what it has started goes on, new processes start without it")
 
 
 def are_wanted(arguments: list[str], environment: Mapping[str, str] = os.environ) -> bool:

@@ -80,7 +80,9 @@ def _forked(command: list[str], server: str, environment: Mapping[str, str] | No
     from primerl.forking.popen import ForkedPopen
 
     pipe = subprocess.PIPE
-    return ForkedPopen(command, address=server, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+    return ForkedPopen(
+        command, address=server, at_once=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+    )
 
 
 @contextlib.contextmanager

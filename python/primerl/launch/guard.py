@@ -58,7 +58,7 @@ OWNER_CHECK_S = 1.0
 # Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
 LAST_WORDS_S = 1.0
 # A fork server that still imports answers when it is ready; after this long the process starts without it.
-FORK_WAIT_S = 20.0
+FORK_WAIT_S = 30.0
 
 
 def signal_group(group: int, number: int) -> None:

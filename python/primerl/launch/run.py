@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from primerl.config import begun, late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
+from primerl.forking import servers
 from primerl.launch import (
     ending,
     going_back,
@@ -286,6 +287,7 @@ class Launcher:
                     return say_goodbye(processes, self.described, self.interrupts.check)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
+                servers.tell_lost(self.console.say)
                 self._look(now)
                 self._look_for_workers(processes, now)
                 if self.monitors is not None:
