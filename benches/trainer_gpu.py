@@ -19,6 +19,7 @@ more: RL computes these again (`--activation-checkpointing full`) and SFT keeps 
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import statistics as median_of
 import sys
@@ -240,8 +241,11 @@ def main() -> int:
 
 
 def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
-    """On a model of its own."""
+    """On a model of its own; that of the part before lies in cycles, in the same GPU's memory, until it is collected."""
     device = torch.device(given.device)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     model = random_model(given.shape, given.dtype, device)
     prove(model)
     activations = given.activation_checkpointing or part.activations
