@@ -241,8 +241,9 @@ def main() -> int:
 
 
 def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
-    """On a model of its own; that of the part before lies in cycles, in the same GPU's memory, until it is collected."""
+    """On a model of its own."""
     device = torch.device(given.device)
+    # The model of the part before is in reference cycles, and in the GPU's memory until they are collected.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

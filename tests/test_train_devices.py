@@ -53,7 +53,9 @@ def test_more_ranks_than_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ranks: int
 ) -> None:
     current = with_gpus(monkeypatch, 2, **environment, WORLD_SIZE=str(ranks), RANK=environment["LOCAL_RANK"])
-    with pytest.raises(ConfigError, match=rf"^ranks: {ranks} ranks .* torch sees 2.*; set ranks to at most 2, ") as found:
+    with pytest.raises(
+        ConfigError, match=rf"^ranks: {ranks} ranks .* torch sees 2.*; set ranks to at most 2, "
+    ) as found:
         Ranks.join(ranks, 1, 1.0)
     assert ("'0,1'" in str(found.value)) == ("CUDA_VISIBLE_DEVICES" in environment)
     assert not current

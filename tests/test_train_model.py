@@ -275,9 +275,7 @@ def test_no_attention_on_a_gpu_keeps_the_scores_of_all_pairs(
     with FakeTensorMode():
         packed = PackedSequences.from_lengths([40, 7], "cuda")
         q, k, v = (torch.empty(1, heads, 47, 512, dtype=dtype, device="cuda") for heads in (4, 2, 2))
-        out, _ = packed_attention(
-            torch.nn.Identity(), q, k, v, None, scaling=1.0, packed=packed, sliding_window=window
-        )
+        out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, scaling=1.0, packed=packed, sliding_window=window)
         assert (tuple(out.shape), out.device.type, out.dtype) == ((1, 47, 4, 512), "cuda", dtype)
     assert len(asked) == (2 if window is None else 0)
 

@@ -83,7 +83,7 @@ class PackedSequences:
 
     lengths: tuple[int, ...]
     longest: int
-    """Of the lengths. `max(lengths)` in a layer would have torch compile the layer again for each number of sequences."""
+    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
     position_ids: Tensor  # [1, T] int64
     boundaries: Tensor  # [S + 1] int32
     buckets: tuple[Bucket, ...]
