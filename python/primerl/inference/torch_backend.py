@@ -79,7 +79,7 @@ class TorchBackend:
             smaller = ", set dtype to bfloat16" if dtype == "float32" else ""
             raise ValueError(
                 f"device: the model in {dtype} and a KV cache of {slots} sequences of {max_len} tokens need more "
-                f"memory than {self.device} has free; lower max_num_seqs or max_model_len{smaller}, or set device to cpu"
+                f"memory than {self.device} has free; lower max_num_seqs or max_model_len{smaller}, or use the CPU"
             ) from None
 
     def info(self) -> dict[str, Any]:
