@@ -19,6 +19,7 @@ more: RL computes these again (`--activation-checkpointing full`) and SFT keeps 
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import statistics as median_of
 import sys
@@ -242,6 +243,10 @@ def main() -> int:
 def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
     """On a model of its own."""
     device = torch.device(given.device)
+    # The model of the part before is in reference cycles, and in the GPU's memory until they are collected.
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     model = random_model(given.shape, given.dtype, device)
     prove(model)
     activations = given.activation_checkpointing or part.activations

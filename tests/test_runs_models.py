@@ -109,6 +109,9 @@ def test_memory_is_estimated_and_compared(tmp_path: Path, monkeypatch: pytest.Mo
     whole = look(folder, LARGE)
     assert whole.memory == pytest.approx(16 * parameters, rel=0.05)
     assert whole.memory_lora < 0.3 * whole.memory
+    on_gpu = look(folder, Machine(LARGE.bytes, "this machine's GPU", half=True))
+    assert on_gpu.memory == pytest.approx(18 * parameters, rel=0.05)  # in bf16 beside fp32
+    assert on_gpu.memory_lora == pytest.approx(2.32 * parameters, rel=0.05)  # in bf16 alone
     assert (whole.fits, whole.trainable, whole.reason) == ("all", True, "")
     part = look(folder, Machine((whole.memory + whole.memory_lora) // 2, "this machine"))
     assert (part.fits, part.trainable) == ("adapter", True)
@@ -135,4 +138,4 @@ def test_the_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert memory.machine() == Machine(2 * 81559 * 2**20, "this machine's 2 GPUs")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert memory.machine() == Machine(81559 * 2**20, "this machine's GPU")
+    assert memory.machine() == Machine(81559 * 2**20, "this machine's GPU", half=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import primerl.train.model as model_module
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
@@ -18,9 +19,11 @@ from primerl.train.model import (
     load_model,
     packed_attention,
     predicted_logits,
+    takes_gqa,
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, MistralForCausalLM
 
@@ -171,7 +174,6 @@ def documented_varlen_attn(
     assert torch.equal(cu_q, cu_k)
     assert cu_q.dtype == torch.int32
     assert max_q == max_k == int(cu_q.diff().max())
-    assert options["enable_gqa"]
     left, right = options["window_size"]
     assert right == 0
     parts = []
@@ -185,14 +187,109 @@ def documented_varlen_attn(
     return torch.cat(parts)
 
 
+def varlen_attn_with_gqa(q: Tensor, k: Tensor, v: Tensor, *given: Any, enable_gqa: bool, **options: Any) -> Tensor:
+    assert enable_gqa == (q.shape[1] != k.shape[1])
+    return documented_varlen_attn(q, k, v, *given, **options)
+
+
+def varlen_attn_of_2_11(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:
+    return documented_varlen_attn(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
 @pytest.mark.parametrize("window", [None, 6])
-def test_varlen_path_is_called_for_the_same_attention(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", documented_varlen_attn)
+@pytest.mark.parametrize("kernel", [varlen_attn_with_gqa, varlen_attn_of_2_11])
+def test_varlen_path_is_called_for_the_same_attention(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, window: int | None
+) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(model_module, "FLASH_TAKES_GQA", takes_gqa(kernel))
     packed = PackedSequences.from_lengths([5, 19, 1, 8])
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(33, heads, 8, generator=generator) for heads in (4, 2, 2))
     ours = _varlen(q, k, v, packed, 0.3, window)
     assert torch.allclose(ours, _by_bucket(q, k, v, packed, 0.3, window), atol=1e-5)
+
+
+def test_compiled_attention_is_the_same_for_any_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch compiles a layer a few times only, and then never again. Flash attention itself is one opaque call."""
+
+    @torch.library.custom_op("primerl_tests::flash", mutates_args=())
+    def flash(q: Tensor, boundaries: Tensor, longest: int) -> Tensor:
+        return q.clone()
+
+    flash.register_fake(lambda q, boundaries, longest: torch.empty_like(q))
+    graphs = []
+
+    def counting(graph: Any, _examples: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def through_flash(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, *_: Any) -> Tensor:
+        return _varlen(q, k, v, packed, 1.0, None)
+
+    monkeypatch.setattr(varlen, "varlen_attn", lambda q, k, v, cu, _cu, most, *_, **__: flash(q, cu, most))
+    monkeypatch.setattr(model_module, "_by_bucket", through_flash)
+    torch._dynamo.reset()
+    module = torch.nn.Identity()
+
+    @torch.compile(backend=counting, dynamic=True)
+    def attend(q: Tensor, packed: PackedSequences) -> Tensor:
+        return packed_attention(module, q, q, q, None, scaling=1.0, packed=packed, sliding_window=64)[0]
+
+    for count in range(1, 13):
+        lengths = [3 + (7 * index) % 11 for index in range(count)]
+        attend(torch.ones(1, 2, sum(lengths), 8), PackedSequences.from_lengths(lengths))
+    torch._dynamo.reset()
+    assert len(graphs) <= 3
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_attention_on_a_gpu_keeps_the_scores_of_all_pairs(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None
+) -> None:
+    """Heads of 512, which flash attention has no kernel for: nothing may ask for GQA or bring a mask of [L, L], which
+    only the kernel takes that writes the scores out."""
+    asked: list[tuple[int, ...]] = []
+
+    def fused(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, enable_gqa: bool, **_: Any) -> Tensor:
+        assert not enable_gqa
+        assert attn_mask is None
+        assert q.shape[1] == k.shape[1] == v.shape[1]
+        asked.append(tuple(q.shape))
+        return torch.empty_like(q)
+
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", fused)
+    with FakeTensorMode():
+        packed = PackedSequences.from_lengths([40, 7], "cuda")
+        q, k, v = (torch.empty(1, heads, 47, 512, dtype=dtype, device="cuda") for heads in (4, 2, 2))
+        out, _ = packed_attention(torch.nn.Identity(), q, k, v, None, scaling=1.0, packed=packed, sliding_window=window)
+        assert (tuple(out.shape), out.device.type, out.dtype) == ((1, 47, 4, 512), "cuda", dtype)
+    assert len(asked) == (2 if window is None else 0)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_a_gpu_computes_without_flash_attention_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    packed = PackedSequences.from_lengths([5, 19, 1, 8])
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(33, heads, 8, generator=generator) for heads in (4, 2, 2))
+    here = _by_bucket(q, k, v, packed, 0.3, window)
+    monkeypatch.setattr(model_module, "_on_gpu", lambda tensor: True)
+    assert torch.allclose(_by_bucket(q, k, v, packed, 0.3, window), here, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

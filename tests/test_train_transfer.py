@@ -17,13 +17,13 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.reach import address_towards
-from primerl.train import transfer
+from primerl.train import transfer, wire
 from primerl.train.broadcast import Snapshot
 from primerl.train.model import load_model
 from primerl.train.receiver import NoSenderError, TransferError, close_links, receive
 from primerl.train.transfer import Sender
 from primerl.train.weights import WeightsPublisher
-from primerl.train.wire import buckets
+from primerl.train.wire import PeerGoneError, buckets
 from rank_helpers import load_shards
 from transfer_helpers import WORKER, Told, all_do, senders
 
@@ -277,3 +277,45 @@ def test_buckets_hold_every_byte_once() -> None:
 
 def test_the_address_is_that_on_the_way() -> None:
     assert address_towards("http://127.0.0.1:8000/x") == "127.0.0.1"
+
+
+class NcclWithoutGpu:
+    """What is made of `torch.distributed.ProcessGroupNCCL` before its first call."""
+
+    class Options:
+        pass
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+def test_a_group_of_nccl_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It connects within its first call, and waits there for a worker that died."""
+    distributed: Any = torch.distributed
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", NcclWithoutGpu)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"store": ["127.0.0.1", store.port], "prefix": "a"}
+
+    def group(timeout_s: float) -> Any:
+        return wire.new_group(told, 0, 2, torch.device("cuda", 0), "127.0.0.1", timeout_s)
+
+    released, ended = threading.Event(), threading.Event()
+
+    def connect(_group: Any, device: torch.device) -> None:
+        assert device == torch.device("cuda", 0)
+        released.wait()
+        ended.set()
+
+    monkeypatch.setattr(wire, "_connect", connect)
+    with pytest.raises(PeerGoneError, match=r"did not come to the process group within 0\.01 s"):
+        group(0.01)
+    released.set()
+    assert ended.wait(60.0)
+    assert isinstance(group(60.0), NcclWithoutGpu)
+
+    def refuse(_group: Any, _device: torch.device) -> None:
+        raise RuntimeError("NCCL error: Duplicate GPU detected")
+
+    monkeypatch.setattr(wire, "_connect", refuse)
+    with pytest.raises(RuntimeError, match="Duplicate GPU"):
+        group(60.0)

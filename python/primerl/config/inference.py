@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.lora import EngineLora
-from primerl.inference.settings import MOST_NUM_SEQS
+from primerl.inference.settings import DEVICE_PATTERN, MOST_NUM_SEQS
 from primerl.inference.vllm import flags
 from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
 
@@ -33,6 +33,10 @@ class InferenceSettings(Section):
     """Tokens the KV cache holds; where it is left out enough for max_num_seqs, of vLLM on a GPU what vLLM takes."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Number format of weights and activations; float32, of vLLM on a GPU bfloat16, where it is left out."""
+    device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
+    """Where the embedded engine computes: `cpu`; `cuda`, the first GPU that it sees, or `cuda:<n>`, counted from 0;
+    `auto`, the first GPU where there is one. The default is `cpu` on any machine, since the trainer takes GPUs from the
+    first one on, and a GPU that both use has to have memory for both. vLLM chooses its device itself."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
     """Log-probabilities before or after temperature and the other sampling settings; what the run needs where it is
     left out: after them if it samples at a temperature other than 1 or may truncate, else before."""

@@ -27,7 +27,7 @@ MAY_CHANGE = (
     *("dry_run", "clean_output_dir", "retry_errors", "output_dir", "restarts", "timeouts", "log", "env_files"),
     *("api_key_env", "concurrency"),
     *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
-    *("inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
+    *("inference.device", "inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
     *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.rollout_s"),
     "env.metrics_port",
 )

@@ -41,7 +41,9 @@ class MergedAdapter:
         self._base = {name: decoder.tensors[f"{name}.weight"].clone() for name in targeted_layers(shapes, targets)}
         self.tensors = {LORA_ALPHA: torch.zeros(1), BASE_DIGEST: self._base_digest.clone()}
         """By the names of a broadcast (docs/architecture.md, "Adapters")."""
-        self.tensors |= {name: torch.zeros(shape) for name, shape in adapter_shapes(shapes, rank, targets).items()}
+        # Those above are read by this process, what is merged is where the weights are.
+        matrices = adapter_shapes(shapes, rank, targets).items()
+        self.tensors |= {name: torch.zeros(shape, device=decoder.device) for name, shape in matrices}
 
     def load(self, name: str, dtype: str, data: bytearray) -> None:
         target = self.tensors[name]

@@ -51,9 +51,20 @@ class Segment:
 class Decoder:
     """Weights and KV of one model. Weights lie in fused buffers; `tensors` are views of them under checkpoint names."""
 
-    def __init__(self, shape: Shape, *, dtype: torch.dtype, slots: int, max_len: int) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        dtype: torch.dtype,
+        slots: int,
+        max_len: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008 (immutable)
+    ) -> None:
+        """Raises ValueError where the KV cache does not fit into the machine's memory, torch.OutOfMemoryError where it
+        or the weights do not fit into the GPU's."""
         self.shape = shape
         self.dtype = dtype
+        self.device = device
         self.slots = slots
         self.max_len = max_len
         self.tensors: dict[str, Tensor] = {}
@@ -68,12 +79,15 @@ class Decoder:
     # Weights ------------------------------------------------------------------------------------------------------
 
     def _new(self, name: str, *size: int) -> Tensor:
-        self.tensors[name] = torch.empty(size, dtype=self.dtype)
+        self.tensors[name] = self._empty(*size)
         return self.tensors[name]
+
+    def _empty(self, *size: int) -> Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)
 
     def _fused(self, prefix: str, parts: dict[str, int], kind: str, *columns: int) -> Tensor:
         """One buffer of several tensors stacked along rows, each of which stays addressable by its name."""
-        buffer = torch.empty((sum(parts.values()), *columns), dtype=self.dtype)
+        buffer = self._empty(sum(parts.values()), *columns)
         for name, view in zip(parts, torch.split(buffer, list(parts.values())), strict=True):
             self.tensors[f"{prefix}.{name}.{kind}"] = view
         return buffer
@@ -105,7 +119,7 @@ class Decoder:
         """Queries and keys are normalised in one call, so their weights are repeated for each head."""
         query = self._new(f"{prefix}.q_norm.weight", self.shape.head_dim)
         key = self._new(f"{prefix}.k_norm.weight", self.shape.head_dim)
-        repeated = torch.empty(self.shape.heads + self.shape.kv_heads, self.shape.head_dim, dtype=self.dtype)
+        repeated = self._empty(self.shape.heads + self.shape.kv_heads, self.shape.head_dim)
         self._qk_norms.append((repeated, query, key))
         return repeated
 
@@ -117,6 +131,8 @@ class Decoder:
 
     def _cache(self) -> Tensor:
         size = (self.slots, self.max_len, self.shape.kv_heads, self.shape.head_dim)
+        if self.device.type != "cpu":
+            return self._empty(*size).zero_()
         # calloc: pages are zero (a masked NaN would still spoil a sum) and cost memory only once they are used.
         try:
             words = np.zeros(size, dtype=np.uint16 if self.dtype.itemsize == 2 else np.uint32)
@@ -133,7 +149,9 @@ class Decoder:
         angles = torch.outer(torch.arange(self.max_len, dtype=torch.float32), frequencies)
         cos = torch.cat([angles.cos(), angles.cos()], dim=-1)
         sin = torch.cat([-angles.sin(), angles.sin()], dim=-1)
-        return cos.to(self.dtype).unsqueeze(1), sin.to(self.dtype).unsqueeze(1)
+        # Computed on the CPU, so that they are the same on any device.
+        cos, sin = (angle.to(self.dtype).to(self.device).unsqueeze(1) for angle in (cos, sin))
+        return cos, sin
 
     # Computation --------------------------------------------------------------------------------------------------
 

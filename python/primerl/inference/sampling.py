@@ -36,6 +36,10 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     # A token of probability 0 is never met: its cumulative sum is that of the token before it.
     thresholds = (rows.uniforms * cumulative[:, -1]).unsqueeze(1)
     token_ids = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp_max_(logits.shape[-1] - 1)
+    if cumulative.device.type != "cpu":
+        # There it is, once in a great many tokens: parallel sums round each in its own way.
+        never = processed.gather(1, token_ids.unsqueeze(1)).squeeze(1).isneginf()
+        token_ids = torch.where(never, processed.argmax(-1), token_ids)
     if rows.temperatures is not None:
         token_ids = torch.where(rows.temperatures == 0, processed.argmax(-1), token_ids)
     return token_ids, raw, processed
@@ -46,7 +50,7 @@ def _process(logits: Tensor, raw: Tensor, rows: Rows) -> Tensor:
     if rows.banned is None and rows.temperatures is None and _untruncated(rows):
         return raw
     if rows.banned is not None:
-        logits = logits.index_put(rows.banned, logits.new_tensor(-torch.inf))
+        logits = logits.index_put(rows.banned, logits.new_full((), -torch.inf))
     if rows.temperatures is not None:
         logits = logits / torch.where(rows.temperatures == 0, 1.0, rows.temperatures).unsqueeze(1)
     if rows.min_p is not None:
@@ -71,7 +75,8 @@ def _truncate(logits: Tensor, rows: Rows) -> Tensor:
         probabilities = ordered.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
         # The most likely token always stays.
-        cut = (before >= rows.top_p.unsqueeze(1)).index_fill_(1, torch.tensor([0]), False)
+        cut = before >= rows.top_p.unsqueeze(1)
+        cut[:, 0] = False
         ordered = ordered.masked_fill(cut & (rows.top_p < 1).unsqueeze(1), -torch.inf)
     return torch.empty_like(ordered).scatter_(1, order, ordered)
 

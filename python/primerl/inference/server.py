@@ -184,7 +184,9 @@ def _start_embedded(config: InferenceConfig) -> _Engine:
         max_model_len=config.max_model_len,
         logprobs_mode=config.logprobs_mode,
         lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
+        device=config.device,
     )
+    log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
     settings = engine_settings(config, backend.decoder.max_len)
     engine: _Engine = _core.InferenceEngine(settings, backend, host=config.host, port=config.port)
     return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ CHOICES = {
     "dtype": (None, "float32", "bfloat16"),
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
 }
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
 # More than any engine decodes at a time, and than the orchestrator takes connections.
 MOST_NUM_SEQS = 65_536
 RANGES: typed.Ranges = {
@@ -82,6 +84,8 @@ class InferenceConfig:
     seed: int = 0
     dtype: str | None = None
     """float32, of vLLM on a GPU bfloat16, where it is left out."""
+    device: str = "cpu"
+    """Where the embedded engine computes: `cpu`, `cuda`, `cuda:<n>`, or `auto`: a GPU where there is one."""
     logprobs_mode: str = "raw_logprobs"
     threads: int = 1
     """CPU threads of the model."""
@@ -107,6 +111,8 @@ class InferenceConfig:
                 known = ", ".join(choice for choice in choices if choice is not None)
                 raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
         typed.check(config, RANGES)
+        if not re.fullmatch(DEVICE_PATTERN, config.device):
+            raise ValueError(f"device: must be auto, cpu, cuda or cuda:<number>, not {config.device!r}")
         flags.check(config.vllm)
         return config
 

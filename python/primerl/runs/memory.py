@@ -15,6 +15,8 @@ TRAINED = 16
 """Bytes a parameter that is trained: itself, its gradient and AdamW's two moments, in fp32."""
 FROZEN = 4
 """Bytes a parameter that an adapter leaves as it is, in fp32."""
+HALF = 2
+"""Bytes a parameter in bf16, which one GPU computes with: beside a copy in fp32 where it is trained, else alone."""
 ADAPTED = 0.02
 """Share of a model's parameters that an adapter of rank 16 or so has beside them."""
 
@@ -24,23 +26,24 @@ class Machine:
     bytes: int
     what: str
     """Whose memory that is: `this machine`, `2 GPUs`."""
+    half: bool = False
+    """Whether the model computes in bf16 weights of its own there. Divided among GPUs it is in fp32."""
 
+    def all_of(self, parameters: int) -> int:
+        """Bytes to train all of a model, without activations and the engine's own copy."""
+        return (TRAINED + HALF if self.half else TRAINED) * parameters
 
-def all_of(parameters: int) -> int:
-    """Bytes to train all of a model, without activations and the engine's own copy."""
-    return TRAINED * parameters
-
-
-def adapter_of(parameters: int) -> int:
-    """The same of an adapter to it."""
-    return int((FROZEN + TRAINED * ADAPTED) * parameters)
+    def adapter_of(self, parameters: int) -> int:
+        """The same of an adapter to it."""
+        return int(((HALF if self.half else FROZEN) + TRAINED * ADAPTED) * parameters)
 
 
 def machine() -> Machine:
     """The GPUs together, as the trainer's ranks divide the model among them; where there is none, the main memory."""
     gpus = _gpus()
     if gpus:
-        return Machine(sum(gpus), "this machine's GPU" if len(gpus) == 1 else f"this machine's {len(gpus)} GPUs")
+        what = "this machine's GPU" if len(gpus) == 1 else f"this machine's {len(gpus)} GPUs"
+        return Machine(sum(gpus), what, half=len(gpus) == 1)
     there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # `max`, or no such group

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.runs import memory
 from primerl.runs.memory import Machine
 from primerl.train.adapter_files import ADAPTER_CONFIG
 
@@ -33,7 +32,8 @@ class Model:
     reason: str
     """Why it cannot be trained, or only in part, or why not be served by the embedded engine."""
     memory: int = 0
-    """Bytes that training all of it takes: weights, gradients and AdamW's moments in fp32."""
+    """Bytes that training all of it takes: weights, gradients and AdamW's moments in fp32; on one GPU bf16 weights
+    too."""
     memory_lora: int = 0
     """The same of an adapter."""
     fits: str = ""
@@ -57,7 +57,7 @@ def look(folder: Path, machine: Machine) -> Model:
     except ConfigError as error:
         return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
     engine, why = _engine(folder)
-    needs, needs_lora = memory.all_of(parameters), memory.adapter_of(parameters)
+    needs, needs_lora = machine.all_of(parameters), machine.adapter_of(parameters)
     fits = "all" if needs <= machine.bytes else "adapter" if needs_lora <= machine.bytes else "nothing"
     if fits != "all":
         lora = "an adapter" if fits == "adapter" else "and an adapter"

@@ -48,15 +48,12 @@ class Ranks:
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
         """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
 
-        Raises ConfigError when there are not as many as `wanted`.
+        Raises ConfigError when there are not as many as `wanted`, or fewer GPUs than ranks on this machine.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != wanted:
             raise ConfigError(f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks")
-        device = torch.device("cpu")
-        if torch.cuda.is_available():
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(device)
+        device = own_device()
         if size == 1:
             return cls(rank, size, device)
         timeout = timedelta(seconds=timeout_s)
@@ -126,7 +123,8 @@ class Ranks:
     def wait(self) -> None:
         """For all ranks to come here."""
         if self.size > 1:
-            self.sum(torch.zeros(1, device=self.device))
+            # On the CPU: NCCL would only queue the sum on the GPU, and return at once.
+            self.sum(torch.zeros(1))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the ranks."""
@@ -154,6 +152,28 @@ class Ranks:
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 """One process, whose ranks have nothing to add up."""
+
+
+def own_device() -> torch.device:
+    """The GPU of this rank, where there are GPUs, which becomes torch's current one; else the CPU.
+
+    Raises ConfigError where this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none
+    waits for another that has failed.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    here = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if here > gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        cause = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        raise ConfigError(
+            f"ranks: {here} ranks on this machine need a GPU each, and torch sees {gpus}{cause}; set ranks to at most "
+            f"{gpus}, let torch see more of them, or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _of_other_ranks(error: RuntimeError) -> bool:

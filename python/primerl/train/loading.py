@@ -80,7 +80,8 @@ def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:
 
 
 def _divide(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
-    whole = {name: tensor for name, tensor, _ in _tensors(model)}
+    # Detached, since `shard` moves each parameter to the device in place, which has no room for all of them.
+    whole = {name: tensor.detach() for name, tensor, _ in _tensors(model)}
     together(ranks, partial(_check_shape, ranks.agree({name: tensor.shape for name, tensor in whole.items()}), whole))
     expected = sample(model) if ranks.leads else []
     shard(model, ranks, dtype)

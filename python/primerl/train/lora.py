@@ -150,9 +150,10 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(base),
     )
-    # What the adapter begins with depends on the seed alone, and changes no other draw.
+    # What the adapter begins with depends on the seed alone, and changes no other draw: peft makes it on the CPU, and
+    # `torch.manual_seed` would seed the GPU's generator as well, which is not restored here.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         library.inject_adapter_in_model(peft_config, model, NAME)
     # As peft saves them, but in a fixed order.
     peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)

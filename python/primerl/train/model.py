@@ -11,16 +11,18 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
@@ -34,6 +36,16 @@ MOST_FLASH = 256
 """Largest head of flash attention."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def takes_gqa(kernel: Callable[..., Any]) -> bool:
+    """Whether torch's flash attention has to be asked for fewer key heads than query heads. That of torch 2.11 takes
+    them as they are, and has no such argument."""
+    return "enable_gqa" in signature(kernel).parameters
+
+
+FLASH_TAKES_GQA = takes_gqa(varlen.varlen_attn)
+"""Of the installed torch; here, as compiled code cannot look at signatures."""
 
 
 def dtype_on(device: torch.device, wanted: str | None) -> str:
@@ -70,6 +82,8 @@ class PackedSequences:
     """
 
     lengths: tuple[int, ...]
+    longest: int
+    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
     position_ids: Tensor  # [1, T] int64
     boundaries: Tensor  # [S + 1] int32
     buckets: tuple[Bucket, ...]
@@ -83,6 +97,7 @@ class PackedSequences:
         positions = torch.cat([torch.arange(length) for length in lengths])
         return cls(
             lengths=tuple(lengths),
+            longest=max(lengths),
             position_ids=positions.unsqueeze(0).to(device),
             boundaries=torch.tensor(starts, dtype=torch.int32, device=device),
             buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
@@ -91,7 +106,7 @@ class PackedSequences:
     def in_chunks(self, size: int) -> PackedSequences:
         """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
         of the sequences, which attention does not look at."""
-        if max(self.lengths) <= size:
+        if self.longest <= size:
             return self
         return _in_chunks(self.lengths, size, self.position_ids.device)
 
@@ -148,7 +163,7 @@ def packed_attention(
         query = (query * query_scale(note, packed.position_ids).unsqueeze(-1)).to(query.dtype)
     if note is not None and note.chunk is not None:
         packed = packed.in_chunks(note.chunk)
-    if sliding_window is not None and max(packed.lengths) <= sliding_window:
+    if sliding_window is not None and packed.longest <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     plain = softcap is None and s_aux is None and flash_sizes(query.shape[-1], value.shape[-1])
@@ -195,20 +210,18 @@ def _checked(
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
     """Flash attention over the packed row itself (GPU, half precision)."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    longest = max(packed.lengths)
-    out = varlen_attn(
+    grouped: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if FLASH_TAKES_GQA else {}
+    out = varlen.varlen_attn(
         q,
         k,
         v,
         packed.boundaries,
         packed.boundaries,
-        longest,
-        longest,
+        packed.longest,
+        packed.longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     assert isinstance(out, Tensor)
     return out
@@ -247,6 +260,10 @@ def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
     return x.reshape(bucket.rows, bucket.length, *x.shape[1:]).transpose(1, 2)
 
 
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
 def _attend(
     q: Tensor,
     k: Tensor,
@@ -258,13 +275,18 @@ def _attend(
     sinks: Tensor | None,
 ) -> Tensor:
     """[S, H, L, D] -> [t, H, D]"""
-    if softcap is not None or sinks is not None:
+    if softcap is not None or sinks is not None or (window is not None and _on_gpu(q)):
+        # A window, too: on a GPU each layer would keep its mask of all pairs, as numbers, for the backward pass.
         out = written_out(q, k, v, scale, window, softcap, sinks)
     else:
         mask = None
         if window is not None:
             mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
         grouped, causal = q.shape[1] != k.shape[1], mask is None
+        if grouped and _on_gpu(q):
+            # The kernel of what flash attention does not take has no GQA; without it the scores of all pairs are kept.
+            group, grouped = q.shape[1] // k.shape[1], False
+            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     out = out.transpose(1, 2).flatten(0, 1)
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)

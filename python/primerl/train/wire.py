@@ -10,8 +10,10 @@ import json
 import secrets
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -166,7 +168,10 @@ def buckets(sizes: list[int], most: int) -> Iterator[list[Piece]]:
 
 
 def new_group(told: dict[str, Any], rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Any:
-    """A process group beside whatever groups this process has; `host` is this machine's address in it."""
+    """A process group beside whatever groups this process has; `host` is this machine's address in it.
+
+    Raises PeerGoneError where the others do not come to one of NCCL in time, RuntimeError where NCCL refuses them.
+    """
     distributed: Any = torch.distributed
     timeout = timedelta(seconds=timeout_s)
     store = distributed.TCPStore(*told["store"], is_master=False, timeout=timeout, wait_for_workers=False)
@@ -175,19 +180,53 @@ def new_group(told: dict[str, Any], rank: int, size: int, device: torch.device, 
         options = distributed.ProcessGroupNCCL.Options()
         # At its own deadline NCCL's watchdog would end the process; `broadcast` has an earlier one.
         options._timeout = timedelta(days=365)
-        return distributed.ProcessGroupNCCL(store, rank, size, options)
+        group = distributed.ProcessGroupNCCL(store, rank, size, options)
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        # NCCL connects all of them within the first call, and waits there without a deadline.
+        _within(timeout_s, "come to the process group", lambda: _connect(group, device))
+        return group
     options = distributed.ProcessGroupGloo._Options()
     options._timeout = timeout
     options._devices = [distributed.ProcessGroupGloo.create_device(hostname=host)]
     return distributed.ProcessGroupGloo(store, rank, size, options)
 
 
-def broadcast(group: Any, row: Tensor, timeout_s: float) -> None:
-    """From the sender to the workers. Raises PeerGoneError."""
+def _connect(group: Any, device: torch.device) -> None:
+    # The current GPU of a new thread is the first one.
+    with torch.cuda.device(device):
+        _begin_broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device)).wait()
+        torch.cuda.current_stream().synchronize()
+
+
+def _within(timeout_s: float, what: str, action: Callable[[], None]) -> None:
+    """In a thread of its own, which is left behind where it does not end in time. Raises PeerGoneError then, else what
+    `action` raises."""
+    outcome: Future[None] = Future()
+
+    def act() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=act, name="weights-group", daemon=True).start()
+    if wait([outcome], timeout_s).not_done:
+        raise PeerGoneError(f"the other side did not {what} within {timeout_s:g} s")
+    outcome.result()
+
+
+def _begin_broadcast(group: Any, row: Tensor) -> Any:
     options = torch.distributed.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
+    return group.broadcast([row], options)
+
+
+def broadcast(group: Any, row: Tensor, timeout_s: float) -> None:
+    """From the sender to the workers. Raises PeerGoneError."""
     deadline = time.monotonic() + timeout_s
-    work = group.broadcast([row], options)
+    work = _begin_broadcast(group, row)
     while not work.is_completed():
         if time.monotonic() > deadline:
             raise PeerGoneError(f"a bucket of weights did not get over within {timeout_s:g} s")
