@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from primerl.config.base import Bound, Section
+from primerl.config.field_docs import field_doc, owner_of
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
 
 ANY_NAME = ".NAME"
@@ -106,7 +106,7 @@ def table_of(
             table.knobs.append(_knob(cls, name, where, info, default))
         for section in sections:
             # Of a list and of a choice of several the field's own row has the words.
-            described = one_line(info.description) if len(sections) == 1 and not (is_list or is_dict) else ""
+            described = one_line(field_doc(cls, name)) if len(sections) == 1 and not (is_list or is_dict) else ""
             instance = default if isinstance(default, section) else None
             kind = section.model_fields["type"].default if len(sections) > 1 else ""
             inner = where + ("[]" if is_list else ANY_NAME if is_dict else "")
@@ -131,13 +131,7 @@ def _knob(cls: type[BaseModel], name: str, path: str, info: FieldInfo, default: 
     found = bounds(info.metadata) or bounds(_inner_metadata(info.annotation))
     if list in origins(info.annotation):
         found = found.replace("not empty", "at least 1 entry")
-    return Knob(path, type_text(info.annotation), text, found, one_line(info.description), owner_of(cls, name))
-
-
-def owner_of(cls: type[BaseModel], name: str) -> type[BaseModel]:
-    """The class of its bases that declares the field."""
-    declaring = [base for base in cls.__mro__ if name in inspect.get_annotations(base)]
-    return declaring[0] if declaring else cls
+    return Knob(path, type_text(info.annotation), text, found, one_line(field_doc(cls, name)), owner_of(cls, name))
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
