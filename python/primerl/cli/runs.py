@@ -22,12 +22,12 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     # The longest part of a start, and it needs nothing of the config.
     with contextlib.nullcontext() if asked.for_help(arguments) else checker.environments_ahead():
         with checker.interrupted_after():
-            from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
             config = load_run(arguments, program="primerl rl")
             with checker.interrupted_after():
+                from primerl.config.late import placed
                 from primerl.launch import run
 
             short = is_short(arguments)

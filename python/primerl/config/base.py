@@ -10,7 +10,6 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
 
-
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic.json_schema import JsonSchemaValue

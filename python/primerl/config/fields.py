@@ -7,6 +7,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
@@ -257,6 +258,7 @@ def first_clause(text: str) -> str:
     return re.split(r"[;:] |, (?:so that|each) |\. ", plain)[0].rstrip(".;:")
 
 
+@cache
 def plain_path(asked: str) -> str:
     """`--orchestrator.train.env[0].max-concurrent` -> `orchestrator.train.env.max_concurrent`."""
     text = re.sub(r"\[\w*\]", "", asked.strip().removeprefix("--").removeprefix("no-")).replace("-", "_")
@@ -267,10 +269,13 @@ def find(root: Table, asked: str) -> Knob | Table | None:
     """By dotted path, with or without brackets, numbers, dashes and the names of sections that are the user's."""
     wanted = plain_path(asked)
     known: list[Knob | Table] = [*(table for table in root.all_tables() if table.path), *root.all_knobs()]
-    for name in ("", r"\.\w+"):  # left out, or given
-        for one in known:
-            if re.fullmatch(re.escape(plain_path(one.path)).replace(re.escape(ANY_NAME), name), wanted):
-                return one
+    paths = [plain_path(one.path) for one in known]
+    for path, one in zip(paths, known, strict=True):
+        if path.replace(ANY_NAME, "") == wanted:
+            return one
+    for path, one in zip(paths, known, strict=True):
+        if ANY_NAME in path and re.fullmatch(re.escape(path).replace(re.escape(ANY_NAME), r"\.\w+"), wanted):
+            return one
     return None
 
 
