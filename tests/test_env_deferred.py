@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from primerl.envs import reexports
 
 PREPARE = """
 import sys
 from importlib import import_module
-from primerl.envs import deferred, generations
+from primerl.envs import deferred, generations, reexports
 """
 PREPARED = f"{PREPARE}generations.prepared('v1')\n"
 MESSAGE = """
@@ -93,3 +94,54 @@ assert issubclass(dialect.ModdedAnthropicMessage, anthropic.types.Message)
 assert not any(isinstance(finder, deferred._Library) and "anthropic" in finder._names for finder in sys.meta_path)
 """
     run(code)
+
+
+def test_names_of_openai_are_imported_one_by_one() -> None:
+    code = f"""{PREPARED}
+assert "openai.types.batch" not in sys.modules
+import openai
+from openai.types.chat import ChatCompletionChunk
+assert ChatCompletionChunk is openai.types.chat.chat_completion_chunk.ChatCompletionChunk
+assert openai.types.batch.Batch is openai.types.Batch
+assert not hasattr(openai.types, "no_such") and "FileObject" in dir(openai.types)
+assert openai.types.__spec__.loader is openai.types.__loader__
+names = dict()
+exec("from openai.types import *", names)
+assert names["FileObject"] is openai.types.file_object.FileObject
+assert not any(isinstance(finder, reexports._Finder) for finder in sys.meta_path)
+"""
+    run(code)
+
+
+def test_every_name_that_openai_collects_can_be_imported() -> None:
+    code = f"""{PREPARE}
+from pathlib import Path
+with reexports.by_name("openai.types"):
+    import openai.types
+    packages = [Path(file).parent for file in Path(openai.types.__path__[0]).rglob("__init__.py")]
+    for package in packages:
+        name = ".".join(("openai", "types", *package.relative_to(openai.types.__path__[0]).parts))
+        module = import_module(name)
+        for each, where in reexports.collected((package / "__init__.py").read_text()).items():
+            assert getattr(module, each) is getattr(import_module(where, name), each)
+print(len(packages))
+"""
+    assert int(run(code)) > 10
+
+
+@pytest.mark.parametrize(
+    ("source", "collected"),
+    [
+        ("# A comment.\n\nfrom __future__ import annotations\n\nfrom .a import A as A\n", {"A": ".a"}),
+        ("from .a import (\n    A as A,\n    B as B,\n)\nfrom .b.c import B as B\n", {"A": ".a", "B": ".b.c"}),
+        ("", {}),
+        ("from .a import A\n", None),
+        ("from .a import A as B\n", None),
+        ("from .a import a as a\n", None),
+        ("from .a import A as A\nA.x = 1\n", None),
+        ("from a import A as A\n", None),
+        ("if True:\n    from .a import A as A\n", None),
+    ],
+)
+def test_only_packages_that_collect_names_are_imported_by_name(source: str, collected: dict[str, str] | None) -> None:
+    assert reexports.collected(source) == collected

@@ -1,4 +1,5 @@
-"""Defers two libraries that `import verifiers.v1` takes half its time for and that few environments use:
+"""Defers what `import verifiers.v1` takes more than half its time for and few environments use: most of `openai.types`
+(`reexports`), and two libraries.
 
     anthropic     base classes of two models of the dialect of the Messages API
     math_verify   (and sympy) `parse` and `verify`, which `verify_boxed_math_answer` calls
@@ -23,6 +24,8 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
+from primerl.envs import reexports
+
 KNOWN = ("0.4.0",)
 CLASSES = {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"}
 SCORE = "verifiers.v1.utils.score"
@@ -35,7 +38,11 @@ def unused_libraries() -> Iterator[None]:
         yield
         return
     functions = {name: _imported_when_called(name) for name in ("parse", "verify")}
-    with _deferred(["anthropic", "anthropic.types"], CLASSES, {}), _deferred(["math_verify"], {}, functions):
+    with (
+        _deferred(["anthropic", "anthropic.types"], CLASSES, {}),
+        _deferred(["math_verify"], {}, functions),
+        reexports.by_name("openai.types"),
+    ):
         yield
 
 
