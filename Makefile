@@ -153,6 +153,7 @@ tools:
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
 	@echo "== building the extension module (the first time five minutes on two cores, without a word)"
 	$(BIN)/maturin develop --uv --release --locked --quiet
+	$(BIN)/python -m compileall -q python/primerl
 	@touch $@
 
 .make/examples: $(EXAMPLES:%=%/pyproject.toml) .make/extension

@@ -18,6 +18,7 @@ import tomli_w
 from primerl.cli.processes import BadInputError, read_toml
 from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig
+from primerl.config.field_docs import field_doc
 from primerl.config.inference import InferenceConfig
 from primerl.config.load import ConfigError, load
 from primerl.config.orchestrator import OrchestratorConfig
@@ -72,7 +73,7 @@ def kinds(annotation: Any) -> list[Any]:
 def test_every_knob_has_a_sentence(cls: type[BaseModel]) -> None:
     for section in sections(cls):
         for name, info in section.model_fields.items():
-            described = info.description or any(
+            described = field_doc(section, name) or any(
                 isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__doc__
                 for kind in kinds(info.annotation)
             )

@@ -38,7 +38,7 @@ from end_to_end import read_lines
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError, load
 from primerl.config.rl import RLConfig
-from primerl.config.run_forms import FULL_KEYS, SHORT_KEYS, load_run
+from primerl.config.run_forms import keys_of_one_form, load_run
 from primerl.config.sft import SFTConfig
 from primerl.config.simulate import SimulateConfig
 from primerl.launch import preflight
@@ -334,7 +334,7 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
     if named is not None and named not in whole:
         raise PageError(f"{block.place}: fragment of {named!r}: expected one of {', '.join(whole)}")
     if named is not None or block.file is None:
-        is_short = given.keys() & SHORT_KEYS or isinstance(given.get("model"), str)
+        is_short = given.keys() & keys_of_one_form()[0] or isinstance(given.get("model"), str)
         named = named or ("hosted.toml" if is_short else "rl.toml")
         return "sft" if named == "sft.toml" else "rl", whole[named]
     if block.file == "eval.toml":
@@ -344,7 +344,7 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
     if "environment" in given:
         return "simulate", None
     # A second file of a run is a fragment as well.
-    is_whole = "max_steps" in given and (given.keys() & (FULL_KEYS | SHORT_KEYS))
+    is_whole = "max_steps" in given and (given.keys() & frozenset.union(*keys_of_one_form()))
     return "rl", None if is_whole else CONFIG
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 # The integers of the orchestrator: of 32 bits and, as far as TOML holds them, of 64.
 MOST_COUNT, MOST_LARGE_COUNT = 2**32 - 1, 2**63 - 1
 MOST_PORTS = 65535
+# An env worker that has imported verifiers and does nothing has taken half of it.
+LEAST_MEMORY_MB = 1024
 # Beyond any machine's cores; torch crashes where it cannot start as many as it is told.
 MOST_THREADS = 1024
 # A year: more overflows the clocks.

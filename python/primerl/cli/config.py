@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from primerl.cli.arguments import parse
+from primerl.config.complaint import fail
 from primerl.config.forms import FORMS
-from primerl.config.load import fail
 
 TITLE = "No config"
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from primerl.cli.arguments import parse
-from primerl.config.load import fail
+from primerl.config.complaint import fail
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from primerl.config.command_line import with_long_names
-from primerl.config.load import ConfigError, fail, load
 
 
 def simulate(arguments: list[str]) -> int:
+    from primerl.config.load import ConfigError, fail, load
     from primerl.config.resolve import write_text
     from primerl.config.simulate import SimulateConfig
 

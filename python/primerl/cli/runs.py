@@ -24,13 +24,13 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
-            from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
             config = load_run(arguments, program="primerl rl")
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
+                from primerl.config.late import placed
                 from primerl.launch import run
 
             short = is_short(arguments)

@@ -1,14 +1,19 @@
-"""The base of every section: unknown keys refused, the sentence under each field is its help."""
+"""The base of every section: unknown keys refused. The sentence under each field is its help (`field_docs`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,28 @@ LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 class Section(pydantic_config.BaseConfig):
     model_config = ConfigDict(
         extra="forbid",
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         protected_namespaces=(),
+        # Most sections of a command are a part of a larger one, which is built once, when a config is checked.
+        defer_build=True,
     )
 
     @classmethod
     def listed_last(cls) -> frozenset[str]:
         """Fields that help and the reference list after all others."""
         return frozenset()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        from primerl.config.field_docs import field_doc
+
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name in cls.model_fields.keys() & properties.keys():
+            text = field_doc(cls, name)
+            if text is not None:
+                properties[name].setdefault("description", text)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

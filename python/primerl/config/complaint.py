@@ -7,6 +7,10 @@ import sys
 from primerl.redaction import redact
 
 
+class ConfigError(Exception):
+    """The user's input cannot be used: the message names the field or file and what to do. Exit code 2."""
+
+
 def fail(message: str, *, title: str = "Nothing was started") -> int:
     """Prints the message in a box (a plain block where there is no terminal) and returns exit code 2."""
     from rich.console import Console

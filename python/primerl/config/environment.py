@@ -26,8 +26,7 @@ from primerl.config.base import (
 )
 from primerl.config.client import Client
 from primerl.config.tailscale import TailnetNode
-from primerl.envs.settings import LEAST_MEMORY_MB
-from primerl.typed import MOST_COUNT, MOST_PORTS
+from primerl.typed import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
 
 MemoryMb = Annotated[int, Field(ge=LEAST_MEMORY_MB, le=MOST_COUNT)]
 

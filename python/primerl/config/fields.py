@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from primerl.config.base import Bound, Section
+from primerl.config.field_docs import field_doc, owner_of
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
 
 ANY_NAME = ".NAME"
@@ -106,7 +107,7 @@ def table_of(
             table.knobs.append(_knob(cls, name, where, info, default))
         for section in sections:
             # Of a list and of a choice of several the field's own row has the words.
-            described = one_line(info.description) if len(sections) == 1 and not (is_list or is_dict) else ""
+            described = one_line(field_doc(cls, name)) if len(sections) == 1 and not (is_list or is_dict) else ""
             instance = default if isinstance(default, section) else None
             kind = section.model_fields["type"].default if len(sections) > 1 else ""
             inner = where + ("[]" if is_list else ANY_NAME if is_dict else "")
@@ -131,13 +132,7 @@ def _knob(cls: type[BaseModel], name: str, path: str, info: FieldInfo, default: 
     found = bounds(info.metadata) or bounds(_inner_metadata(info.annotation))
     if list in origins(info.annotation):
         found = found.replace("not empty", "at least 1 entry")
-    return Knob(path, type_text(info.annotation), text, found, one_line(info.description), owner_of(cls, name))
-
-
-def owner_of(cls: type[BaseModel], name: str) -> type[BaseModel]:
-    """The class of its bases that declares the field."""
-    declaring = [base for base in cls.__mro__ if name in inspect.get_annotations(base)]
-    return declaring[0] if declaring else cls
+    return Knob(path, type_text(info.annotation), text, found, one_line(field_doc(cls, name)), owner_of(cls, name))
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
@@ -263,6 +258,7 @@ def first_clause(text: str) -> str:
     return re.split(r"[;:] |, (?:so that|each) |\. ", plain)[0].rstrip(".;:")
 
 
+@cache
 def plain_path(asked: str) -> str:
     """`--orchestrator.train.env[0].max-concurrent` -> `orchestrator.train.env.max_concurrent`."""
     text = re.sub(r"\[\w*\]", "", asked.strip().removeprefix("--").removeprefix("no-")).replace("-", "_")
@@ -273,10 +269,13 @@ def find(root: Table, asked: str) -> Knob | Table | None:
     """By dotted path, with or without brackets, numbers, dashes and the names of sections that are the user's."""
     wanted = plain_path(asked)
     known: list[Knob | Table] = [*(table for table in root.all_tables() if table.path), *root.all_knobs()]
-    for name in ("", r"\.\w+"):  # left out, or given
-        for one in known:
-            if re.fullmatch(re.escape(plain_path(one.path)).replace(re.escape(ANY_NAME), name), wanted):
-                return one
+    paths = [plain_path(one.path) for one in known]
+    for path, one in zip(paths, known, strict=True):
+        if path.replace(ANY_NAME, "") == wanted:
+            return one
+    for path, one in zip(paths, known, strict=True):
+        if ANY_NAME in path and re.fullmatch(re.escape(path).replace(re.escape(ANY_NAME), r"\.\w+"), wanted):
+            return one
     return None
 
 

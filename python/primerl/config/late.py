@@ -19,8 +19,6 @@ from pydantic import BaseModel
 from primerl.config.command_line import place_of
 from primerl.config.environment import validation_label
 from primerl.config.fields import plain_path, table_of
-from primerl.config.hosted import HostedConfig
-from primerl.config.hosted.compile import written_at
 from primerl.config.lines import Location
 from primerl.config.load import ConfigError, Written, dotted
 
@@ -43,7 +41,7 @@ class Source:
 
     def __init__(self, config: BaseModel, arguments: list[str], *, short: bool = False) -> None:
         self._written = Written(arguments)
-        self._short = paths_of(HostedConfig) if short else None
+        self._short = _short_paths() if short else None
         self._full = paths_of(type(config))
         self._environments = dict(environment_places(config))
 
@@ -101,6 +99,8 @@ class Source:
         """In the form that the user writes; as it is where that has no such key."""
         if self._short is None:
             return location
+        from primerl.config.hosted.compile import written_at
+
         found = written_at(location, self._written.at)
         plain = [part for part in found if isinstance(part, str)]
         # Settings of an environment are any keys.
@@ -133,6 +133,12 @@ class Source:
         told = KEY.sub(own, text)
         note = f" ({', '.join(foreign)}: of the full form, see docs/hosted.md)" if foreign else ""
         return f"{beginning}{told}{end}{note}"
+
+
+def _short_paths() -> frozenset[str]:
+    from primerl.config.hosted import HostedConfig
+
+    return paths_of(HostedConfig)
 
 
 def paths_of(cls: type[BaseModel]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from primerl.config import asked, lines, mistakes
 from primerl.config.command_line import place_of, split
-from primerl.config.complaint import fail
+from primerl.config.complaint import ConfigError, fail
 from primerl.config.lines import Location
 
 __all__ = ["ConfigError", "describe", "dotted", "fail", "load"]
@@ -19,10 +19,6 @@ __all__ = ["ConfigError", "describe", "dotted", "fail", "load"]
 C = TypeVar("C", bound=BaseModel)
 # A key that words begin with.
 LEADING = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w[\w-]*)*")
-
-
-class ConfigError(Exception):
-    """The user's input cannot be used: the message names the field or file and the mend. Exit code 2."""
 
 
 def load(cls: type[C], arguments: list[str], *, program: str) -> C:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
+from primerl.config import asked
 from primerl.config.command_line import place_of, split
-from primerl.config.hosted import HostedConfig, compile_hosted
-from primerl.config.hosted.compile import written_at
 from primerl.config.lines import Location
 from primerl.config.load import ConfigError, Written, describe, dotted, load, read_sources
 from primerl.config.rl import RLConfig
 
-# Keys of one form only. `model` is in both: a name or folder in the short one, a table in the full one.
-SHORT_KEYS = set(HostedConfig.model_fields) - set(RLConfig.model_fields)
-FULL_KEYS = set(RLConfig.model_fields) - set(HostedConfig.model_fields)
+
+@cache
+def keys_of_one_form() -> tuple[frozenset[str], frozenset[str]]:
+    """Keys of the short form only, and of the full one only. `model` is in both: a name or folder in the short one, a
+    table in the full one."""
+    from primerl.config.hosted import HostedConfig
+
+    short, full = frozenset(HostedConfig.model_fields), frozenset(RLConfig.model_fields)
+    return short - full, full - short
 
 
 def load_run(arguments: list[str], program: str) -> RLConfig:
@@ -25,6 +31,9 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
     """
     if not is_short(arguments):
         return load(RLConfig, arguments, program=program)
+    from primerl.config.hosted import HostedConfig, compile_hosted
+    from primerl.config.hosted.compile import written_at
+
     short = load(HostedConfig, arguments, program=program)
     try:
         config: RLConfig = RLConfig.model_validate(compile_hosted(short))
@@ -71,16 +80,16 @@ def _keys(arguments: list[str]) -> list[tuple[Location, Any]]:
     for tree, place in read_sources(arguments):
         found += [((place[0],), {})] if place else [((key,), value) for key, value in tree.items()]
     _, flags = split(arguments)
-    places = [place_of(flag) for flag in flags if flag.startswith("--")]
+    places = [place_of(flag) for flag in flags if flag.startswith("--") and not asked.for_help([flag])]
     return found + [(place[:1], {} if place[1:] else "") for place in places]
 
 
 def _is_short_key(place: Location, value: Any) -> bool:
-    return place[0] in SHORT_KEYS or (place == ("model",) and isinstance(value, str))
+    return place[0] in keys_of_one_form()[0] or (place == ("model",) and isinstance(value, str))
 
 
 def _is_full_key(place: Location, value: Any) -> bool:
-    return place[0] in FULL_KEYS or (place == ("model",) and isinstance(value, dict))
+    return place[0] in keys_of_one_form()[1] or (place == ("model",) and isinstance(value, dict))
 
 
 def _placed(message: str, arguments: list[str]) -> str:

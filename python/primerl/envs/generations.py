@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Literal, cast
 
-from primerl.envs import versions
+from primerl.envs import deferred, versions
 from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
 
 Name = Literal["v1", "classic"]
@@ -54,7 +54,8 @@ def installed() -> Name:
 
 def prepared(name: Name) -> Generation:
     """The adapter of the installed generation; verifiers is imported."""
-    generation = cast(Generation, import_module(MODULES[name]))
+    with deferred.unused_libraries():
+        generation = cast(Generation, import_module(MODULES[name]))
     generation.prepare()
     return generation
 

@@ -15,13 +15,11 @@ from primerl.envs.tailnet import TailnetConfig
 from primerl.exposition import check_port
 from primerl.log_levels import LEVELS
 
-# An env worker that has imported verifiers and does nothing has taken half of it.
-LEAST_MEMORY_MB = 1024
 RANGES: typed.Ranges = {
     "seed": (0, typed.MOST_LARGE_COUNT),
     "held_out": (0, typed.MOST_COUNT),
     "max_concurrent": (1, typed.MOST_COUNT),
-    "memory_mb": (LEAST_MEMORY_MB, typed.MOST_COUNT),
+    "memory_mb": (typed.LEAST_MEMORY_MB, typed.MOST_COUNT),
     "cpus": (1, typed.MOST_COUNT),
     "first_cpu": (0, typed.MOST_COUNT),
     "unreachable_s": (0, typed.LONGEST_S),

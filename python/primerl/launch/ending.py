@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primerl._core import PrimerlError, inspect_run
-from primerl.config.trainer import Checkpoints
 from primerl.train.files import last_line
 from primerl.train.step_folders import saved_steps
+
+if TYPE_CHECKING:
+    from primerl.config.trainer import Checkpoints
 
 
 def trained_steps(folder: Path) -> int:

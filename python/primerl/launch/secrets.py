@@ -15,17 +15,19 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from primerl.config import resolve
-from primerl.config.environment import Environment, EnvWorkerConfig
-from primerl.config.load import ConfigError
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
+from primerl.config.complaint import ConfigError
 from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.redaction import note
 from primerl.runs import secrets as stored
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
+
+if TYPE_CHECKING:
+    from primerl.config.environment import Environment
+    from primerl.config.resolve import ProcessConfig
+    from primerl.config.rl import RLConfig
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Of the run's own variables, such as its key.
@@ -80,6 +82,8 @@ def names_of_variables(variables: Variables) -> dict[str, list[str]]:
 
 def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
+    from primerl.config.environment import EnvWorkerConfig
+
     if not isinstance(process.config, EnvWorkerConfig):
         return process
     return replace(process, variables=variables[process.config.environment])
@@ -132,7 +136,7 @@ def read_file(file: str) -> dict[str, str]:
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
 
-    path = Path(resolve.absolute(file))
+    path = Path(os.path.abspath(os.path.expanduser(file)))
     try:
         with path.open(encoding="utf-8") as stream:
             statements = list(parse_stream(stream))

@@ -1,0 +1,65 @@
+"""What the commands import that a user waits for: each package here is one that the command uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COUNT = """
+import contextlib, io, json, sys
+before = set(sys.modules)
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    {code}
+new = set(sys.modules) - before
+packages = {{name.partition(".")[0] for name in new}} - sys.stdlib_module_names - {{"primerl"}}
+own = [name for name in new if name in ("primerl._core", "primerl.launch.run")]
+print(json.dumps(sorted([*(name for name in packages if not name.startswith("_")), *own])))
+"""
+COMMAND = "from primerl.cli import main; main({arguments!r})"
+PYDANTIC = ["annotated_types", "pydantic", "pydantic_config", "pydantic_core", "typing_extensions", "typing_inspection"]
+# Digests of adapters.
+CONFIG = [*PYDANTIC, "xxhash"]
+
+
+def imported(code: str, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT.format(code=code)],
+        env={**os.environ, "PRIMERL_STATE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def test_importing_the_package_imports_nothing_else(tmp_path: Path) -> None:
+    assert imported("import primerl", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "allowed"),
+    [
+        ("--help", []),
+        ("run --help", []),
+        ("run list", []),
+        ("run logs --help", []),
+        ("top --help", []),
+        ("trace --help", []),
+        ("report --help", []),
+        ("config --help", []),
+        ("rl --help", CONFIG),
+        ("rl --help trainer.optim", CONFIG),
+        ("sft --help", CONFIG),
+        ("eval --help", CONFIG),
+        ("config explain trainer.optim.lr", CONFIG),
+    ],
+)
+def test_a_command_imports_only_what_it_uses(command: str, allowed: list[str], tmp_path: Path) -> None:
+    assert set(imported(COMMAND.format(arguments=command.split()), tmp_path)) <= set(allowed)
