@@ -158,6 +158,7 @@ class Server:
     def is_read(self, name: str, wanted: dict[str, str]) -> bool:
         if (
             name in IRRELEVANT
+            or (name in DEFAULTS and name not in wanted)
             or name.startswith(NOT_AT_START)
             or child.can_set(name, wanted.get(name), self.variables.get(name))
         ):
