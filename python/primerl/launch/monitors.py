@@ -24,6 +24,7 @@ from primerl.config.monitors import WANDB, MonitorConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
+from primerl.extras import install_command
 from primerl.launch import secrets
 from primerl.launch.processes import Process, Processes
 from primerl.launch.starting import BAD_INPUT, start
@@ -69,7 +70,7 @@ def check(config: RLConfig | SFTConfig) -> None:
 
 def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if importlib.util.find_spec("wandb") is None:
-        return "wandb: the package is not installed; pip install 'primerl[wandb]', or leave wandb out (--no-wandb)"
+        return f"wandb: the package is not installed; {install_command('wandb')}, or leave wandb out (--no-wandb)"
     try:
         key = _wandb_key(config)
     except ValueError as error:
@@ -121,7 +122,7 @@ def _prime_problem(*, has_samples: bool) -> str | None:
     if has_samples and importlib.util.find_spec("pyarrow") is None:
         return (
             "orchestrator.prime_monitor: samples are sent as Parquet, and pyarrow is not installed; "
-            "pip install 'primerl[prime]', or --no-orchestrator.prime-monitor.log-extras.samples"
+            f"{install_command('prime')}, or --no-orchestrator.prime-monitor.log-extras.samples"
         )
     return None
 
