@@ -87,12 +87,14 @@ test-vllm: build .make/vllm ## run the tests that need vLLM
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
 # The same profile and flags as .make/extension, so that cargo compiles nothing again.
+DIST := dist
 .PHONY: wheel
 wheel: .make/extension ## dist/: an abi3 wheel and an sdist
-	@rm -f dist/primerl-*.whl dist/primerl-*.tar.gz
-	$(BIN)/maturin build --release --locked --quiet --out dist
-	$(BIN)/maturin sdist --quiet --out dist
-	@ls -l dist/primerl-*
+	@rm -f $(DIST)/primerl-*.whl $(DIST)/primerl-*.tar.gz
+	@echo "== building the wheel and the sdist"
+	$(BIN)/maturin build --release --locked --quiet --out $(DIST)
+	$(BIN)/maturin sdist --out $(DIST)
+	@ls -l $(DIST)/primerl-*
 
 bench: build ## run the measurements under benches/
 	@missed=""; cargo bench --locked --workspace --no-fail-fast --bench "*" || missed=" cargo bench"; \

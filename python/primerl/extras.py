@@ -39,8 +39,7 @@ class MissingExtraError(ModuleNotFoundError):
     def __init__(self, module: str, wanted_by: str) -> None:
         extra = EXTRAS[module]
         super().__init__(
-            f"{wanted_by} needs {module}, which is not installed; it comes with the extra `{extra}` of primerl: "
-            f"{install_command(extra, module)}",
+            f"{wanted_by} needs {module}, which is not installed; it comes with {described(extra, module)}",
             name=module,
         )
 
@@ -69,13 +68,18 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def described(extra: str, module: str | None = None) -> str:
+    """For a message: the extra by its name, with the command that installs it."""
+    return f"the extra `{extra}` of primerl: {install_command(extra, module)}"
+
+
 def install_command(extra: str, module: str | None = None) -> str:
     """For this interpreter: from where primerl was installed, else the extra's requirements by themselves.
 
     primerl is on no package index, and the name there is not ours.
 
     Args:
-        module: What to install where primerl runs without having been installed.
+        module: The requirement to install where primerl runs without having been installed.
     """
     python = shlex.quote(sys.executable)
     pip = f"{python} -m pip install" if is_installed("pip") else f"uv pip install --python {python}"

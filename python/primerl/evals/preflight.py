@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from primerl._core import PrimerlError, inspect_run
 from primerl import extras
+from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
