@@ -179,6 +179,22 @@ def base(repository: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory
     return install(repository, tmp_path_factory.mktemp("base"), os.fspath(wheel))
 
 
+HELP = """
+from primerl.cli import COMMANDS, main
+for name in COMMANDS:
+    try:
+        code = main([name, "--help"])
+    except SystemExit as end:
+        code = end.code
+    assert not code, name
+"""
+
+
+def test_every_command_has_its_help_in_the_base(base: Installed) -> None:
+    said = base.evaluate(HELP)
+    assert "primerl sft" in said
+
+
 def test_the_base_is_small_and_has_neither_torch_nor_transformers(base: Installed) -> None:
     assert "env-worker" in base.call("--help")
     assert base.evaluate("import primerl; print(primerl.__version__, primerl.__file__)").startswith("0.")
