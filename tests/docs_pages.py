@@ -144,7 +144,7 @@ class Page:
 
 def pages(repository: Path) -> list[Page]:
     files = [
-        repository / "README.md",
+        *(repository / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
         *sorted((repository / "docs").rglob("*.md")),
         *sorted((repository / "examples").rglob("README.md")),
     ]

@@ -302,7 +302,10 @@ def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) ->
     interpreters.provided(preflight.entries(run), 600, lambda _: None)
     (found,), _ = problems(run, tmp_path)
     python = virtualenvs.folder_of(requirements) / "bin" / "python"
-    assert f"verifiers is not installed for {python}; install verifiers>=0.4,<0.5 there, or" in found
+    assert (
+        f"verifiers is not installed for {python}; install verifiers>=0.4,<0.5 there (the extra `envs` of primerl: "
+        in found
+    )
     assert found.startswith("environment 'classic-trial'")
 
 

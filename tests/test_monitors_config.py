@@ -100,7 +100,7 @@ def test_keys_are_looked_for_before_the_start(tmp_path: Path, monkeypatch: pytes
     launched.check(rl("--orchestrator.prime-monitor"))
     config = rl("--wandb")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"primerl\[wandb\]"):
+    with pytest.raises(ConfigError, match=r"install the extra `wandb` of primerl: .*\[wandb\]"):
         launched.check(config)
 
 

@@ -24,7 +24,9 @@ def pinned(repository: Path) -> set[str]:
 def test_every_dependency_is_pinned_with_a_hash(repository: Path, project: dict[str, object]) -> None:
     extras = project["optional-dependencies"]
     assert isinstance(extras, dict)
-    wanted = [*project["dependencies"], *(each for extra in extras.values() for each in extra)]  # type: ignore[misc]
+    # vLLM pins other versions of torch and transformers.
+    pinned_extras = [extra for name, extra in extras.items() if name != "vllm"]
+    wanted = [*project["dependencies"], *(each for extra in pinned_extras for each in extra)]  # type: ignore[misc]
     names = {re.split(r"[\[<>=;! ]", requirement, maxsplit=1)[0] for requirement in wanted}
     assert names <= pinned(repository)
     text = (repository / "constraints.txt").read_text()
@@ -77,6 +79,8 @@ def test_core_knows_no_runtime_and_no_python(repository: Path) -> None:
 
 
 def test_documents_name_files_that_exist(repository: Path) -> None:
-    readme = (repository / "README.md").read_text()
-    for path in re.findall(r"(?:examples|docs|benches|rust|python)/[\w./-]*\w", readme):
-        assert (repository / path).exists(), path
+    for document in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        text = (repository / document).read_text()
+        for path in re.findall(r"\b(?:examples|docs|benches|rust|python|tests)/[\w./-]*\w", text):
+            # Also one that a folder named before it holds.
+            assert (repository / path).exists() or list(repository.glob(f"rust/*/{path}")), f"{document}: {path}"

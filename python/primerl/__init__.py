@@ -33,7 +33,12 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
+    try:
+        value = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        from primerl.extras import explained
+
+        raise explained(error, f"primerl.{name}") from error
     globals()[name] = value
     return value
 

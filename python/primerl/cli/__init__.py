@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         exec("")
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        return lacks_extra(error, arguments)
     except BrokenPipeError:
         # The reader of a pipe has left (`primerl report ... | head`).
         discard_output()
@@ -88,6 +90,17 @@ def command(arguments: list[str]) -> int:
         return unknown(name)
     module, function = COMMANDS[name][0].split(":")
     return int(getattr(import_module(module), function)(rest))
+
+
+def lacks_extra(error: ModuleNotFoundError, arguments: list[str]) -> int:
+    """Reports the extra that brings a missing module; any other missing module is a fault, and raised again."""
+    from primerl.extras import MissingExtraError, explained
+
+    found = explained(error, f"`primerl {arguments[0]}`")
+    if not isinstance(found, MissingExtraError):
+        raise error
+    print(f"error: {found}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def discard_output() -> None:

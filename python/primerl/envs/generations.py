@@ -20,6 +20,7 @@ from typing import Literal, cast
 
 from primerl.envs import deferred, versions
 from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
+from primerl.extras import described
 
 Name = Literal["v1", "classic"]
 REQUIREMENTS: dict[Name, str] = {"v1": "verifiers>=0.4,<0.5", "classic": "verifiers>=0.1.14,<0.4"}
@@ -39,8 +40,8 @@ def installed() -> Name:
         version = importlib.metadata.version("verifiers")
     except importlib.metadata.PackageNotFoundError:
         raise EnvironmentRefusedError(
-            f"verifiers is not installed for {sys.executable}; install {REQUIREMENTS['v1']} there, or "
-            f"{REQUIREMENTS['classic']} for classic environments"
+            f"verifiers is not installed for {sys.executable}; install {REQUIREMENTS['v1']} there "
+            f"({described('envs', REQUIREMENTS['v1'])}), or {REQUIREMENTS['classic']} for classic environments"
         ) from None
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3])
     for name, (oldest, first_too_new) in BOUNDS.items():

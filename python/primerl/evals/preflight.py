@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from primerl import extras
 from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
@@ -174,6 +175,7 @@ def _check_model(config: EvalConfig) -> None:
         if resolve.engine_backend(config) == "vllm":
             installation.check_model(folder, installation.find(config.inference.python).device)
         else:
+            extras.require("`primerl eval` of a checkpoint", "torch", "transformers")
             Shape.read(folder)
     except installation.UnusableError as error:
         raise ConfigError(str(error)) from None

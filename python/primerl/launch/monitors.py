@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from primerl import extras
 from primerl.config import monitored, resolve
 from primerl.config.load import ConfigError
 from primerl.config.monitors import WANDB, MonitorConfig
@@ -69,7 +70,9 @@ def check(config: RLConfig | SFTConfig) -> None:
 
 def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if importlib.util.find_spec("wandb") is None:
-        return "wandb: the package is not installed; pip install 'primerl[wandb]', or leave wandb out (--no-wandb)"
+        return (
+            f"wandb: the package is not installed; leave wandb out (--no-wandb), or install {extras.described('wandb')}"
+        )
     try:
         key = _wandb_key(config)
     except ValueError as error:
@@ -121,7 +124,7 @@ def _prime_problem(*, has_samples: bool) -> str | None:
     if has_samples and importlib.util.find_spec("pyarrow") is None:
         return (
             "orchestrator.prime_monitor: samples are sent as Parquet, and pyarrow is not installed; "
-            "pip install 'primerl[prime]', or --no-orchestrator.prime-monitor.log-extras.samples"
+            f"--no-orchestrator.prime-monitor.log-extras.samples, or install {extras.described('prime')}"
         )
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from primerl import extras
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors, preflight
@@ -26,6 +27,7 @@ READ_AT_ONCE = 64 * 2**20
 
 def check(config: SFTConfig, values: dict[str, Any]) -> None:
     """`values`: the settings as the trainer is given them. Raises `primerl.config.load.ConfigError`."""
+    extras.require("`primerl sft`", "torch", "transformers")
     try:
         settings = Settings.from_dict(values)
     except SettingError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from primerl import extras
 from primerl.config import begun, late, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -82,6 +83,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts.
     """
     console = console or Console()
+    extras.require("`primerl rl`", "torch", "transformers")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     config = hub.with_model(config)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from primerl.extras import described
 from primerl.launch import summary
 from primerl.launch.incomplete import mark
 from primerl.runs.standing import INTERRUPTED
@@ -241,7 +242,8 @@ def show(folder: Path) -> None:
         return
     absent = [name for name in ("plotext", "matplotlib") if importlib.util.find_spec(name) is None]
     if absent:
-        console.print(f"no reward curve: {' and '.join(absent)} missing; install primerl with [report]", markup=False)
+        missing = f"no reward curve: {' and '.join(absent)} missing; install {described('report')}"
+        console.print(missing, markup=False, soft_wrap=True)
         return
     print(curve(steps, reward, width=min(100, console.width)))
     console.print(f"reward curve: {picture(folder / 'reward.png', steps, reward)}", markup=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from primerl.extras import described
 from primerl.train.config import ConfigError
 from primerl.train.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation, without_none
 from primerl.train.sft_config import RowsConfig, SubsetConfig
@@ -107,7 +108,7 @@ class Source:
         except ImportError as error:
             raise DataError(
                 f"{self.key}: {self.config.path} is read by the package `datasets`, which is not installed; "
-                "`pip install 'primerl[data]'`, or give a .jsonl file"
+                f"give a .jsonl file, or install {described('data')}"
             ) from error
         try:
             table = load(datasets, self.config.path, self.config.name, self.config.split, self.key)

