@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -153,9 +151,7 @@ class ForkedPopen(subprocess.Popen[Any]):
     def send_signal(self, sig: int) -> None:
         with self._messages:
             if self._begun_pid is None and self.returncode is None and self._forked is not None:
-                # Nobody is to see it begin. What waits for it in another thread is woken, and finds that it has ended.
-                with contextlib.suppress(OSError):
-                    self._forked.connection.shutdown(socket.SHUT_RDWR)
+                self._forked.abandon()
                 self.returncode = -signal.SIGKILL
                 self._begun(None)
                 return
@@ -184,6 +180,8 @@ class ForkedPopen(subprocess.Popen[Any]):
 
 
 def _readable(forked: Forked, timeout_s: float | None) -> bool:
+    if forked.connection.fileno() < 0:  # abandoned in another thread
+        return True
     poller = select.poll()
     poller.register(forked.connection, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)))

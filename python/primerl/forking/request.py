@@ -20,6 +20,7 @@ killed takes nothing with it: the processes hold the other end of their connecti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -100,6 +101,12 @@ class Forked:
             self.refusal = f"it ended before it had begun (status {message['status']})"
         else:
             self.code, self.cpu_s = os.waitstatus_to_exitcode(message["status"]), message["cpu_s"]
+
+    def abandon(self) -> None:
+        """The process is not to begin. Wakes who waits for it in another thread."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def _ask(self) -> None:
         lifeline, self._lifeline = os.pipe()
