@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import forks
 import pytest
 from primerl.config import resolve
 from primerl.config.rl import RLConfig
+from primerl.forking import servers
+from primerl.forking.popen import ForkedPopen
+from primerl.forking.preload import ENVIRONMENTS
 from primerl.launch import checker, preflight
 from primerl.launch.preflight_environments import Wanted
 from test_config import tree
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 
-def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
-    with checker.environments_ahead():
+
+@pytest.mark.parametrize("setting", [forks.plain, forks.own_servers])
+def test_the_process_started_ahead_is_the_one_that_is_asked_once(setting: Any) -> None:
+    with setting(), checker.environments_ahead():
         with checker.environments() as ahead:
             request = json.dumps([["reverse-text", {}, {}, "train", 8], ["no-such-environment", {}, {}, "eval", 1]])
             done = checker.ended(ahead, 120, request)
@@ -36,17 +45,31 @@ def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
 
 
 def test_nothing_is_left_of_it_where_the_config_is_refused() -> None:
-    with checker.environments_ahead():
+    with forks.plain(), checker.environments_ahead():
         process = checker._ahead[0]
         assert process.poll() is None
     assert process.returncode is not None
     assert checker._ahead == []
 
 
+@linux
+def test_nothing_is_left_of_a_fork_server_where_the_config_is_refused() -> None:
+    with forks.own_servers(), checker.environments_ahead():
+        assert servers._current is not None
+        server, folder = servers._current.processes[ENVIRONMENTS], servers._current.folder
+        assert checker._ahead == []
+        with checker.environments() as process:  # which waits for the import until it is ended
+            assert isinstance(process, ForkedPopen)
+        assert process.returncode == -signal.SIGKILL
+        assert server.poll() is None
+    assert server.returncode is not None
+    assert not folder.exists()
+
+
 def test_who_does_not_end_in_time_is_told_apart() -> None:
     with checker.running("this") as process:  # prints, and ends
         assert checker.ended(process, 60) is not None
-    with checker.environments() as process:
+    with forks.plain(), checker.environments() as process:  # which has to import first
         assert checker.ended(process, 0.01) is None
     assert process.returncode is not None
 
