@@ -17,6 +17,8 @@ from primerl.launch import checker, preflight
 from primerl.launch.preflight_environments import Wanted
 from test_config import tree
 
+pytestmark = pytest.mark.processes
+
 
 def test_the_process_started_ahead_is_the_one_that_is_asked_once() -> None:
     with checker.environments_ahead():

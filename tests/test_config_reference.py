@@ -194,6 +194,7 @@ def test_help_of_a_section_and_of_none(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean trainer.optim" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["rl", "--help"], ["config", "explain", "trainer.optim.lr"]])
 def test_help_and_explain_import_nothing_heavy(arguments: list[str]) -> None:
     code = f"""
