@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,32 @@ FILES = 8
 LINES = 40
 # Of a longer file only the end is read.
 BYTES = 64 * 1024
+# Of a run or a server that a fixture starts.
+ATTRIBUTES = ("output", "output_dir", "folder", "log")
+FOLDERS = pytest.StashKey[set[Path]]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        report.sections += [(f"the end of {file}", tail(file)) for file in newest(set(folders(item)))]
+        report.sections += [(f"the end of {file}", tail(file)) for file in newest(folders(item))]
     return report
 
 
-def folders(item: pytest.Item) -> Iterator[Path]:
-    """Folders among the values of a test's fixtures, and those of a run or a server among them."""
-    for value in getattr(item, "funcargs", {}).values():
-        for candidate in (value, *(getattr(value, name, None) for name in ("output", "folder", "output_dir", "log"))):
-            if isinstance(candidate, Path) and not is_repository(candidate):
-                yield candidate if candidate.is_dir() else candidate.parent
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> Generator[None, object, object]:
+    """Keeps the folders that fixtures make, with the test, the module or the session that they are for."""
+    value = yield
+    found = request.node.stash.setdefault(FOLDERS, set())
+    for candidate in (value, *(getattr(value, name, None) for name in ATTRIBUTES)):
+        if isinstance(candidate, Path) and not is_repository(candidate):
+            found.add(candidate if candidate.is_dir() else candidate.parent)
+    return value
+
+
+def folders(item: pytest.Item) -> set[Path]:
+    return {folder for node in item.listchain() for folder in node.stash.get(FOLDERS, ())}
 
 
 def is_repository(path: Path) -> bool:

@@ -20,7 +20,7 @@ markers =
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    monkeypatch.syspathinsert(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     pytester.makefile(".ini", pytest=MARKS)
     return pytester
 
