@@ -3,11 +3,13 @@
 # One run at a time has it, by a lock that ends with the shell: cargo's own lock ends with the build, but programs that
 # tests start lie in the same folder. A run that finds it taken, or cannot make it, builds in the checkout.
 
-cache=${PRIMERL_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/primerl-ci}
+cache=${PRIMERL_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}/primerl-ci}
 cache_limit_mb=15000
 
 take_cache() {
-    command -v flock >/dev/null && mkdir -p "$cache/target" 2>/dev/null && : 2>/dev/null >>"$cache/lock" || return 1
+    [ "$cache" != /primerl-ci ] && command -v flock >/dev/null || return 1
+    # touch, since a redirection that fails ends the shell.
+    mkdir -p "$cache/target" 2>/dev/null && touch "$cache/lock" "$cache/target/.writable" 2>/dev/null || return 1
     exec 9>>"$cache/lock"
     flock --nonblock 9
 }
