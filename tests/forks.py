@@ -42,6 +42,8 @@ class Started(subprocess.Popen[Any]):
         address = _shared.address(kind)
         if address is None or unlike_a_fork(options):
             return super().__new__(cls)
+        # As `Popen` has it: tests that are to start nothing are held to it.
+        sys.audit("subprocess.Popen", args[0], args, None, None)
         return ForkedPopen(args, address=address, **options)
 
 

@@ -72,6 +72,7 @@ def test_what_importing_alone_can_tell_is_left_to_it(path: str) -> None:
     assert missing(path) is None
 
 
+@pytest.mark.processes
 def test_what_is_found_is_what_would_be_imported() -> None:
     assert missing("json:dumps") is None
     assert find_by_path("json:dumps") is not None

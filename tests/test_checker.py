@@ -23,6 +23,7 @@ from primerl.launch import checker, preflight
 from primerl.launch.preflight_environments import Wanted
 from test_config import tree
 
+pytestmark = pytest.mark.processes
 linux = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 
 

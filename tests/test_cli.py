@@ -20,6 +20,8 @@ from primerl.launch.guard import MARK, marked
 from primerl.launch.preflight import check_output_dir
 from primerl.runs import report
 
+pytestmark = pytest.mark.processes
+
 RL = "examples/reverse-text/rl-ci.toml"
 
 

@@ -486,6 +486,7 @@ def tables(cls: type[BaseModel], path: tuple[str | int, ...] = ()) -> dict[tuple
     return found
 
 
+@pytest.mark.processes
 def test_native_orchestrator_reads_the_same_keys(tmp_path: Path) -> None:
     """Its own refusal of an unknown key lists what it knows, table by table."""
     config = RLConfig.model_validate(tree(output_dir=str(tmp_path / "run")))

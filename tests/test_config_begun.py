@@ -16,6 +16,8 @@ from primerl.config.run_forms import is_short, load_run
 from primerl.launch import preflight
 from primerl.models.tiny import write_model
 
+pytestmark = pytest.mark.processes
+
 FULL = """\
 output_dir = "{folder}/run"
 max_steps = 2

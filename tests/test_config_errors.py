@@ -391,6 +391,7 @@ def test_nothing_shows_the_key_of_a_tailnet(monkeypatch: pytest.MonkeyPatch) -> 
     assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("form", [SHORT, FULL])
 def test_a_config_error_imports_nothing_heavy_and_exits_2(form: str) -> None:
     Path("run.toml").write_text(form + "\n[no_such]\n")
@@ -405,6 +406,7 @@ def test_a_config_error_imports_nothing_heavy_and_exits_2(form: str) -> None:
     assert "no_such (in run.toml, line" in done.stderr
 
 
+@pytest.mark.processes
 def test_a_broken_file_is_told_by_its_place_and_not_by_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (
         ("a.yaml", "wandb:\n  api_key: 'sk-secret-123\nmax_steps: 1\n"),

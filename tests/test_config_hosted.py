@@ -437,6 +437,7 @@ def test_the_key_of_a_tailnet_is_kept_and_never_dumped() -> None:
     assert "SECRET" not in repr(config) + run_file.to_toml(config)
 
 
+@pytest.mark.processes
 def test_a_worker_gets_no_more_memory_than_it_may(tmp_path: Path) -> None:
     """A real process: what it allocates, and what a process that it starts does."""
     config = compiled(infrastructure={"compute_size": "S"}, output_dir=str(tmp_path))

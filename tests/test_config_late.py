@@ -258,6 +258,7 @@ taskset.split = 4
 # fmt: on
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("form", "more", "messages"), ENVIRONMENTS)
 def test_what_environments_refuse_is_told_by_its_place(form: str, more: str, messages: list[str], model: Path) -> None:
     Path("run.toml").write_text(form.replace("MODEL", str(model)) + more)
@@ -315,6 +316,7 @@ def test_an_evaluation_is_told_by_its_place(model: Path) -> None:
     assert of_flags.told("environment 'reverse-text' has no examples").startswith("env[0].id (on the command line): ")
 
 
+@pytest.mark.processes
 def test_the_commands_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
     Path("eval.toml").write_text('model = "gone"\n\n[[env]]\nid = "reverse-text"\n')
     Path("sft.toml").write_text('output_dir = "out"\nmax_steps = 1\n[model.tiny]\n[data]\npath = "gone.jsonl"\n')

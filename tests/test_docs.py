@@ -222,12 +222,14 @@ def supposed(folder: Path, state: Path, small: Path, page: Page, finished: Calla
             shutil.copytree(finished().parent / "state", state)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(900)  # most of the time is imports, which take long beside other work
 @pytest.mark.parametrize("page", **of([page for page in PAGES if any(page.shell())]))
 def test_the_commands_of_a_page_work(page: Page, reader: Callable[[Page], Reader]) -> None:
     reader(page).follow(page)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -369,6 +371,7 @@ def test_every_page_is_in_the_index() -> None:
     assert not missing, f"docs/README.md does not list {', '.join(missing)}"
 
 
+@pytest.mark.processes
 def test_metrics_that_the_recipe_names_are_recorded(finished: Path) -> None:
     recipe = (REPOSITORY / "docs/recipes/not-learning.md").read_text()
     cells = re.findall(r"^\| (`[^|]*)\|", recipe, re.MULTILINE)

@@ -34,6 +34,8 @@ from engine_helpers import (
     write_checkpoint,
 )
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="session", params=[*KINDS, VLLM])
 def shared_engine(

@@ -61,6 +61,7 @@ def orchestrator() -> Iterator[Orchestrator]:
     double.server.server_close()
 
 
+@pytest.mark.processes
 def test_joins_once_it_can_generate(model: Path, tmp_path: Path, orchestrator: Orchestrator) -> None:
     command = torch_command(model, tmp_path, f'join = "{orchestrator.url}"')
     with running("torch", command, model, tmp_path / "log") as engine:
@@ -70,6 +71,7 @@ def test_joins_once_it_can_generate(model: Path, tmp_path: Path, orchestrator: O
     assert engine.process.returncode == 0
 
 
+@pytest.mark.processes
 def test_interrupt_while_joining(model: Path, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -79,6 +81,7 @@ def test_interrupt_while_joining(model: Path, tmp_path: Path) -> None:
             assert engine.process.wait(20) == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -101,6 +104,7 @@ def test_bad_settings_end_with_code_2(model: Path, tmp_path: Path, settings: str
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.processes
 def test_missing_model_and_port_in_use_end_with_code_2(model: Path, tmp_path: Path) -> None:
     result = subprocess.run(torch_command(tmp_path / "none", tmp_path), capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
@@ -147,6 +151,7 @@ def test_engine_in_this_process(engine: _core.InferenceEngine) -> None:
         httpx.get(f"{engine.url}/health")
 
 
+@pytest.mark.processes
 def test_a_forked_child_is_told(engine: _core.InferenceEngine) -> None:
     read, write = os.pipe()
     child = os.fork()
@@ -204,6 +209,7 @@ def test_bad_engine_settings_are_named(model: Path) -> None:
         _core.InferenceEngine({"max_num_seqs": 8, "max_model_len": 256}, backend, host="127.0.0.1", port=0)
 
 
+@pytest.mark.processes
 def test_interpreter_exit_stops_a_running_engine(model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

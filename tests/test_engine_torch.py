@@ -294,6 +294,7 @@ def versions(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return models
 
 
+@pytest.mark.processes
 def test_greedy_tokens_equal_generate(engine: Engine, versions: dict[str, PreTrainedModel]) -> None:
     model = versions[engine.label()]
     generator = torch.Generator().manual_seed(5)
@@ -329,6 +330,7 @@ def reference(
     return logprobs
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("clear_cache", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_over_updates(
@@ -362,6 +364,7 @@ def test_logprobs_over_updates(
     assert worst <= 1e-4
 
 
+@pytest.mark.processes
 def test_prompt_logprobs_equal_transformers(engine: Engine, versions: dict[str, PreTrainedModel]) -> None:
     answer = engine.post("/inference/v1/generate", request(PROMPT, max_tokens=1, prompt_logprobs=0)).json()
     with torch.no_grad():
@@ -371,6 +374,7 @@ def test_prompt_logprobs_equal_transformers(engine: Engine, versions: dict[str, 
     torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.processes
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks(tmp_path: Path) -> None:
     model = new_model(tmp_path / "model", 0)
     file = tmp_path / "inference.toml"
@@ -389,6 +393,7 @@ def test_a_prompt_longer_than_a_step_is_computed_in_chunks(tmp_path: Path) -> No
         assert abs(entry["logprob"] - float(expected.max())) < 1e-4
 
 
+@pytest.mark.processes
 def test_processed_logprobs(tmp_path: Path) -> None:
     model = new_model(tmp_path / "model", 0)
     hf = AutoModelForCausalLM.from_pretrained(model)

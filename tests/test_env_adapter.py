@@ -211,6 +211,7 @@ def test_a_reward_that_is_no_number_is_an_error() -> None:
     assert outcome["traces"][0]["reward"] == 0.0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -233,6 +234,7 @@ def test_a_failed_model_call_is_an_engine_error(answer: tuple[int, bytes], words
     assert not outcome["traces"][0]["ok"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("failure", [ConnectionError("cannot reach it"), TimeoutError("no answer")])
 def test_a_gateway_that_cannot_be_reached_is_an_engine_error(failure: Exception) -> None:
     def answer(_: dict[str, Any]) -> tuple[int, bytes]:
@@ -293,6 +295,7 @@ def test_hooks_on_replies_go_through_verifiers_own_server_to_the_rollouts_url() 
 
 
 # verifiers' own use of tenacity.
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated")
 def test_tools_are_run_between_turns() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "", "arguments": '{"text": "abc"}'}}
@@ -504,6 +507,7 @@ def test_a_patch_whose_target_is_gone_or_different_is_refused() -> None:
         patches._replace("json", "loads", ["text"], lambda original: original)
 
 
+@pytest.mark.processes
 def test_the_tasksets_of_verifiers_are_imported_where_one_is_named_alone() -> None:
     for environment_id, expected in (
         ("reverse-text", "False reverse_text"),

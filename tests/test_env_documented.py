@@ -42,6 +42,7 @@ def calling(*calls: tuple[str, dict[str, Any]]) -> Gateway:
     return Gateway(answer)
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated")
 def test_functions_of_the_config_are_tools_and_rewards() -> None:
     gateway = calling(("search", {"query": "abc"}), ("search", {"query": "xyz"}), ("shout", {"text": "a"}))
@@ -60,6 +61,7 @@ def test_functions_of_the_config_are_tools_and_rewards() -> None:
     assert trace["reward"] == 0.5
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:The 'initial' parameter is deprecated")
 def test_harness_settings_are_the_seats() -> None:
     gateway = calling(*[("shout", {"text": "a"})] * 9)

@@ -94,6 +94,7 @@ def test_the_reverse_data_file_is_made_of_training_strings(tmp_path: Path, monke
     assert sorted(path.name for path in output.parent.iterdir()) == ["data.jsonl"]
 
 
+@pytest.mark.processes
 def test_generating_data_needs_no_verifiers() -> None:
     import subprocess
 

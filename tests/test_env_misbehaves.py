@@ -21,6 +21,8 @@ from primerl._core import inspect_run
 from test_env_worker import ENVIRONMENTS, START_S, Start, orchestrator, start
 from test_eval import KEY, Endpoint, of_endpoint, serving
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["orchestrator", "start"]  # fixtures
 
 BLOCKED_S = 10.0

@@ -20,6 +20,8 @@ from env_orchestrator import Chat, Orchestrator, completion
 from primerl.envs import check, machine
 from primerl.envs.settings import WorkerConfig
 
+pytestmark = pytest.mark.processes
+
 ENVIRONMENTS = Path(__file__).parent / "environments"
 KINDS = ["plain", "reward_raises", "reward_blocks", "setup_cancels", "never_ends"]
 MAIN = (

@@ -256,6 +256,7 @@ def test_the_table_has_scores_in_order_and_what_failed() -> None:
     assert not results.is_measured({"environments": {"a": summary_of([failed], None)}})
 
 
+@pytest.mark.processes
 def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=2)) as served:
@@ -309,6 +310,7 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
     assert not [path for path in output.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
+@pytest.mark.processes
 def test_an_endpoint_is_measured_over_https_if_its_authority_is_trusted(tmp_path: Path) -> None:
     output, authority = tmp_path / "out", Authority(tmp_path)
     with serving(Endpoint(), authority.server()) as served:
@@ -323,6 +325,7 @@ def test_an_endpoint_is_measured_over_https_if_its_authority_is_trusted(tmp_path
     assert [line["reward"] for line in read_lines(output / results.RESULTS)] == [1.0] * 4
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(900)  # each imports verifiers
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -360,6 +363,7 @@ def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert len(served.asked) == 3
 
 
+@pytest.mark.processes
 def test_a_checkpoint_is_served_and_measured(tmp_path: Path) -> None:
     model, output = tmp_path / "tiny", tmp_path / "out"
     write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)

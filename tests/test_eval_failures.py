@@ -20,6 +20,7 @@ def rewards(output: Path) -> dict[float | None, int]:
     return dict(Counter(found["reward"] for found in read_lines(output / results.RESULTS)))
 
 
+@pytest.mark.processes
 def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(status=500)) as served:
@@ -35,6 +36,7 @@ def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
     assert Counter(line["reward"] for line in read_lines(output / results.RESULTS)) == {1.0: 4}
 
 
+@pytest.mark.processes
 def test_an_endpoint_that_hangs_ends_it_as_one_that_fails(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=1)) as served:
@@ -50,6 +52,7 @@ def test_an_endpoint_that_hangs_ends_it_as_one_that_fails(tmp_path: Path) -> Non
     assert rewards(output) == {1.0: 4}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("status", [402, 404])
 def test_an_endpoint_that_lets_nobody_in_any_more_ends_it(tmp_path: Path, status: int) -> None:
     output = tmp_path / "out"
@@ -67,6 +70,7 @@ def test_an_endpoint_that_lets_nobody_in_any_more_ends_it(tmp_path: Path, status
     assert rewards(output).get(1.0, 0) == 8 - lost.get(None, 0)
 
 
+@pytest.mark.processes
 def test_what_failed_is_measured_again_where_that_is_asked_for_or_all_of_it_did(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(status=400)) as served:
@@ -100,6 +104,7 @@ def test_what_failed_is_measured_again_where_that_is_asked_for_or_all_of_it_did(
     assert "retry_errors" not in (output / "configs" / "eval.toml").read_text()
 
 
+@pytest.mark.processes
 def test_one_that_is_closed_before_all_has_ended_is_incomplete(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=2)) as served:
@@ -121,6 +126,7 @@ def test_one_that_is_closed_before_all_has_ended_is_incomplete(tmp_path: Path) -
     assert rewards(output) == {1.0: 4}
 
 
+@pytest.mark.processes
 def test_one_in_which_nothing_has_ended_is_incomplete(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=0)) as served:
@@ -135,6 +141,7 @@ def test_one_in_which_nothing_has_ended_is_incomplete(tmp_path: Path) -> None:
     assert rewards(output) == {1.0: 4}
 
 
+@pytest.mark.processes
 def test_a_rollout_whose_time_is_up_names_the_endpoint_it_waited_for(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=2)) as served:

@@ -24,7 +24,10 @@ from primerl.forking.servers import Servers, are_wanted
 from primerl.launch.guard import marked
 from primerl.launch.processes import Process, Processes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux"),
+]
 PIPE = subprocess.PIPE
 PARENT = "import os; print(os.getppid())"
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"

@@ -47,6 +47,7 @@ def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert environment.args == {"harness": {"max_turns": 8}}
 
 
+@pytest.mark.processes
 def test_a_dry_run_of_the_example_writes_the_full_form(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

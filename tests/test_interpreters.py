@@ -53,6 +53,7 @@ def answer(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
 
 
+@pytest.mark.processes
 def test_requirements_are_installed_once_and_anew_when_they_change(state: Path, tmp_path: Path) -> None:
     said: list[str] = []
     requirements = [str(wheel(tmp_path / "wheels"))]
@@ -77,6 +78,7 @@ def test_requirements_are_installed_once_and_anew_when_they_change(state: Path, 
     assert not list(folder.parent.glob("*.partial"))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_virtualenvs_that_nobody_needs_are_removed(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,6 +139,7 @@ def test_virtualenvs_that_nobody_needs_are_removed(
     assert [name for name, folder in folders.items() if folder.exists()] == ["recent"]
 
 
+@pytest.mark.processes
 def test_what_a_killed_installer_left_is_no_virtualenv(state: Path, tmp_path: Path) -> None:
     requirements = [str(wheel(tmp_path / "wheels"))]
     partial = virtualenvs.folder_of(requirements).with_suffix(".partial")
@@ -146,6 +149,7 @@ def test_what_a_killed_installer_left_is_no_virtualenv(state: Path, tmp_path: Pa
     assert not partial.exists()
 
 
+@pytest.mark.processes
 def test_an_installation_that_fails_says_the_installers_last_lines(state: Path, tmp_path: Path) -> None:
     with pytest.raises(virtualenvs.InstallError, match=r"(?s)uv, exit code \d.*no-such-package-of-anybody") as failed:
         virtualenvs.install(["no-such-package-of-anybody==1.0"], 120)
@@ -208,6 +212,7 @@ def script(folder: Path, text: str) -> Path:
     return file
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -296,6 +301,7 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
     assert remark.startswith("environment 'measured': 'classic-trial' has no evaluation split of its own")
 
 
+@pytest.mark.processes
 def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) -> None:
     requirements = [str(wheel(tmp_path / "wheels"))]
     run = config({"id": "classic-trial", "python": {"requirements": requirements}})

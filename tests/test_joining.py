@@ -217,6 +217,7 @@ def run_says(**settings: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.processes
 def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join) -> None:
     held = asyncio.Event()
 
@@ -246,6 +247,7 @@ def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join
     assert "stopped by SIGTERM" in log
 
 
+@pytest.mark.processes
 def test_a_worker_that_has_missed_the_end_of_the_run_ends_with_the_others(join: Join) -> None:
     with Double() as orchestrator:
         orchestrator.config = run_says()
@@ -285,6 +287,7 @@ def test_a_worker_that_was_told_to_end_is_not_the_end_of_the_run(monkeypatch: py
     assert not workers._is_over(), "lost later, by which the others are told nothing"
 
 
+@pytest.mark.processes
 def test_what_waiting_does_not_mend_ends_at_once(join: Join, model: Path, tmp_path: Path) -> None:
     """One real orchestrator, and none."""
     with Orchestrator(settings(model, tmp_path / "out")) as orchestrator:

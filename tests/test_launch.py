@@ -92,6 +92,7 @@ def wait_ended(processes: Processes, process: Process) -> None:
     until(lambda: processes.poll(0.1) is not None and process.ended)
 
 
+@pytest.mark.processes
 def test_exit_code_signal_and_output_are_reported(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
         plain = python(processes, "plain", "print('hello'); raise SystemExit(3)", tmp_path)
@@ -117,6 +118,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.processes
 def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path, fork: str | None) -> None:
     log = tmp_path / "log"
     with Processes() as processes:
@@ -138,6 +140,7 @@ def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path
     assert len(lines[3]) == 100_000 + 3 * len("<secret>") + len("plain")
 
 
+@pytest.mark.processes
 @linux
 def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, fork: str | None) -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('value-1')"
@@ -159,6 +162,7 @@ def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, fork: str
     assert marked(processes.mark) == []
 
 
+@pytest.mark.processes
 @linux
 def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
@@ -173,6 +177,7 @@ def test_stop_kills_what_ignores_sigterm_and_what_left_its_group(python: Start, 
         assert marked(processes.mark) == []
 
 
+@pytest.mark.processes
 @linux
 def test_stop_of_one_leaves_the_others(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
@@ -185,6 +190,7 @@ def test_stop_of_one_leaves_the_others(python: Start, tmp_path: Path) -> None:
         assert marked(processes.mark) == [other.pid]
 
 
+@pytest.mark.processes
 @linux
 def test_guard_killed_leaves_nothing(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
@@ -196,6 +202,7 @@ def test_guard_killed_leaves_nothing(python: Start, tmp_path: Path) -> None:
         until(lambda: marked(processes.mark) == [])
 
 
+@pytest.mark.processes
 @linux
 def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
     python: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,6 +221,7 @@ def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
         until(lambda: marked(processes.mark) == [])
 
 
+@pytest.mark.processes
 @linux
 def test_guard_killed_while_the_orchestrator_starts_is_named(python: Start, tmp_path: Path) -> None:
     with Processes() as processes:
@@ -223,6 +231,7 @@ def test_guard_killed_while_the_orchestrator_starts_is_named(python: Start, tmp_
             wait_for_orchestrator(processes, orchestrator, tmp_path)
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_owner_killed_leaves_nothing(tmp_path: Path, number: signal.Signals, fork: str | None) -> None:
@@ -330,6 +339,7 @@ def test_the_last_step_is_told_once() -> None:
     assert output.getvalue().splitlines()[1:] == ["step 60/60  reward 0.750"]
 
 
+@pytest.mark.processes
 def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
@@ -387,6 +397,7 @@ def test_a_summary_sums_up_the_sessions_before(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.processes
 def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("journal/0.snapshot", "configs/orchestrator.toml", "logs/orchestrator.log", "run/summary.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

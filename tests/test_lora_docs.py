@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 
+@pytest.mark.processes
 def test_the_page(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (repository / "docs" / "lora.md").read_text()

@@ -14,7 +14,7 @@ from rank_helpers import Case, load_shards, run_cases
 from sft_helpers import settings, write_rows
 from test_sft_checkpoint import curve
 
-pytestmark = pytest.mark.usefixtures("own_logging")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_logging")]
 
 
 def write_inputs(folder: Path) -> None:

@@ -201,6 +201,7 @@ def logprobs(answer: dict[str, Any]) -> list[float]:
     return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
 
+@pytest.mark.processes
 def test_an_engine_serves_and_proves_each_adapter(engine: Engine, folder: Path, tmp_path: Path) -> None:
     publisher: AdapterPublisher | None = None
     for version, seed in ((0, 1), (1, 2), (2, 1)):
@@ -222,6 +223,7 @@ def test_an_engine_serves_and_proves_each_adapter(engine: Engine, folder: Path, 
         assert (torch.tensor(logprobs(answer)) - expected).abs().max() <= 1e-5
 
 
+@pytest.mark.processes
 def test_an_engine_refuses_other_weights_and_goes_on(engine: Engine, folder: Path, tmp_path: Path) -> None:
     before = engine.digest()
     model, adapter = random_adapter(folder, 3, ["q_proj"])

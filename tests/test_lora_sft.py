@@ -83,6 +83,7 @@ def test_a_checkpoint_is_of_the_adapter_only(uninterrupted: Path) -> None:
     assert all(map(is_adapter, names))
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)  # starts what imports torch
 def test_a_killed_run_goes_on_bit_by_bit(uninterrupted: Path, base: Path, tmp_path: Path) -> None:
     """With dropout, whose draws go on where they were."""
@@ -118,6 +119,7 @@ def test_another_adapter_than_the_checkpoints_is_refused(
         assert "is of another model: " in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_the_command_refuses_what_does_not_fit_before_it_starts(base: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(tomli_w.dumps(values(base, tmp_path / "run")))

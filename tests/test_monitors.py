@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 from monitor_servers import PrimeServer, WandbServer
 from primerl.config import resolve
@@ -22,6 +23,8 @@ from primerl.monitors import Monitor, Sample
 from primerl.monitors.collect import Collector, evaluation_metrics
 from primerl.monitors.records import Records, Tail
 from primerl.monitors.weights_and_biases import written
+
+pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
 PRIME = "primerl.monitors.prime:PrimeMonitor"

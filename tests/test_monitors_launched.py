@@ -91,6 +91,7 @@ def test_the_launchers_waits_for_the_one_before_it(tmp_path: Path, caplog: pytes
     MonitorProcess(run.config).close()
 
 
+@pytest.mark.processes
 def test_monitors_that_cannot_be_started_fail_nothing(tmp_path: Path) -> None:
     run = Launched(tmp_path)
     (tmp_path / "configs").write_text("a file where a folder has to be")

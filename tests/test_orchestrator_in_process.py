@@ -200,6 +200,7 @@ def test_shutdown_wakes_a_thread_that_waits_for_a_batch(model: Path, tmp_path: P
     assert answers == [None]
 
 
+@pytest.mark.processes
 def test_it_cannot_be_used_after_a_fork(model: Path, tmp_path: Path) -> None:
     script = """
 import os, sys
@@ -221,6 +222,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     subprocess.run([sys.executable, "-c", script, arguments], check=True, timeout=PATIENCE_S)
 
 
+@pytest.mark.processes
 def test_ctrl_c_interrupts_a_wait_for_a_batch(model: Path, tmp_path: Path) -> None:
     # A test runner in the background may have set SIGINT to be ignored, which children inherit.
     script = """
@@ -261,6 +263,7 @@ def test_the_command_checks_and_refuses(model: Path, tmp_path: Path, capfd: pyte
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.processes
 def test_the_command_ends_in_order_at_ctrl_c(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     config = write_toml(tmp_path / "run.toml", model, output)

@@ -40,6 +40,7 @@ def test_constraints_hold_no_addresses(repository: Path) -> None:
     assert "index-url" not in text
 
 
+@pytest.mark.processes
 def test_entry_points_exist(project: dict[str, object]) -> None:
     scripts = project["scripts"]
     assert isinstance(scripts, dict)
@@ -51,12 +52,14 @@ def test_entry_points_exist(project: dict[str, object]) -> None:
         assert "--config" in done.stdout or "COMMAND" in done.stdout
 
 
+@pytest.mark.processes
 def test_the_wheels_orchestrator_has_the_native_binarys_options(repository: Path) -> None:
     program = Path(sys.executable).with_name("primerl-orchestrate")
     done = subprocess.run([program, "--help"], check=True, capture_output=True, text=True, timeout=180)
     assert done.stdout == (repository / "rust/primerl-orchestrator/tests/help.txt").read_text()
 
 
+@pytest.mark.processes
 def test_trainer_needs_no_config_library_and_no_extension(repository: Path) -> None:
     """It also runs on a machine that has nothing but torch and transformers."""
     code = """
@@ -70,6 +73,7 @@ assert not found, found
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.processes
 def test_core_knows_no_runtime_and_no_python(repository: Path) -> None:
     command = ["cargo", "tree", "--locked", "-p", "primerl-core", "-e", "normal", "--prefix", "none"]
     tree = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True, timeout=180).stdout

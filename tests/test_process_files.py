@@ -205,6 +205,7 @@ def test_the_native_orchestrator_holds_every_number_that_its_class_takes(capfd: 
         assert said.startswith("error: "), said  # there is no such model
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("command", "text", "message"),
     [

@@ -152,6 +152,7 @@ def test_a_list_of_the_version_before_is_taken_over(tmp_path: Path, state: Path)
         assert [(run.id, run.kind) for run in registry.all()] == [(run_id, "rl")]
 
 
+@pytest.mark.processes
 def test_a_resumed_run_keeps_the_form_of_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stored copy is in the full form, whatever it was given in."""
     run_id = begin(tmp_path / "run")
@@ -164,6 +165,7 @@ def test_a_resumed_run_keeps_the_form_of_its_config(tmp_path: Path, monkeypatch:
     assert forms == ["hosted"]
 
 
+@pytest.mark.processes
 def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +290,7 @@ def test_an_evaluation_is_a_run_as_well(
     assert "deleted" in told("run", "delete", "measured", "--with-files", "--yes", capsys=capsys)
 
 
+@pytest.mark.processes
 def test_two_writers_at_once_one_of_them_killed(tmp_path: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / name)], stdout=subprocess.PIPE, text=True)
@@ -389,6 +392,7 @@ def test_the_stored_copy_is_the_config_that_was_given() -> None:
         assert RLConfig.model_validate(tomllib.loads(stored_copy(again))).model_dump() == expected.model_dump()
 
 
+@pytest.mark.processes
 def test_the_template_passes_once_model_and_environment_are_filled_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dic
     return {Path(model["path"]).name: model for model in found}
 
 
+@pytest.mark.processes
 def test_models_are_listed_with_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_model(tmp_path / "outputs" / "sft" / "weights" / "step_5", seed=0)
     snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "0"

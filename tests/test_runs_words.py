@@ -60,6 +60,7 @@ def test_logs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.processes
 def test_lists_as_json_and_a_part_of_them(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     end(newer := begin(tmp_path / "newer"), 1)
     for arguments, ids in (([], [newer, run]), (["-n", "1"], [newer]), (["--status", "completed"], [run])):

@@ -122,6 +122,7 @@ def test_what_validates_an_environment_has_its_secrets(state: Path) -> None:
     }
 
 
+@pytest.mark.processes
 def test_two_that_set_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """
 import sys

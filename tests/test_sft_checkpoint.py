@@ -94,6 +94,7 @@ def killed_after(lines: int, process: subprocess.Popen[bytes], output: Path) -> 
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)  # starts four times what imports torch
 @pytest.mark.parametrize("seed", [int(os.environ.get("PRIMERL_TEST_SEED", "1"))])
 def test_a_run_killed_at_random_steps_goes_on_bit_by_bit(uninterrupted: Path, tmp_path: Path, seed: int) -> None:
@@ -139,6 +140,7 @@ checkpoints.finish()
 """
 
 
+@pytest.mark.processes
 def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", SLOW_SAVE, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -163,6 +165,7 @@ def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_3"]
 
 
+@pytest.mark.processes
 def test_a_run_killed_while_it_saves_goes_on_from_the_save_before(uninterrupted: Path, tmp_path: Path) -> None:
     write_data(tmp_path)
     process = subprocess.Popen(command(tmp_path, "run"), stdout=subprocess.DEVNULL)
@@ -211,6 +214,7 @@ def test_weights_only_and_the_end_only(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "last" / "weights")) == ["step_0", "step_17"]
 
 
+@pytest.mark.processes
 def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
     uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +232,7 @@ def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
     assert "all 17 steps are trained" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_more_steps_than_before(uninterrupted: Path, tmp_path: Path) -> None:
     write_data(tmp_path)
     # The schedule is of all steps, so it would be another one.
@@ -488,6 +493,7 @@ def test_a_file_among_unfinished_folders_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["step_3"]
 
 
+@pytest.mark.processes
 def test_the_command_refuses_what_contradicts_itself(tmp_path: Path) -> None:
     write_data(tmp_path)
     done = subprocess.run(

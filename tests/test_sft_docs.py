@@ -62,6 +62,7 @@ def test_the_rows_are_conversations(page: str) -> None:
     assert read[2].tools == [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(900)  # each command imports torch
 def test_the_commands_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "mine", seed=0)

@@ -53,6 +53,7 @@ def seen_on_a_terminal(*command: str, **variables: str) -> bytes:
     return seen
 
 
+@pytest.mark.processes
 def test_a_bar_on_a_terminal() -> None:
     seen = seen_on_a_terminal("-c", BAR)
     assert b"tokenising chats" in seen
@@ -60,6 +61,7 @@ def test_a_bar_on_a_terminal() -> None:
     assert b"50%" in seen
 
 
+@pytest.mark.processes
 def test_of_several_ranks_one_draws() -> None:
     assert seen_on_a_terminal("-c", BAR, RANK="1") == b""
 
@@ -79,6 +81,7 @@ logging.getLogger("primerl.train").info("the last")
 """
 
 
+@pytest.mark.processes
 def test_bars_within_bars_leave_lines_whole() -> None:
     seen = seen_on_a_terminal("-c", WITHIN)
     for words in (b"training", b"step 1/4", b"validating", b"7 tokens"):
@@ -87,6 +90,7 @@ def test_bars_within_bars_leave_lines_whole() -> None:
         assert re.search(rb"\d\d:\d\d:\d\d INFO " + words + b"\r\n", seen), seen
 
 
+@pytest.mark.processes
 def test_fine_tuning_on_a_terminal_shows_its_steps(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "b" * n} for n in range(9)))
     val = {"interval": 3, "data": {"path": str(tmp_path / "rows.jsonl")}}

@@ -389,6 +389,7 @@ def test_tools_in_two_columns_are_named_once(tmp_path: Path, caplog: pytest.LogC
     assert "line 4 of" in said[1]
 
 
+@pytest.mark.processes
 def test_plain_files_need_no_table_library(folder: Path, tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -13,6 +13,8 @@ import pytest
 from primerl.config.load import ConfigError, load
 from primerl.config.simulate import SimulateConfig
 
+pytestmark = pytest.mark.processes
+
 PLAN = """
 max_steps = 4
 seq_len = 512

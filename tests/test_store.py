@@ -272,6 +272,7 @@ def test_what_a_manifest_names_is_on_the_disk_before_it(tmp_path: Path, monkeypa
     assert set(kept.rglob("*")) | {kept, tmp_path} <= set(synced)
 
 
+@pytest.mark.processes
 def test_a_run_that_is_stopped_does_not_wait_for_its_uploads(tmp_path: Path) -> None:
     output = io.StringIO()
     console, asked = Console(output), itertools.count()

@@ -137,6 +137,7 @@ def test_a_key_that_cannot_be_used_is_refused_and_not_shown(
     assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.processes
 def test_a_dry_run_says_what_is_missing_and_exits_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +229,7 @@ def ends(programs: Programs) -> Iterator[list[Joining]]:
             os.kill(entry["pid"], signal.SIGKILL)
 
 
+@pytest.mark.processes
 @linux
 def test_a_node_joins_and_leaves_nothing_behind(programs: Programs, tmp_path: Path, ends: list[Joining]) -> None:
     # Longer than a socket's path may be; and what a daemon must not be misled by, or see.
@@ -246,6 +248,7 @@ def test_a_node_joins_and_leaves_nothing_behind(programs: Programs, tmp_path: Pa
     assert ends[0].log.read_text() == "tailscaled is up\n"
 
 
+@pytest.mark.processes
 @linux
 def test_a_refused_key_a_dead_daemon_and_a_login_that_never_ends_are_told(
     programs: Programs, tmp_path: Path, ends: list[Joining]
@@ -275,6 +278,7 @@ def test_a_refused_key_a_dead_daemon_and_a_login_that_never_ends_are_told(
         assert not Path(daemon["folder"]).exists()
 
 
+@pytest.mark.processes
 @linux
 def test_whoever_is_told_to_stop_or_killed_takes_its_daemon_along(
     programs: Programs, tmp_path: Path, ends: list[Joining]
@@ -332,6 +336,7 @@ async def answer(chat: Chat) -> web.Response:
     return completion("spoken")
 
 
+@pytest.mark.processes
 @linux
 def test_a_worker_reaches_private_services_and_ends_with_its_node(programs: Programs, tmp_path: Path) -> None:
     service = ThreadingHTTPServer(("127.0.0.1", 0), Private)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from docs_pages import shown
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "tmux.sh"
 PATIENCE_S = 30.0
 

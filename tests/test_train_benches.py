@@ -10,8 +10,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.processes
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -164,6 +164,7 @@ def limited(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_a_disk_that_takes_no_more_ends_the_run_with_the_path(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         done = limited(settings(double.url, folder, tmp_path))
@@ -286,6 +287,7 @@ sys.exit(rl.main(json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.processes
 def test_a_trainer_killed_while_it_broadcasts_goes_on_bit_by_bit(folder: Path, tmp_path: Path) -> None:
     """Killed when policy 2 is written under its temporary name; what it left goes, the same bytes come again."""
     whole, output = tmp_path / "whole", tmp_path / "run"

@@ -137,6 +137,7 @@ def test_training_imports_little() -> None:
     }
 
 
+@pytest.mark.processes
 def test_losses_and_optimizers_are_checked_without_torch() -> None:
     """The command line checks a config by these modules, and torch takes seconds to import."""
     program = (

@@ -16,6 +16,8 @@ from primerl.models.tiny import TinyConfig, write_model
 from test_train_rl import sequences, settings, whole_batch
 from train_helpers import OrchestratorDouble
 
+pytestmark = pytest.mark.processes
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "custom-losses.md"
 
 

@@ -14,6 +14,8 @@ from primerl.train.model import load_model, model_shape
 from rank_helpers import Case, Meeting, start_ranks
 from sft_helpers import settings, write_rows
 
+pytestmark = pytest.mark.processes
+
 RANKS = 2
 DIVIDED = [family for family in FAMILIES if family != "ctrl"]
 """That one has no list of layers, and is refused on several ranks."""

@@ -21,6 +21,8 @@ from test_train_rl import sequences
 from train_helpers import AHEAD, Answer, OrchestratorDouble, encode_batch, waiting
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.processes
+
 STEPS = 6
 SAVED = 3
 LOSS, WEIGHT = 2e-5, 2e-6

@@ -18,7 +18,10 @@ from primerl.train.start_ranks import STOP_S
 from rank_helpers import Case, start_ranks
 from sft_helpers import settings, write_rows
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
+]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from test_train_metrics import mixture  # noqa: F401 (a fixture)
 from test_train_ranks import LOSS, WEIGHT, split_batch
 from train_helpers import OrchestratorDouble
 
+pytestmark = pytest.mark.processes
+
 STEPS = 3
 
 

@@ -478,6 +478,7 @@ def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.P
             process.kill()
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)  # starts three times what imports torch
 @pytest.mark.parametrize("seed", [int(os.environ.get("PRIMERL_TEST_SEED", "1"))])
 def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp_path: Path, seed: int) -> None:
@@ -522,6 +523,7 @@ def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp
         assert all(torch.equal(one[name], other[name]) for name in one), version
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     asked, over = threading.Event(), threading.Event()
@@ -551,6 +553,7 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     }
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)  # two more processes import torch, on what may be a busy machine
 def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
     def share(step: int, rank: int) -> Answer:

@@ -254,6 +254,7 @@ def test_schedules_longer_than_the_run_are_warned_of(caplog: pytest.LogCaptureFi
     assert "optim.decay_steps is 7, and the run has 5 steps" in caplog.text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("full", [False, True])
 def test_training_goes_on_where_its_output_cannot_be_written(tmp_path: Path, full: bool) -> None:
     """It is said once. `full`: a full disk, else a reader that has left (`| head`)."""

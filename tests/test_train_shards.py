@@ -129,6 +129,7 @@ def test_a_model_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -
         save_checkpoint(AutoModelForCausalLM.from_pretrained(folder), folder, tmp_path, 1)
 
 
+@pytest.mark.processes
 def test_each_rank_keeps_and_writes_its_share(folder: Path, tmp_path: Path) -> None:
     """Bytes of memory that a rank's copies hold on to, counted by the ranks themselves."""
     with senders(folder, tmp_path, ranks=3) as told:
@@ -152,6 +153,7 @@ def test_each_rank_keeps_and_writes_its_share(folder: Path, tmp_path: Path) -> N
     assert all(torch.equal(whole[name], expected[name]) for name in expected)
 
 
+@pytest.mark.processes
 def test_a_rank_that_does_not_write_is_named_in_time(folder: Path, tmp_path: Path) -> None:
     with senders(folder, tmp_path, ranks=2, patience_s=1.0) as told:
         all_do(told, {"version": 0})

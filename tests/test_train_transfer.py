@@ -63,6 +63,7 @@ def files_of(manifest: str) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("ranks", "world", "dtype"), [(1, 1, "float32"), (2, 2, "bfloat16")])
 def test_workers_get_what_is_in_the_files(
     model: Path, tmp_path: Path, workers: list[Told], ranks: int, world: int, dtype: str
@@ -90,6 +91,7 @@ def test_workers_get_what_is_in_the_files(
     assert all(torch.equal(one[name] * -0.5, two[name]) for name in one)
 
 
+@pytest.mark.processes
 def test_who_does_not_belong_to_the_run_gets_nothing(model: Path, tmp_path: Path, workers: list[Told]) -> None:
     with senders(model, tmp_path / "run") as (sender,):
         (manifest,) = all_do([sender], {"version": 0})
@@ -110,6 +112,7 @@ def test_who_does_not_belong_to_the_run_gets_nothing(model: Path, tmp_path: Path
         assert "error" not in ask(workers[:1], manifest, "model.safetensors")[0][0]
 
 
+@pytest.mark.processes
 def test_other_weights_than_the_manifests_are_refused(model: Path, tmp_path: Path, workers: list[Told]) -> None:
     with senders(model, tmp_path) as (sender,):
         (manifest,) = all_do([sender], {"version": 0})
@@ -121,6 +124,7 @@ def test_other_weights_than_the_manifests_are_refused(model: Path, tmp_path: Pat
         assert contents["tensors"][3]["name"] in answer["message"]
 
 
+@pytest.mark.processes
 def test_only_the_newest_version_is_sent(model: Path, tmp_path: Path, workers: list[Told]) -> None:
     with senders(model, tmp_path) as (sender,):
         manifests = [all_do([sender], {"version": version})[0] for version in (0, 1)]
@@ -136,6 +140,7 @@ def test_only_the_newest_version_is_sent(model: Path, tmp_path: Path, workers: l
         assert ask(workers[:1], manifest, "model.safetensors") == [[files_of(manifest)["model.safetensors"], 1]]
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_in_the_midst(model: Path, tmp_path: Path, workers: list[Told]) -> None:
     with senders(model, tmp_path) as (sender,):
         (manifest,) = all_do([sender], {"version": 0})
@@ -158,6 +163,7 @@ def test_a_worker_that_is_killed_in_the_midst(model: Path, tmp_path: Path, worke
             again.end()
 
 
+@pytest.mark.processes
 def test_a_sender_that_is_killed_in_the_midst(model: Path, tmp_path: Path, workers: list[Told]) -> None:
     with senders(model, tmp_path) as (sender,):
         (manifest,) = all_do([sender], {"version": 0})
@@ -179,6 +185,7 @@ def test_a_sender_that_is_killed_in_the_midst(model: Path, tmp_path: Path, worke
         assert ask(workers, manifest, "model.safetensors") == [[files_of(manifest)["model.safetensors"], 2]] * 2
 
 
+@pytest.mark.processes
 def test_a_worker_that_does_not_come_is_not_waited_for_without_end(
     model: Path, tmp_path: Path, workers: list[Told]
 ) -> None:

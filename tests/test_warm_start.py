@@ -213,6 +213,7 @@ def stored_run(model: Path, tmp_path: Path, *steps: int) -> tuple[str, Path, Sto
     return run, output, store
 
 
+@pytest.mark.processes
 def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
     model: Path,
     tmp_path: Path,
@@ -252,6 +253,7 @@ def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
     assert going_back.flags(config, output) == []
 
 
+@pytest.mark.processes
 def test_the_step_to_come_back_to_can_be_named(
     model: Path,
     tmp_path: Path,

@@ -1,14 +1,10 @@
 //! Runs that learn from a teacher, over loopback: a second engine, which renders with the run's own model.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, chat, client, metrics, trainer, user};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use common::engine::{Engine, expected_logprobs};
-use common::worker::Worker;
-use common::{Orchestrator, Place, chat, client, metrics, trainer, user};
 use primerl_engine::mock::{MockConfig, ScriptedAnswer};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;

@@ -1,12 +1,8 @@
 //! Engines that render messages themselves (`client_type = "openai_chat_completions_token"`), over loopback.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::worker::{Worker, outcome};
-use common::{Orchestrator, Place, chat, trainer, user};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::worker::{Worker, outcome};
+use crate::common::{Orchestrator, Place, chat, trainer, user};
 use primerl_engine::mock::{MockConfig, fold_all};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
@@ -126,7 +122,7 @@ async fn a_conversation_extends_while_the_engine_repeats_what_was_sampled() {
     messages[1]["content"] = "edited".into();
     let (_, answer) = chat(&lease, "s", &with_ids(&messages)).await;
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
-    let metrics = common::metrics(&orchestrator.url).await;
+    let metrics = crate::common::metrics(&orchestrator.url).await;
     for line in ["extended\"} 2", "first_turn\"} 1", "history_edited\"} 1"] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }

@@ -1,12 +1,8 @@
 //! Engines that come back elsewhere, that say they are well and are not, and that can never serve the run.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::worker::Worker;
-use common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use crate::common::engine::Engine;
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};
@@ -127,8 +123,8 @@ async fn broken_engine(good: &str, mode: Broken) -> (String, tokio::task::JoinHa
                 .query()
                 .map(|query| format!("?{query}"))
                 .unwrap_or_default();
-            let request =
-                common::client().request(parts.method.clone(), format!("{good}{path}{query}"));
+            let request = crate::common::client()
+                .request(parts.method.clone(), format!("{good}{path}{query}"));
             let request = request
                 .header("content-type", "application/json")
                 .body(body);

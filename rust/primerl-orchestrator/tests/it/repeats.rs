@@ -1,12 +1,8 @@
 //! Requests that come again, while they are answered or after; clients that go; engines that fail under a stream.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::worker::Worker;
-use common::{Orchestrator, PATIENCE, Place, client, metrics, trainer, user};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, PATIENCE, Place, client, metrics, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};

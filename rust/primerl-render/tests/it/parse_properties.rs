@@ -1,8 +1,6 @@
 //! What holds for any answer in any split: the same result, tiled segments, linear time.
 
-mod families;
-
-use families::{FAMILIES, Family, WrittenCall, calls, check, parse_ids, renderer, tools};
+use crate::families::{FAMILIES, Family, WrittenCall, calls, check, parse_ids, renderer, tools};
 use primerl_render::testing::fuzz;
 use primerl_render::{AnswerContext, Delta};
 use proptest::prelude::*;

@@ -1,13 +1,9 @@
 //! Whole runs over loopback.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::trainer::{self, Batch};
-use common::worker::Worker;
-use common::{Orchestrator, Place, read_lines};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, read_lines};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;

@@ -1,14 +1,10 @@
 //! The orchestrator is killed, and started again with the same command: the run goes on, nothing is lost, nothing is
 //! trained twice.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::trainer::{self, Batch};
-use common::worker::{self, Worker};
-use common::{PATIENCE, Place, read_lines, user};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::{self, Worker};
+use crate::common::{PATIENCE, Place, read_lines, user};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
@@ -150,10 +146,10 @@ fn spawn(config: &Path, output: &Path) -> Child {
 }
 
 async fn join(process: &Process, engine: &Engine) {
-    let request = common::client()
+    let request = crate::common::client()
         .post(format!("{}/engines/join", process.url))
         .json(&json!({"url": engine.url}));
-    assert_eq!(common::persistently(request).await.status(), 200);
+    assert_eq!(crate::common::persistently(request).await.status(), 200);
 }
 
 /// No gap, no repeat, every token as the engine sampled it.
@@ -255,7 +251,7 @@ async fn a_run_survives_kills_at_any_moment() {
 async fn turn(lease: &Lease, messages: &[Value], retries: u32) -> Value {
     let body =
         json!({"model": "m", "messages": messages, "return_token_ids": true, "logprobs": true});
-    let request = common::client()
+    let request = crate::common::client()
         .post(format!("{}/chat/completions", lease.base_url))
         .bearer_auth(lease.api_key.reveal())
         .header("x-stainless-retry-count", retries)
@@ -298,7 +294,7 @@ async fn an_agent_in_mid_rollout_goes_on_after_a_restart() {
 
 /// A call of a rollout; the status and the body.
 async fn call(lease: &Lease, method: reqwest::Method, path: &str, body: Value) -> (u16, Value) {
-    let request = common::client()
+    let request = crate::common::client()
         .request(method, format!("{}/{path}", lease.base_url))
         .bearer_auth(lease.api_key.reveal())
         .json(&body);
@@ -410,12 +406,12 @@ async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
     let again = turn(&lease, &messages, 1).await;
     assert_eq!((&again["id"], said(&again)), (&second["id"], said(&second)));
     // The third is being sampled when the orchestrator dies: its retry is neither of the others.
-    let status = common::get(&format!("{}/status", process.url)).await;
+    let status = crate::common::get(&format!("{}/status", process.url)).await;
     let before = status["tokens"]["sampled"].as_u64();
     let (lease_, messages_) = (lease.clone(), messages.clone());
     let third = tokio::spawn(async move {
         let body = json!({"model": "m", "messages": messages_, "return_token_ids": true, "logprobs": true});
-        let request = common::client()
+        let request = crate::common::client()
             .post(format!("{}/chat/completions", lease_.base_url))
             .bearer_auth(lease_.api_key.reveal())
             .header("x-stainless-retry-count", 0)
@@ -424,7 +420,7 @@ async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
     });
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let status = common::get(&format!("{}/status", process.url)).await;
+        let status = crate::common::get(&format!("{}/status", process.url)).await;
         assert_eq!(status["tokens"]["sampled"].as_u64(), before);
         if status["engines"][0]["running"] == 1 {
             break;
@@ -566,7 +562,7 @@ async fn an_update_that_was_left_open_is_closed() {
     let place = Place::new();
     let process = Process::start(&place, "");
     let engine = Engine::start(MockConfig::default()).await;
-    let open = common::client().post(format!("{}/start_weight_update", engine.url));
+    let open = crate::common::client().post(format!("{}/start_weight_update", engine.url));
     assert_eq!(open.send().await.unwrap().status(), 200);
     join(&process, &engine).await;
     run_to_the_end(&process, &place).await;
@@ -584,14 +580,14 @@ async fn limits_of_a_rollout_outlive_restarts() {
     trainer::publish(&process.url, &place.output(), 0).await;
     let lease = worker.one().await;
     let url = lease.base_url.strip_suffix("/v1").unwrap();
-    let told = common::client()
+    let told = crate::common::client()
         .post(format!("{url}/limits"))
         .bearer_auth(lease.api_key.reveal())
         .json(&json!({"turns": 2}));
     assert_eq!(told.send().await.unwrap().status(), 200);
     let ask = async |session: &str, words: &str| {
         let body = json!({"model": "m", "messages": [user(words)]});
-        common::chat(&lease, session, &body).await
+        crate::common::chat(&lease, session, &body).await
     };
     assert_eq!(ask("a", "one").await.0, 200);
     process.kill_and_restart();

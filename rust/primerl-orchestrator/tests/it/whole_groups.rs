@@ -1,12 +1,8 @@
 //! An environment whose rewards come from all rollouts of a group together.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::worker::{Worker, outcome};
-use common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use crate::common::engine::Engine;
+use crate::common::worker::{Worker, outcome};
+use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
 use primerl_core::RolloutId;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, RegisterRequest, WorkerRole};
@@ -135,7 +131,7 @@ async fn a_group_goes_on_whole_after_a_restart_and_is_begun_anew_whole_without_i
     let trained: BTreeSet<u64> = batch.sequences().iter().map(|it| it.rollout).collect();
     let expected = fresh.iter().chain(&again).map(|lease| lease.rollout.0);
     assert_eq!(trained, expected.collect());
-    let steps: Vec<Value> = common::read_lines(&place.output().join("steps.jsonl"));
+    let steps: Vec<Value> = crate::common::read_lines(&place.output().join("steps.jsonl"));
     assert_eq!(steps[0]["metrics"]["groups/restarted"], 1.0);
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();

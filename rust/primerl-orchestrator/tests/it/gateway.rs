@@ -1,12 +1,8 @@
 //! The gateway as an environment or an agent meets it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::worker::{Worker, outcome};
-use common::{Orchestrator, Place, chat, client, trainer, user};
+use crate::common::engine::Engine;
+use crate::common::worker::{Worker, outcome};
+use crate::common::{Orchestrator, Place, chat, client, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use serde_json::{Value, json};
@@ -138,7 +134,7 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
     let (status, answer) = scene.ask(&messages, json!({})).await;
     assert_eq!(status, 200);
     assert!(!ids(&answer["prompt_token_ids"]).starts_with(&expected));
-    let metrics = common::metrics(&scene.orchestrator.url).await;
+    let metrics = crate::common::metrics(&scene.orchestrator.url).await;
     assert!(
         metrics.contains("primerl_turns_total{prompt=\"extended\"} 3"),
         "{metrics}"
@@ -363,9 +359,9 @@ async fn a_client_that_hangs_up_aborts_the_engines_request() {
         .orchestrator
         .until("nothing runs", |status| running(status) == 0)
         .await;
-    let deadline = tokio::time::Instant::now() + common::PATIENCE;
+    let deadline = tokio::time::Instant::now() + crate::common::PATIENCE;
     loop {
-        let metrics = common::metrics(&scene.engine.url).await;
+        let metrics = crate::common::metrics(&scene.engine.url).await;
         let line = metrics
             .lines()
             .find(|line| line.starts_with("vllm:num_requests_running"))

@@ -1,13 +1,9 @@
 //! A run goes back to a checkpoint of its trainer, with everything that it was then.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::trainer::{self, Batch};
-use common::worker::Worker;
-use common::{Orchestrator, Place, read_lines};
+use crate::common::engine::Engine;
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, read_lines};
 use primerl_core::Step;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;

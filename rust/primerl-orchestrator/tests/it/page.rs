@@ -1,13 +1,9 @@
 //! The live page: its files, its data while a run goes on and afterwards, and who may see them.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::trainer::{self, Batch};
-use common::worker::Worker;
-use common::{Orchestrator, PATIENCE, Place, client, get};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, PATIENCE, Place, client, get};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_orchestrator::page;

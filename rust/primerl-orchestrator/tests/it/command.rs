@@ -1,10 +1,6 @@
 //! The native binary, as a launcher or a user starts it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::{PATIENCE, Place};
+use crate::common::{PATIENCE, Place};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
@@ -28,7 +24,7 @@ fn help_is_that_of_the_console_script() {
         .unwrap();
     assert_eq!(
         String::from_utf8_lossy(&output.stdout),
-        include_str!("help.txt")
+        include_str!("../help.txt")
     );
 }
 

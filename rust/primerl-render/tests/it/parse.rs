@@ -1,8 +1,6 @@
 //! Answers of every family: what becomes of them.
 
-mod families;
-
-use families::{CITY, FAMILIES, Family, calls, check, parse_ids, renderer};
+use crate::families::{CITY, FAMILIES, Family, calls, check, parse_ids, renderer};
 use primerl_render::{CallProblem, Content, Parsed};
 use serde_json::Value;
 
@@ -135,7 +133,7 @@ fn without_tools_calls_stay_text() {
 
 #[test]
 fn reasoning_opened_by_the_prompt_goes_to_its_close_or_to_the_end() {
-    let hermes = families::named("hermes");
+    let hermes = crate::families::named("hermes");
     let renderer = renderer(hermes, true);
     let encode = |text| renderer.tokenizer().encode(text).expect("encodes");
     for (text, reasoning, content) in [
@@ -170,7 +168,7 @@ fn reasoning_opened_by_the_prompt_goes_to_its_close_or_to_the_end() {
 
 #[test]
 fn bare_values_follow_the_schema() {
-    let family = families::named("qwen3_coder");
+    let family = crate::families::named("qwen3_coder");
     let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
     let arguments = |parameters: &str| {
         let text =
@@ -202,7 +200,7 @@ fn bare_values_follow_the_schema() {
 
 #[test]
 fn harmony_channels() {
-    let family = families::named("harmony");
+    let family = crate::families::named("harmony");
     let text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look. \
         <|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>";
     let parsed = parse(family, text);
@@ -240,7 +238,7 @@ fn plain_text_that_resembles_a_call_is_an_answer() {
         ("llama3_pythonic", "[don't"),
         ("hermes", "a < b <tool_cal"),
     ] {
-        let parsed = parse(families::named(name), text);
+        let parsed = parse(crate::families::named(name), text);
         assert_eq!(
             parsed.message.content,
             Content::Text(text.to_owned()),
@@ -252,7 +250,7 @@ fn plain_text_that_resembles_a_call_is_an_answer() {
 
 #[test]
 fn arguments_keep_the_text_that_was_sampled() {
-    let family = families::named("hermes");
+    let family = crate::families::named("hermes");
     let arguments = "{ \"b\":1.50,\"a\" : \"\\u00e9 é, {x}\" }";
     let text =
         format!("<tool_call>\n{{\"arguments\": {arguments}, \"name\": \"f\"}}\n</tool_call>");
@@ -275,7 +273,7 @@ fn arguments_keep_the_text_that_was_sampled() {
 
 #[test]
 fn an_unknown_parser_is_an_error_that_lists_the_known() {
-    let error = families::load("hermse", "think")
+    let error = crate::families::load("hermse", "think")
         .err()
         .expect("cannot load");
     let text = error.to_string();

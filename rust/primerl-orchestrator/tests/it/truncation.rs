@@ -1,14 +1,10 @@
 //! Rollouts that are not sampled at temperature 1 from all tokens: whose log-probabilities are believed, and what the
 //! trainer is told.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::trainer::{self, Batch};
-use common::worker::Worker;
-use common::{Orchestrator, Place, chat, user};
+use crate::common::engine::Engine;
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, chat, user};
 use primerl_core::{Event, Truncation};
 use primerl_engine::batch::Sample;
 use primerl_engine::mock::{MockConfig, fold};

@@ -1,13 +1,9 @@
 //! What engines report of their load, and what becomes of it.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::Engine;
-use common::trainer;
-use common::worker::Worker;
-use common::{Orchestrator, Place};
+use crate::common::engine::Engine;
+use crate::common::trainer;
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;

@@ -1,12 +1,8 @@
 //! Parts that die, hang or lie.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-mod common;
-
-use common::engine::{Engine, expected_logprobs};
-use common::worker::Worker;
-use common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
 use primerl_core::event::{Outcome, Refusal, RolloutError};
 use primerl_engine::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
@@ -110,7 +106,7 @@ async fn a_run_without_engines_fails_and_names_them() {
     let url_of_run = orchestrator.url.clone();
     let waiting = tokio::spawn(async move {
         loop {
-            let request = common::client().post(format!("{url_of_run}/trainer/batch"));
+            let request = crate::common::client().post(format!("{url_of_run}/trainer/batch"));
             let status = request
                 .json(&json!({"step": 1, "rank": 0}))
                 .send()
@@ -466,7 +462,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     let kinds = json!({"model": 1, "tool": 1, "infrastructure": 1});
     assert_eq!(status["errors"], kinds);
     assert_eq!(status["environments"][0]["errors"], kinds);
-    let text = common::metrics(&orchestrator.url).await;
+    let text = crate::common::metrics(&orchestrator.url).await;
     for (kind, count) in [("model", 1), ("engine", 0), ("tool", 1)] {
         let line =
             format!(r#"primerl_rollout_errors_total{{environment="task",kind="{kind}"}} {count}"#);

@@ -1,0 +1,11 @@
+//! What is public, in one program: each program of tests links the tokenizers once more.
+
+mod answer;
+mod check;
+mod extend;
+mod families;
+mod message;
+mod parse;
+mod parse_properties;
+mod renderer;
+mod tokenizer;

@@ -1,0 +1,4 @@
+//! Plans of runs and of engines, in virtual time.
+
+mod faults;
+mod plans;
