@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from filelock import FileLock
 
 pytest_plugins = ["tiers", "failure_logs", "pytester"]
 
+# A runner in the background may ignore SIGINT, and so would what tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Several tests at once on a small machine; and no model hub is ever asked.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

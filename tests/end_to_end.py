@@ -147,7 +147,5 @@ def start(output: Path, *arguments: str, variables: dict[str, str] | None = None
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # A test runner in the background may have set SIGINT to be ignored, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     return Started(launcher, output)

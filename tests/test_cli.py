@@ -218,7 +218,6 @@ def test_ctrl_c_while_checking_leaves_no_process(model: Path, repository: Path, 
         env={**os.environ, MARK: mark},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     until(lambda: len(marked(mark)) >= 2, 60, "a check")
     checking.send_signal(signal.SIGINT)
