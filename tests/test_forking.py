@@ -17,7 +17,7 @@ from typing import Any
 import forks
 import pytest
 from end_to_end import find, until
-from primerl.forking import child, popen, server
+from primerl.forking import child, popen, server, servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.forking.servers import Servers, are_wanted
@@ -334,6 +334,16 @@ def test_the_command_line_alone_switches_them_off() -> None:
     assert are_wanted(["@", "rl.toml"], {})
     assert not are_wanted(["@", "rl.toml", "--no-fork-server"], {})
     assert not are_wanted(["@", "rl.toml"], {"PRIMERL_FORK_SERVER": "off"})
+
+
+def test_where_no_server_can_be_had_all_start_the_plain_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("a long name" * 12)  # longer than an address of a socket may be
+    deep.mkdir()
+    for folder in (deep, tmp_path / "absent"):
+        with forks.own_servers(), monkeypatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(folder))
+            with servers.launched(ENVIRONMENTS):
+                assert servers.address(ENVIRONMENTS) is None
 
 
 def test_fifty_forks_in_a_row_leave_nothing_open(bare: Servers) -> None:

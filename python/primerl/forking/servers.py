@@ -1,11 +1,11 @@
 """The fork servers of one launch, in the hands of the process that starts a run. Standard library only.
 
-    with launched(ENVIRONMENTS):           # at once: the imports take seconds, and need nothing of the config
-        begin(True, TORCH)                 # once it is known that a process needs it
+    with launched(ENVIRONMENTS):           # before the config is read: the imports take seconds
+        begin(True, TORCH)                 # once the config is known
         address(ENVIRONMENTS)              # for the guard; None where processes are to start the plain way
 
-The variable PRIMERL_FORK_SERVER switches them off (`off`), or names a folder with the sockets of servers that run
-already, whoever started them (`serve_in`): the tests of one worker of pytest share theirs.
+The variable PRIMERL_FORK_SERVER switches them off (`off`), or names a folder with the sockets of running servers that
+another process has started: the tests of one pytest worker share theirs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from primerl.forking.preload import ENVIRONMENTS, TORCH
-
 VARIABLE = "PRIMERL_FORK_SERVER"
 OFF = "off"
 FLAG = "--no-fork-server"
 LOG_SUFFIX = ".log"
-KINDS = (ENVIRONMENTS, TORCH)
 # A thread that waits for another sleeps. Spinning, the default, makes small models many times slower as soon as
 # anything else runs on the machine. Read when the library is loaded, so by the server already.
 OMP_WAIT_POLICY = "PASSIVE"
@@ -47,9 +44,12 @@ class Servers:
         self._told: set[str] = set()
 
     def start(self, kind: str) -> None:
-        """Returns at once. Does nothing where there is such a server, or was one."""
-        if not self.own or kind in self.processes:
-            return
+        """Returns at once. Does nothing where there is such a server, or was one, or where none can be had."""
+        if self.own and kind not in self.processes:
+            with contextlib.suppress(OSError):  # a full disk, say: everything starts the plain way
+                self._start(kind)
+
+    def _start(self, kind: str) -> None:
         lifeline, end = os.pipe()
         try:
             with (
@@ -151,7 +151,10 @@ def _of_variable() -> Servers | None:
         return None
     if value:
         return Servers(Path(value), own=False)
-    return Servers(Path(tempfile.mkdtemp(prefix="primerl-fork-")), own=True)
+    try:
+        return Servers(Path(tempfile.mkdtemp(prefix="primerl-fork-")), own=True)
+    except OSError:
+        return None
 
 
 def begin(wanted: bool, *kinds: str) -> None:
