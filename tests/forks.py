@@ -70,7 +70,8 @@ def needs_both(args: Sequence[str]) -> bool:
 def share() -> None:
     """Called once, before any test: with the environment of then."""
     global _shared
-    if os.environ.get(servers.VARIABLE) or not servers.are_possible():
+    # Of a folder that it names, it is that of the process which has started this worker.
+    if os.environ.get(servers.VARIABLE) == servers.OFF or not servers.are_possible():
         return
     folder = Path(tempfile.mkdtemp(prefix="primerl-test-forks-"))
     _shared = servers.Servers(folder, own=True, environment=dict(os.environ))

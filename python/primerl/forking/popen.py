@@ -42,6 +42,8 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._forked: Forked | None = None  # until the plain way is taken
         self._plain: subprocess.Popen[Any] | None = None
         self._begun_pid: int | None = None
+        self.refusal: str | None = None
+        """Why it was started the plain way, where the server said so."""
         self._until = time.monotonic() + FORK_WAIT_S
         self._ends: list[int] = []
         self._messages = threading.Lock()
@@ -128,6 +130,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             while self._forked is not None and self.returncode is None and _readable(forked, 0.0):
                 forked.receive()
                 if forked.refusal is not None:
+                    self.refusal = forked.refusal
                     self._start_plain()
                 elif self._begun_pid is None and forked.pid is not None:
                     self._begun(forked.pid)
