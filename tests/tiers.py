@@ -15,7 +15,7 @@ import pytest
 
 SLOW_MARKS = ("processes", "end_to_end", "vllm", "long")
 SLOW_FIXTURES = {"mock_binary", "imitator", "expert"}
-# Few tests that take long: as many usual ones would take as long.
+# Files of few tests that take long: the number of usual tests that would take as long.
 WEIGHTS = {"test_render_real_tokenizers": 800, "test_lora": 150, "test_lora_sft": 150, "test_verify": 150}
 # Events of Python's audit hooks, and where each has the program.
 STARTS = {"subprocess.Popen": 0, "os.posix_spawn": 0, "os.exec": 0, "os.fork": None, "os.forkpty": None}
