@@ -100,10 +100,8 @@ test-python-fast: tested
 	@echo "== pytest, tests that start no process of ours"
 	$(PYTEST) -m fast
 
-# Compiled once here, as the packages are: each of the many processes of tests would do it again.
 test-python-slow: tested .make/classic
 	@echo "== pytest, tests that start processes"
-	$(BIN)/python -m compileall -q python/primerl
 	$(PYTEST) -m "not fast and not vllm and not long"
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
@@ -207,6 +205,7 @@ tools:
 		-e $(CLASSIC_EXAMPLE)
 	@touch $@
 
+# Python's own files are compiled here too: each of the processes of a run would do it again where it may not write.
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
 	@echo "== building the extension module (the first time five minutes on two cores, without a word)"
 	$(BIN)/maturin develop --uv --release --locked --quiet
@@ -216,6 +215,7 @@ tools:
 .make/extension-tested: $(RUST_SOURCES) pyproject.toml .make/packages
 	@echo "== building the extension module for tests"
 	$(BIN)/maturin develop --uv --locked --features testing --quiet
+	$(BIN)/python -m compileall -q python/primerl
 	@touch $@
 
 .make/examples: $(EXAMPLES:%=%/pyproject.toml) .make/packages
