@@ -41,9 +41,8 @@ def built(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A release where there is one: it would take minutes.
     is_release = (repository / ".make" / "extension").exists()
     kind = "--release" if is_release else "--features testing"
-    done = subprocess.run(
-        ["make", "wheel", f"DIST={folder}", f"WHEEL={kind}"], cwd=repository, capture_output=True, text=True, timeout=800
-    )
+    command = ["make", "wheel", f"DIST={folder}", f"WHEEL={kind}"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
