@@ -25,7 +25,7 @@ DEMO := outputs/reverse-text
 
 .PHONY: help reference demo build bench constraints clean tools vllm constraints-vllm constraints-classic \
 	check check-format check-rust check-types test test-fast test-long test-rust test-rust-lib test-python \
-	test-python-fast test-python-slow test-vllm test-vllm-short
+	test-python-fast test-python-slow test-vllm test-vllm-short tested
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -53,7 +53,7 @@ test: | tools ## run everything CI runs, the cheapest first, and report what too
 
 test-fast: test-rust-lib test-python-fast ## run the tests that start no process of ours
 
-test-long: build .make/classic .make/vllm ## run what CI leaves out: long tests, and all of vLLM
+test-long: tested .make/classic .make/vllm ## run what CI leaves out: long tests, and all of vLLM
 	@echo "== pytest, long tests and vLLM"
 	$(PYTEST) -m "long or vllm"
 
@@ -74,7 +74,7 @@ check-rust: | .make/venv
 
 # The stub in a package of its own: beside the real one, stubtest reads the types of torch as well, for two minutes.
 STUBS := .make/stubs
-check-types: build
+check-types: tested
 	@echo "== mypy, stubtest"
 	$(BIN)/mypy
 	@mkdir -p $(STUBS)/primerl && cp python/primerl/_core.pyi $(STUBS)/primerl/ && touch $(STUBS)/primerl/__init__.pyi
@@ -91,25 +91,23 @@ test-rust-lib: | .make/venv
 	cargo test --locked --workspace --quiet --no-fail-fast --lib
 
 # Files are handed out in the order of collection, which tests/tiers.py makes: those that take longest first.
-PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
 	--junitxml .make/reports/$@.xml
 
 test-python: test-python-fast test-python-slow ## run the tests of Python that need no vLLM
 
-test-python-fast: build
+test-python-fast: tested
 	@echo "== pytest, tests that start no process of ours"
 	$(PYTEST) -m fast
 
-# Compiled once here, as the packages are: each of the many processes of tests would do it again.
-test-python-slow: build .make/classic
+test-python-slow: tested .make/classic
 	@echo "== pytest, tests that start processes"
-	$(BIN)/python -m compileall -q python/primerl
 	$(PYTEST) -m "not fast and not vllm and not long"
 
 vllm: .make/vllm ## make .venv-vllm: vLLM on the CPU (x86-64 Linux), for inference.python and test-vllm
 
 VLLM_TESTS ?= vllm
-test-vllm: build .make/vllm ## run the tests that need vLLM
+test-vllm: tested .make/vllm ## run the tests that need vLLM
 	@echo "== pytest, with vLLM"
 	$(PYTEST) -m "$(VLLM_TESTS)"
 
@@ -120,13 +118,19 @@ test-vllm-short: test-vllm
 
 build: .make/extension .make/examples ## make .venv, install packages, build the extension
 
-# The same profile and flags as .make/extension, so that cargo compiles nothing again.
+# What tests run: whoever has a release keeps it up to date; elsewhere, as in CI, the extension is compiled as the tests of
+# Rust are, which takes a fraction of the time.
+TESTED := $(if $(wildcard .make/extension),.make/extension,.make/extension-tested)
+tested: $(TESTED) .make/examples
+
 DIST := dist
+# The release profile, or what else maturin is to be told: tests have a wheel of the extension that they run.
+WHEEL := --release
 .PHONY: wheel
-wheel: .make/extension ## dist/: an abi3 wheel and an sdist
+wheel: .make/packages ## dist/: an abi3 wheel and an sdist
 	@rm -f $(DIST)/primerl-*.whl $(DIST)/primerl-*.tar.gz
 	@echo "== building the wheel and the sdist"
-	$(BIN)/maturin build --release --locked --quiet --out $(DIST)
+	$(BIN)/maturin build $(WHEEL) --locked --quiet --out $(DIST)
 	$(BIN)/maturin sdist --out $(DIST)
 	@ls -l $(DIST)/primerl-*
 
@@ -201,13 +205,20 @@ tools:
 		-e $(CLASSIC_EXAMPLE)
 	@touch $@
 
+# Python's own files are compiled here too: each of the processes of a run would do it again where it may not write.
 .make/extension: $(RUST_SOURCES) pyproject.toml .make/packages
 	@echo "== building the extension module (the first time five minutes on two cores, without a word)"
 	$(BIN)/maturin develop --uv --release --locked --quiet
 	$(BIN)/python -m compileall -q python/primerl
+	@rm -f .make/extension-tested && touch $@
+
+.make/extension-tested: $(RUST_SOURCES) pyproject.toml .make/packages
+	@echo "== building the extension module for tests"
+	$(BIN)/maturin develop --uv --locked --features testing --quiet
+	$(BIN)/python -m compileall -q python/primerl
 	@touch $@
 
-.make/examples: $(EXAMPLES:%=%/pyproject.toml) .make/extension
+.make/examples: $(EXAMPLES:%=%/pyproject.toml) .make/packages
 	@echo "== installing the example environments"
 	$(UV) pip install --quiet --no-deps --no-build-isolation $(EXAMPLES:%=-e %)
 	@touch $@

@@ -170,9 +170,11 @@ def need_vllm() -> None:
 
 
 def build_mock(repository: Path) -> Path:
-    # As the extension is built, with the same features: all but the program itself is compiled already.
-    command = ["cargo", "build", "--quiet", "--locked", "--release", "-p", "primerl-py", "-p", "primerl-engine"]
+    # As the extension was built, with the same features: all but the program itself is compiled already.
+    command = ["cargo", "build", "--quiet", "--locked", "-p", "primerl-py", "-p", "primerl-engine"]
     command += ["--bin", "primerl-mock-engine", "--message-format", "json"]
+    is_release = (repository / ".make" / "extension").exists()
+    command += ["--release"] if is_release else ["--features", "primerl-py/testing"]
     output = subprocess.run(command, cwd=repository, check=True, stdout=subprocess.PIPE, text=True).stdout
     found = [json.loads(line).get("executable") for line in output.splitlines()]
     return next(Path(path) for path in found if path and path.endswith("primerl-mock-engine"))

@@ -15,6 +15,8 @@ import pytest
 
 SLOW_MARKS = ("processes", "end_to_end", "vllm", "long")
 SLOW_FIXTURES = {"mock_binary", "imitator", "expert"}
+# Files of few tests that take long: the number of usual tests that would take as long.
+WEIGHTS = {"test_render_real_tokenizers": 800, "test_lora": 150, "test_lora_sft": 150, "test_verify": 150}
 # Events of Python's audit hooks, and where each has the program.
 STARTS = {"subprocess.Popen": 0, "os.posix_spawn": 0, "os.exec": 0, "os.fork": None, "os.forkpty": None}
 # Programs of others, which take milliseconds.
@@ -72,11 +74,11 @@ def weight(item: pytest.Item) -> int:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first: a worker that began one at the end would leave the others idle."""
-    weights: dict[object, int] = {}
+    weights = {item.path: WEIGHTS.get(item.path.stem, 0) for item in items}
     for item in items:
         if not is_slow(item):
             item.add_marker("fast")
-        weights[item.path] = weights.get(item.path, 0) + weight(item)
+        weights[item.path] += weight(item)
     items.sort(key=lambda item: -weights[item.path])
 
 
