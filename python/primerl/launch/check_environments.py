@@ -12,6 +12,7 @@ import json
 import os
 import sys
 
+from primerl.direct import unusable_proxies
 from primerl.envs import generations
 from primerl.envs.check import Verdict, check_environment
 from primerl.envs.interface import EnvironmentRefusedError
@@ -25,6 +26,9 @@ def main() -> int:
         for environment_id, settings, variables, *known in json.load(sys.stdin):
             before = dict(os.environ)
             os.environ.update(variables)
+            # As env workers do, where an environment makes a client of a model.
+            for name in unusable_proxies(os.environ):
+                del os.environ[name]
             verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, *known)
             verdicts.append((verdict.problem, verdict.remark))
             # One environment's are no other's.
