@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from primerl.config import asked
 from primerl.launch.guard import MARK
+from primerl.rank_variables import is_rank
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def is_resolved_file(arguments: list[str]) -> bool:
 def is_checked() -> bool:
     """Whether who started this process has checked its file: the launcher, or the first of several ranks. Else, whether
     there is nothing to check it by."""
-    return MARK in os.environ or "RANK" in os.environ or importlib.util.find_spec("pydantic_config") is None
+    return MARK in os.environ or is_rank(os.environ) or importlib.util.find_spec("pydantic_config") is None
 
 
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from primerl.config import asked
 from primerl.forking import preload, servers
 from primerl.launch import checker
+from primerl.rank_variables import is_rank
 from primerl.startup import importing
 
 
@@ -44,7 +45,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
 
-    if "RANK" in os.environ:
+    if is_rank(os.environ):
         return sft_rank(arguments)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
