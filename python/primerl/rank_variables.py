@@ -1,7 +1,7 @@
 """Variables by which torch's processes find each other, and who set them. Standard library only.
 
-Schedulers of pods set RANK, WORLD_SIZE and MASTER_ADDR for whatever runs in a pod, also for one `primerl rl` that starts
-its ranks by itself. Only torchrun and Slurm start one process a rank.
+Schedulers of pods set RANK, WORLD_SIZE and MASTER_ADDR for whatever runs in a pod, also for one `primerl rl` that
+starts its ranks by itself. Only torchrun and Slurm start one process a rank.
 """
 
 from __future__ import annotations

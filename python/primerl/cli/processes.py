@@ -84,12 +84,15 @@ def env_worker(arguments: list[str]) -> int:
 
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
+    from primerl.cli.runs import keep_state
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
     from primerl.launch import joining
 
     try:
-        return joining.run(load(JoinConfig, arguments, program="primerl env-worker"))
+        config = load(JoinConfig, arguments, program="primerl env-worker")
+        keep_state(config.log_dir)
+        return joining.run(config)
     except ConfigError as error:
         return refuse(error)
 

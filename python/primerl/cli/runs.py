@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 from primerl.config import asked
@@ -29,6 +30,7 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
             from primerl.config.run_forms import is_short, load_run
         try:
             config = load_run(arguments, program="primerl rl")
+            keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
                 from primerl.config.late import placed
@@ -41,6 +43,15 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
             return fail(str(error))
 
 
+def keep_state(output_dir: str) -> None:
+    """Before the state folder is asked for anything."""
+    from primerl.runs import state
+
+    remark = state.within_run(output_dir)
+    if remark is not None:
+        print(remark, file=sys.stderr, flush=True)
+
+
 def sft(arguments: list[str]) -> int:
     from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
@@ -49,6 +60,7 @@ def sft(arguments: list[str]) -> int:
         return sft_rank(arguments)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
+        keep_state(config.output_dir)
         from primerl.config import resolve
         from primerl.config.late import placed
         from primerl.launch import hub, monitors, preflight, preflight_sft
