@@ -16,6 +16,7 @@ from primerl.direct import unusable_proxies
 from primerl.envs import generations
 from primerl.envs.check import Verdict, check_environment
 from primerl.envs.interface import EnvironmentRefusedError
+from primerl.launch import shadowing
 from primerl.startup import importing
 
 
@@ -48,7 +49,7 @@ def _prepare() -> str | None:
     except EnvironmentRefusedError as error:
         return str(error)
     except ImportError as error:
-        return f"{sys.executable} cannot import what env workers need: {error}"
+        return f"{sys.executable} cannot import what env workers need: {error}{shadowing.hint()}"
     return None
 
 

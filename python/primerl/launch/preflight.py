@@ -21,9 +21,10 @@ from primerl.config.rl import RLConfig
 from primerl.evals import greedy
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, shadowing, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
+from primerl.launch.starting import BAD_INPUT
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
 from primerl.train import by_path
@@ -402,4 +403,7 @@ def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
-    return said if said and "Traceback" not in said else checker.said(done)
+    if not said or "Traceback" in said:
+        return checker.said(done)
+    # It refuses with code 2; anything else ended the process, such as a file that is imported in a library's place.
+    return said if done.returncode == BAD_INPUT else said + shadowing.hint()
