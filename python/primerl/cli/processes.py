@@ -125,7 +125,7 @@ def orchestrator(arguments: list[str]) -> int:
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    if "@" not in arguments and not asked.for_help(arguments):
+    if not any(word.startswith("@") for word in arguments) and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
         settings = settings_from(checked, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from primerl.config import asked
+from primerl.config.command_line import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
 from primerl.rank_variables import is_rank
@@ -22,6 +23,7 @@ def rl(arguments: list[str]) -> int:
 
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
+    arguments = with_long_names(arguments, PUBLISHED)
     # The longest part of a start, and it needs nothing of the config.
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
@@ -58,6 +60,7 @@ def sft(arguments: list[str]) -> int:
 
     if is_rank(os.environ):
         return sft_rank(arguments)
+    arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
         keep_state(config.output_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from primerl.config.base import (
     MOST_ROLLOUTS,
@@ -243,6 +243,8 @@ class HostedWandb(Section):
     """Name of the run."""
     entity: str | None = None
     """User or team."""
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    """Ours: the key, as `wandb.api_key` of the full form; `--wandb-api-key` on the command line."""
 
 
 class HostedCheckpoints(Section):
