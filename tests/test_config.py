@@ -126,7 +126,7 @@ def taught(mode: str) -> dict[str, Any]:
         ({"orchestrator__admission__min_per_engine": 300}, "orchestrator.admission", "move one of them"),
         ({"orchestrator__admission__evaluation_share": 1}, "orchestrator.admission.evaluation_share", "less than 1"),
         ({"orchestrator__train": {"env": []}}, "orchestrator.train.env", "at least 1 item"),
-        ({"orchestrator__eval__env__0__name": "reverse-text"}, "orchestrator", "give one of them another `name`"),
+        ({"orchestrator__train": {"env": [{"id": "a"}] * 2}}, "orchestrator", "give one of them another `name`"),
         ({"orchestrator__train__env__0__name": "a/b"}, "orchestrator.train.env[0].name", "pattern"),
         ({"orchestrator__sampling__max_tokens": 4096}, "", "lower one or raise the other"),
         ({"orchestrator__sampling__top_p": 0.9}, "orchestrator.sampling", 'set truncated to "replay"'),

@@ -49,6 +49,16 @@ def test_files_are_merged_and_the_later_one_wins() -> None:
     assert config.orchestrator.sampling.max_tokens == 16, "what the later file does not have stays"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["@run.toml", "--max-steps", "7"], ["--max-steps", "7", "@run.toml"], ["--max-steps=7", "@run.toml"]],
+)
+def test_a_file_may_be_glued_to_its_sign(arguments: list[str]) -> None:
+    assert load(RLConfig, arguments, program="primerl rl") == given("--max-steps", "7")
+    with pytest.raises(ConfigError, match=r"no\.toml"):
+        load(RLConfig, ["@no.toml"], program="primerl rl")
+
+
 def test_files_for_sections_win_over_those_of_the_whole_wherever_they_stand() -> None:
     first = [
         "--trainer",

@@ -248,11 +248,11 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "", "", ["--max-steps", "[1"],
      "max_steps (on the command line): Input should be a valid integer, unable to parse string as an integer (it "
      "is '[1')"),
-    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[eval]\n[[eval.env]]\nid = "a"\n'
+    (SHORT, 'id = "owner/reverse-text"', 'id = "owner/reverse-text"\n\n[eval]\n[[eval.env]]\nid = "reverse-text"\n'
      '[[eval.env]]\nid = "reverse-text"', [],
      "eval.env[1] (in run.toml, line 15): two environments are called 'reverse-text'; give one of them another `name` "
      "(it names metrics, logs and files)"),
-    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\n\n[[orchestrator.eval.env]]\nid = "a"\n'
+    (FULL, 'id = "reverse-text"', 'id = "reverse-text"\n\n[[orchestrator.eval.env]]\nid = "reverse-text"\n'
      '[[orchestrator.eval.env]]\nid = "reverse-text"', [],
      "orchestrator.eval.env[1] (in run.toml, line 15): two environments are called 'reverse-text'; give one of them "
      "another `name` (it names metrics, logs and files)"),

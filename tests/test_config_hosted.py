@@ -99,6 +99,33 @@ def test_what_is_left_out_has_the_defaults_of_hosted_training() -> None:
     assert (environment.label, environment.num_workers, environment.memory_mb) == ("reverse-text", 1, None)
 
 
+def test_an_environment_may_be_trained_on_and_measured() -> None:
+    """The orchestrator's names are unique across both, so the evaluation gets one of its own."""
+    same = {"id": "owner/alphabet-sort@1.0"}
+    config = compiled(env=[same], eval={"env": [same, {"id": "other/alphabet-sort", "name": "harder"}]}, val={})
+    orchestrator = config.orchestrator
+    assert [env.label for env in orchestrator.train.env] == ["alphabet-sort"]
+    assert [env.label for env in orchestrator.eval.env] == ["alphabet-sort-val", "alphabet-sort-eval", "harder"]
+    # As the resolved file is read again.
+    again = RLConfig.model_validate(config.model_dump(mode="json", exclude_none=True))
+    assert [env.label for env in again.orchestrator.eval.env] == [env.label for env in orchestrator.eval.env]
+    names = [process.name for process in resolve.env_workers(config, "http://127.0.0.1:1", "run")]
+    assert len(set(names)) == len(names) == 4
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        [{"id": "a"}, {"id": "a"}],
+        [{"id": "a"}, {"id": "b", "name": "a-eval"}],
+        [{"id": "b" * 100}],
+    ],
+)
+def test_an_evaluation_that_cannot_be_renamed_is_refused(measured: list[dict[str, str]]) -> None:
+    with pytest.raises(ValueError, match="two environments are called"):
+        compiled(env=[{"id": "a"}, {"id": "b" * 100}], eval={"env": measured})
+
+
 def test_every_key_becomes_something() -> None:
     config = compiled(**MORE)
     orchestrator, trainer = config.orchestrator, config.trainer

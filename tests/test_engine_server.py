@@ -72,6 +72,29 @@ def test_joins_once_it_can_generate(model: Path, tmp_path: Path, orchestrator: O
 
 
 @pytest.mark.processes
+def test_joins_past_a_proxy(
+    model: Path, tmp_path: Path, orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = torch_command(model, tmp_path, f'join = "{orchestrator.url}"\nstart_s = 30')
+    with socket.socket() as proxy:
+        proxy.bind(("127.0.0.1", 0))  # nobody answers there
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        # The orchestrator's own answer comes from this process.
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={k: v for k, v in os.environ.items() if k != "NO_PROXY"}
+        )
+        try:
+            read_url(process)
+            wait_until(lambda: bool(orchestrator.generated), "the join")
+            assert orchestrator.generated == [200]
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.processes
 def test_interrupt_while_joining(model: Path, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

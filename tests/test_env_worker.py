@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -193,6 +194,20 @@ def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_re
     orchestrator.finish()
     assert second.exit_code() == 0
     assert len(orchestrator.left) == 1
+
+
+def test_the_orchestrator_is_asked_past_the_users_proxy(
+    orchestrator: Orchestrator, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        for name in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("ALL_PROXY", f"socks5://127.0.0.1:{nobody.getsockname()[1]}")
+        worker = start(orchestrator)
+        assert orchestrator.result(orchestrator.add())["ok"], worker.text()
 
 
 def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator, start: Start) -> None:

@@ -180,10 +180,13 @@ def test_files_of_the_launcher_are_read_without_the_config_library(monkeypatch: 
         raise AssertionError("the config library is loaded")
 
     monkeypatch.setattr("primerl.config.load.load", loads)
-    for variable in (MARK, "RANK"):
-        with monkeypatch.context() as within:
-            within.setenv(variable, "1")
-            assert [started(command, good) for command, (_, good) in FILES.items()] == [0] * len(FILES)
+    with monkeypatch.context() as within:
+        within.setenv(MARK, "1")
+        assert [started(command, good) for command, (_, good) in FILES.items()] == [0] * len(FILES)
+    with monkeypatch.context() as within:
+        within.setenv("RANK", "1")
+        within.setenv("TORCHELASTIC_RUN_ID", "1")
+        assert started("trainer", FILES["trainer"][1]) == 0
     with pytest.raises(AssertionError, match="the config library is loaded"):
         started("trainer", FILES["trainer"][1])
 

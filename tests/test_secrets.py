@@ -122,6 +122,19 @@ def test_what_validates_an_environment_has_its_secrets(state: Path) -> None:
     }
 
 
+def test_an_evaluation_of_the_training_environment_has_its_secrets(state: Path) -> None:
+    values = tomllib.loads(CONFIG)
+    (trained,) = values["orchestrator"]["train"]["env"]
+    trained["name"] = "mine"
+    values["orchestrator"]["eval"] = {"env": [{"id": trained["id"], "name": "mine"}, {"id": "other"}]}
+    secrets.put("JUDGE_KEY", "k" * 20, "mine")
+    assert {name: list(found) for name, found in of_workers(RLConfig.model_validate(values)).items()} == {
+        "mine": ["JUDGE_KEY"],
+        "mine-eval": ["JUDGE_KEY"],
+        "other": [],
+    }
+
+
 @pytest.mark.processes
 def test_two_that_set_at_once_lose_nothing(tmp_path: Path) -> None:
     code = """

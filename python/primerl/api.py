@@ -36,6 +36,7 @@ from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
 from primerl.redaction import redact
+from primerl.runs import state
 from primerl.train.data import Batch, MicroBatch, decode_batch
 from primerl.train.metrics import MetricsWriter
 from primerl.train.model import DTYPES, load_model
@@ -67,6 +68,9 @@ class Run:
             self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        remark = state.within_run(self.config.output_dir)
+        if remark is not None:
+            warnings.warn(remark, stacklevel=2)
         # Your loop trains what it likes: engines are told of whole weights.
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})

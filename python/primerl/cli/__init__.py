@@ -10,6 +10,8 @@ import os
 import sys
 from importlib import import_module
 
+from primerl.rank_variables import forget_unless_rank
+
 COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
     "run": ("primerl.cli.run:run", "start runs and look after them: list, logs, stop, resume, metrics, ..."),
@@ -88,6 +90,7 @@ def command(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         return unknown(name)
+    forget_unless_rank(os.environ, name)
     module, function = COMMANDS[name][0].split(":")
     return int(getattr(import_module(module), function)(rest))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 
+from primerl.cli.runs import keep_state
 from primerl.config import asked
 from primerl.config.command_line import with_long_names
 from primerl.forking import preload, servers
@@ -35,6 +36,7 @@ def evaluate(arguments: list[str]) -> int:
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
+            keep_state(config.output_dir)
             computes = config.base_url is None and not config.dry_run
             servers.begin(config.fork_server, *([preload.TORCH] if computes else []))
             with checker.interrupted_after():

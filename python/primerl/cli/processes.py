@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from primerl.config import asked
 from primerl.launch.guard import MARK
+from primerl.rank_variables import is_rank
 from primerl.startup import importing
 
 if TYPE_CHECKING:
@@ -83,12 +84,15 @@ def env_worker(arguments: list[str]) -> int:
 
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
+    from primerl.cli.runs import keep_state
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
     from primerl.launch import joining
 
     try:
-        return joining.run(load(JoinConfig, arguments, program="primerl env-worker"))
+        config = load(JoinConfig, arguments, program="primerl env-worker")
+        keep_state(config.log_dir)
+        return joining.run(config)
     except ConfigError as error:
         return refuse(error)
 
@@ -121,7 +125,7 @@ def orchestrator(arguments: list[str]) -> int:
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    if "@" not in arguments and not asked.for_help(arguments):
+    if not any(word.startswith("@") for word in arguments) and not asked.for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
         settings = settings_from(checked, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
@@ -167,7 +171,7 @@ def is_resolved_file(arguments: list[str]) -> bool:
 def is_checked() -> bool:
     """Whether who started this process has checked its file: the launcher, or the first of several ranks. Else, whether
     there is nothing to check it by."""
-    return MARK in os.environ or "RANK" in os.environ or importlib.util.find_spec("pydantic_config") is None
+    return MARK in os.environ or is_rank(os.environ) or importlib.util.find_spec("pydantic_config") is None
 
 
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 from primerl.config import asked
+from primerl.config.command_line import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
+from primerl.rank_variables import is_rank
 from primerl.startup import importing
 
 
@@ -20,6 +23,7 @@ def rl(arguments: list[str]) -> int:
 
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
+    arguments = with_long_names(arguments, PUBLISHED)
     # The longest part of a start, and it needs nothing of the config.
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
@@ -28,6 +32,7 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
             from primerl.config.run_forms import is_short, load_run
         try:
             config = load_run(arguments, program="primerl rl")
+            keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
                 from primerl.config.late import placed
@@ -40,14 +45,25 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
             return fail(str(error))
 
 
+def keep_state(output_dir: str) -> None:
+    """Before the state folder is asked for anything."""
+    from primerl.runs import state
+
+    remark = state.within_run(output_dir)
+    if remark is not None:
+        print(remark, file=sys.stderr, flush=True)
+
+
 def sft(arguments: list[str]) -> int:
     from primerl.config.load import ConfigError, fail, load
     from primerl.config.sft import SFTConfig
 
-    if "RANK" in os.environ:
+    if is_rank(os.environ):
         return sft_rank(arguments)
+    arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
+        keep_state(config.output_dir)
         from primerl.config import resolve
         from primerl.config.late import placed
         from primerl.launch import hub, monitors, preflight, preflight_sft

@@ -10,6 +10,10 @@ from primerl.config.lines import Location
 SWITCHES = ("--dry-run", "--clean-output-dir")  # what comes after them is not theirs
 
 
+PUBLISHED = {"--wandb-api-key": "--wandb.api-key"}
+"""Flags of `prime rl run` that are spelt otherwise here."""
+
+
 def names_of(flag: str) -> list[str]:
     """`--orchestrator.train.env[0].max-concurrent=4` -> `["orchestrator", "train", "env", "0", "max_concurrent"]`."""
     text = re.sub(r"\[(\d+)\]", r".\1", flag.removeprefix("--").split("=", 1)[0])
@@ -29,16 +33,19 @@ def with_long_names(arguments: list[str], short: Mapping[str, str]) -> list[str]
 
 
 def split(arguments: list[str]) -> tuple[list[tuple[str | None, str]], list[str]]:
-    """The files, each with the flag of the section that it is for (`--trainer @ trainer.toml`; empty: the whole), and
-    what is left. Files come in the order in which they count, the last the most: those for the whole first. A file that
-    is missing after the last `@` is None."""
+    """The files, `@ rl.toml` or `@rl.toml`, and what is left.
+
+    Each file has the flag of the section that it is for (`--trainer @ trainer.toml`; empty: the whole). Files come in
+    the order in which they count, the last the most: those for the whole first. A file that is missing after the last
+    `@` is None.
+    """
     files: list[tuple[str | None, str]] = []
     flags: list[str] = []
     words = iter(arguments)
     before = ""
     for word in words:
         is_section = before.startswith("--") and "=" not in before and before not in SWITCHES
-        if word == "@" or (is_section and word.startswith("@")):
+        if word.startswith("@"):
             files.append((next(words, None) if word == "@" else word[1:], flags.pop() if is_section else ""))
         else:
             flags.append(word)

@@ -278,6 +278,11 @@ def validation_label(label: str) -> str:
     return f"{label}-val"
 
 
+def evaluation_label(label: str) -> str:
+    """Name of an evaluation environment whose own name a training environment has."""
+    return f"{label}-eval"
+
+
 class TrainEnvironments(Section):
     """What is trained on."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from primerl.config.environment import Environment, EvaluationSource, TrainSource
+from primerl.config.base import NAME_LENGTH
+from primerl.config.environment import Environment, EvaluationSource, TrainSource, evaluation_label
 
 if TYPE_CHECKING:
     from primerl.config.orchestrator import Orchestration
@@ -38,6 +39,20 @@ def check_environments(
 def numbered(name: str, environments: Sequence[Environment]) -> list[tuple[str, Environment]]:
     """Each with its place: `train.env[0]`."""
     return [(f"{name}[{index}]", environment) for index, environment in enumerate(environments)]
+
+
+def evaluation_labels(trained: Sequence[str], evaluated: Sequence[str]) -> list[str]:
+    """The evaluations' names: one that a training environment has becomes `<name>-eval`, since metrics, logs and
+    secrets go by names. It is kept, and refused later, where the new name is taken or too long."""
+    taken = {*trained, *evaluated}
+    found = []
+    for label in evaluated:
+        own = evaluation_label(label)
+        if label in trained and own not in taken and len(own) <= NAME_LENGTH:
+            taken.add(own)
+            label = own
+        found.append(label)
+    return found
 
 
 def check_distinct(environments: Sequence[tuple[str, Environment]]) -> None:

@@ -34,7 +34,7 @@ from primerl.config.environment import (
     TrainSources,
     Validation,
 )
-from primerl.config.environment_checks import check_environments, check_ratios
+from primerl.config.environment_checks import check_environments, check_ratios, evaluation_labels
 from primerl.config.held_out import check_held_out
 from primerl.config.monitors import check_url
 
@@ -354,7 +354,13 @@ class OrchestratorSettings(Orchestration):
 
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
-        check_environments(self, self.train.env, self.eval.env, made=0 if self.val is None else len(self.train.env))
+        made = 0 if self.val is None else len(self.train.env)
+        given = self.eval.env[made:]
+        labels = evaluation_labels([one.label for one in self.train.env], [one.label for one in given])
+        if labels != [one.label for one in given]:
+            named = [one.model_copy(update={"name": label}) for one, label in zip(given, labels, strict=True)]
+            self.eval = self.eval.model_copy(update={"env": [*self.eval.env[:made], *named]})
+        check_environments(self, self.train.env, self.eval.env, made=made)
         check_held_out(self.train.env, self.eval.env)
         return self
 

@@ -18,7 +18,7 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import documented, generations, harness, limits, patches
+from primerl.envs import documented, exits, generations, harness, limits, patches
 from primerl.envs.harness import HARNESS_ID
 from primerl.envs.interception import GATEWAYS, SharedInterception, address_of
 from primerl.envs.interface import (
@@ -70,6 +70,10 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
     except ValidationError as error:
         raise EnvironmentRefusedError(_explain(environment_id, error)) from error
     except ModuleNotFoundError as error:
+        # verifiers says of any module that is missing that what it looked for is.
+        missing = exits.innermost(error)
+        if isinstance(missing, ImportError) and missing is not error and repr(missing.name) not in str(error):
+            raise exits.not_imported(environment_id, error) from error
         raise EnvironmentRefusedError(
             f"environment {environment_id!r} cannot be imported: {str(error).rstrip('.')}; install its package "
             "(for the examples: `pip install ./examples/<name>`) into this virtual environment"

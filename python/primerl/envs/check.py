@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.envs import generations, versions
+from primerl.envs import exits, generations, versions
 from primerl.envs.interface import EnvironmentRefusedError, Role
 
 
@@ -50,9 +50,10 @@ def check_environment(
                     f"environment {environment_id!r}: {sys.executable} has no {name}, which metrics_port needs; "
                     "install it there, or leave metrics_port out"
                 )
-        generation = generations.chosen(environment_id)
-        env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
-        generation.list_examples(env, environment_id, 0, role, held_out)
+        with exits.refused(environment_id):
+            generation = generations.chosen(environment_id)
+            env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
+            generation.list_examples(env, environment_id, 0, role, held_out)
         if rollouts is not None and generation.scores_groups(env):
             _check_group(environment_id, role, rollouts, max_concurrent)
         remarks = [generation.remark(env, environment_id, role), versions.remark(environment_id)]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
+import os
+import traceback
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -23,6 +26,31 @@ def told(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "the environment raised KeyboardInterrupt"
     return f"{type(error).__name__}: {error}"
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What was raised first, where it was wrapped."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def place(error: BaseException) -> str:
+    """` (file, line 3)`: where it was raised, leaving out Python's own import system; empty where that is unknown."""
+    own = os.path.dirname(importlib.__file__ or "")
+    frames = traceback.extract_tb(error.__traceback__)
+    files = [frame for frame in frames if not frame.filename.startswith("<")]
+    files = [frame for frame in files if os.path.dirname(frame.filename) != own]
+    return f" ({files[-1].filename}, line {files[-1].lineno})" if files else ""
+
+
+def not_imported(environment_id: str, error: ImportError) -> EnvironmentRefusedError:
+    """Of an environment that is there, and of which an import fails."""
+    cause = innermost(error)
+    fix = "install what it needs" if isinstance(cause, ModuleNotFoundError) else "install the version that it needs"
+    return EnvironmentRefusedError(
+        f"environment {environment_id!r} cannot be imported: {told(cause)}{place(cause)}; {fix} where its workers run"
+    )
 
 
 def run_to_end(main: Coroutine[Any, Any, int]) -> int:
@@ -50,4 +78,4 @@ def refused(environment_id: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         why = "" if error.code is None else f": {error.code}"
-        raise EnvironmentRefusedError(f"environment {environment_id!r} ended the process{why}") from error
+        raise EnvironmentRefusedError(f"environment {environment_id!r} ended the process{why}{place(error)}") from error

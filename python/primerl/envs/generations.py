@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Literal, cast
 
-from primerl.envs import deferred, versions
+from primerl.envs import deferred, exits, versions
 from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
 from primerl.extras import described
 
@@ -85,12 +85,17 @@ def wanted(environment_id: str, has: Name) -> Name | None:
     name = module_name(environment_id)
     try:
         module = _module(name, has)
-    except (AttributeError, ImportError) as error:
-        # Classic modules fail at the first name that 0.4 has no more.
-        return "classic" if has == "v1" and "'verifiers" in str(error) else None
     except Exception as error:
+        if isinstance(error, AttributeError | ImportError) and "'verifiers" in str(error):
+            # Classic modules fail at the first name that 0.4 has no more.
+            return "classic" if has == "v1" else None
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, f"{TASKSETS}.{name}"):
+            return None
+        if isinstance(error, ImportError):
+            raise exits.not_imported(environment_id, error) from error
+        cause = exits.innermost(error)
         raise EnvironmentRefusedError(
-            f"environment {environment_id!r} cannot be loaded: {type(error).__name__}: {error}"
+            f"environment {environment_id!r} cannot be loaded: {exits.told(cause)}{exits.place(cause)}"
         ) from error
     if _has_taskset(module):
         return "v1"

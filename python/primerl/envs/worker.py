@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from primerl import _core, redaction
+from primerl.direct import unusable_proxies, without_proxy
 from primerl.envs import exits, generations, machine, versions, watcher
 from primerl.envs.deadline import TimeUpError, within
 from primerl.envs.interface import (
@@ -74,6 +75,7 @@ def run_worker(config: WorkerConfig) -> int:
     log_to_stderr(config.log)
     redaction.note_own()
     if config.tailnet is None:
+        _reach_directly(config.orchestrator_url)
         return _run_worker(config, None)
     try:
         node = join(config.tailnet)
@@ -91,6 +93,19 @@ def run_worker(config: WorkerConfig) -> int:
         # The last line of its log is why.
         print(f"{tail(config.tailnet.log)}\nerror: {node.lost}", file=sys.stderr)
     return code
+
+
+def _reach_directly(orchestrator_url: str) -> None:
+    """Before a client is made: those of verifiers, and of the programs it starts, take the user's proxy for the
+    orchestrator too."""
+    os.environ.update(without_proxy(os.environ, orchestrator_url))
+    for name in unusable_proxies(os.environ):
+        log.warning(
+            "%s names a SOCKS proxy, with which no client of a model can be made unless `socksio` is installed; the "
+            "environment does not get it (pip install socksio, or name an HTTP proxy)",
+            name,
+        )
+        del os.environ[name]
 
 
 def _run_worker(config: WorkerConfig, node: Node | None) -> int:

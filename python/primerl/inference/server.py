@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, Protocol
 
+from primerl.direct import open_url
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import installation
 from primerl.inference.vllm.process import VllmEndedError, VllmServer
@@ -211,7 +212,7 @@ def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> 
     body = {"model": config.served_name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
 
     def attempt() -> dict[str, Any]:
-        with urllib.request.urlopen(f"{engine.url}/health", timeout=REQUEST_TIMEOUT_S):
+        with open_url(f"{engine.url}/health", timeout=REQUEST_TIMEOUT_S):
             return _post(f"{engine.url}/inference/v1/generate", body)
 
     _until(engine, stop, config.start_s, "generate a token", attempt)
@@ -248,7 +249,7 @@ def _until(
 def _post(url: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+        with open_url(request, timeout=REQUEST_TIMEOUT_S) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
         raise ValueError(f"{error}: {error.read().decode(errors='replace')[:500]}") from error

@@ -12,9 +12,11 @@ import json
 import os
 import sys
 
+from primerl.direct import unusable_proxies
 from primerl.envs import generations
 from primerl.envs.check import Verdict, check_environment
 from primerl.envs.interface import EnvironmentRefusedError
+from primerl.launch import shadowing
 from primerl.startup import importing
 
 
@@ -25,6 +27,9 @@ def main() -> int:
         for environment_id, settings, variables, *known in json.load(sys.stdin):
             before = dict(os.environ)
             os.environ.update(variables)
+            # As env workers do, where an environment makes a client of a model.
+            for name in unusable_proxies(os.environ):
+                del os.environ[name]
             verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, *known)
             verdicts.append((verdict.problem, verdict.remark))
             # One environment's are no other's.
@@ -44,7 +49,7 @@ def _prepare() -> str | None:
     except EnvironmentRefusedError as error:
         return str(error)
     except ImportError as error:
-        return f"{sys.executable} cannot import what env workers need: {error}"
+        return f"{sys.executable} cannot import what env workers need: {error}{shadowing.hint()}"
     return None
 
 

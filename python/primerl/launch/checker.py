@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from primerl.forking import preload, servers
+from primerl.launch import shadowing
 
 ENVIRONMENTS = "primerl.launch.check_environments"
 # Of this process: it is started for the next check, and used once.
@@ -114,7 +115,8 @@ def ended(
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a process failed, in its words."""
+    """Why a process failed, in its words, and which files may be why it had no better ones."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     # A traceback's last line is the error; a clean refusal is one line.
-    return lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    return words + shadowing.hint()

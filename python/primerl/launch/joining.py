@@ -314,7 +314,7 @@ def workers(
             log=settings.log,
             metrics_port=resolve.port_of(config.metrics_port, index),
         )
-        log = Path(config.log_dir).expanduser().absolute() / "envs" / str(told["role"]) / config.env
+        log = Path(os.path.abspath(os.path.expanduser(config.log_dir))) / "envs" / str(told["role"]) / config.env
         name = f"env_{config.env}_{index}"
         found.append(
             ProcessConfig(

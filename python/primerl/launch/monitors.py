@@ -101,7 +101,7 @@ def _has_login() -> bool:
     """Whether the netrc file has a key for W&B's server."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_URL)).hostname or ""
     given = os.environ.get("NETRC")
-    files = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    files = [Path(given)] if given else [Path(os.path.expanduser(name)) for name in ("~/.netrc", "~/_netrc")]
     for file in files:
         try:
             if netrc.netrc(os.fspath(file)).hosts.get(host) is not None:

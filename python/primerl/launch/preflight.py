@@ -21,10 +21,12 @@ from primerl.config.rl import RLConfig
 from primerl.evals import greedy
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, tailnet
+from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, shadowing, tailnet
 from primerl.launch import preflight_environments as environments
 from primerl.launch.lock import LOCK, in_use, take
+from primerl.launch.starting import BAD_INPUT
 from primerl.run_key import VARIABLE, run_key
+from primerl.runs.state import WITHIN_RUN
 from primerl.train import by_path
 from primerl.train.adapter_files import check_lora_files, has_experts
 from primerl.train.config import ConfigError as SettingError
@@ -119,7 +121,7 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
         raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
     if not os.access(parent, os.W_OK):
         raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or all(_is_state(entry) for entry in folder.iterdir()):
         return
     if in_use(folder):
         raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
@@ -137,6 +139,12 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
             f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
             "choose another output_dir, or empty it yourself"
         )
+
+
+def _is_state(entry: Path) -> bool:
+    """Whether an entry of a run's folder holds no more than the state folder, which may be older than the run."""
+    folder, name = WITHIN_RUN.parts
+    return entry.name == folder and entry.is_dir() and [one.name for one in entry.iterdir()] == [name]
 
 
 def never_began(folder: Path) -> bool:
@@ -171,8 +179,10 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
 
 
 def _empty(folder: Path, *, but: Path) -> None:
-    """Deletes all that is in the folder except that file, which its owner has locked."""
+    """Deletes all that is in the folder except that file, which its owner has locked, and the state folder."""
     for entry in folder.iterdir():
+        if entry == but.parent / WITHIN_RUN.name:
+            continue
         if entry.is_dir() and not entry.is_symlink():
             if entry == but.parent:
                 _empty(entry, but=but)
@@ -393,4 +403,7 @@ def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path
         return None
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
-    return said if said and "Traceback" not in said else checker.said(done)
+    if not said or "Traceback" in said:
+        return checker.said(done)
+    # It refuses with code 2; anything else ended the process, such as a file that is imported in a library's place.
+    return said if done.returncode == BAD_INPUT else said + shadowing.hint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _check_rows(rows: RowsConfig, prefix: str) -> None:
         source.check()
     bad = BadRows(rows.max_bad_share, prefix)
     for source in found:
-        if source.is_plain and Path(source.config.path).expanduser().stat().st_size <= READ_AT_ONCE:
+        if source.is_plain and Path(os.path.expanduser(source.config.path)).stat().st_size <= READ_AT_ONCE:
             _read(source, bad)
     bad.check()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primerl.config.complaint import ConfigError
+from primerl.config.environment import evaluation_label
 from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.redaction import note
 from primerl.runs import secrets as stored
@@ -55,6 +56,12 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
         known_as = [name for one in ids for name in (one.rsplit("/", 1)[-1], one)]
         # What validates an environment has its secrets.
         known_as += [one for entry in entries if entry.label == label and (one := getattr(entry, "validates", None))]
+        # So has an evaluation of the same environment that had to get a name of its own.
+        known_as += [
+            entry.label
+            for entry in entries
+            if evaluation_label(entry.label) == label and entry.id.split("@", 1)[0] in ids
+        ]
         try:
             found[label] = stored.of_environment(*known_as, label) | of_files
         except StateError as error:

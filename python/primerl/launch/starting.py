@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from primerl import redaction
+from primerl import rank_variables, redaction
 from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.forking import servers
@@ -59,7 +59,7 @@ def fork_kind(process: ProcessConfig) -> str | None:
 
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:
-    variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **os.environ}
+    variables = {"OMP_WAIT_POLICY": OMP_WAIT_POLICY, **rank_variables.without(os.environ)}
     variables |= process.variables
     if process.variables:
         variables[redaction.VARIABLE] = ",".join(process.variables)

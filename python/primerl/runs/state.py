@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 VARIABLE = "PRIMERL_STATE_DIR"
+WITHIN_RUN = Path("run") / "state"
+"""Of a run's folder: the state folder of a user without a home."""
 
 
 class StateError(Exception):
@@ -16,14 +18,39 @@ class StateError(Exception):
 
 
 def state_folder() -> Path:
-    """`$PRIMERL_STATE_DIR`, else `$XDG_STATE_HOME/primerl`, else `~/.local/state/primerl`; it may not exist."""
+    """`$PRIMERL_STATE_DIR`, else `$XDG_STATE_HOME/primerl`, else `~/.local/state/primerl`; it may not exist.
+
+    Raises StateError where there is no home folder: HOME is not set, and the user's id is in no list of users.
+    """
     own = os.environ.get(VARIABLE)
     if own:
         return Path(os.path.abspath(os.path.expanduser(own)))
     base = os.environ.get("XDG_STATE_HOME", "")
     # A relative one is to be ignored, says the XDG base directory specification.
-    folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state"
-    return folder / "primerl"
+    if os.path.isabs(base):
+        return Path(base) / "primerl"
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise StateError(
+            f"the state folder is unknown: HOME is not set, and user {os.getuid()} has no home folder; set {VARIABLE} "
+            "to a folder of yours"
+        )
+    return Path(home) / ".local" / "state" / "primerl"
+
+
+def within_run(output_dir: str) -> str | None:
+    """For a user without a home, as containers have: from now on the state folder of this process, and of those that it
+    starts, is in the run's folder. Returns the sentence that says so; None where there is a home."""
+    try:
+        state_folder()
+    except StateError:
+        folder = os.path.join(os.path.abspath(os.path.expanduser(output_dir)), WITHIN_RUN)
+        os.environ[VARIABLE] = folder
+        return (
+            f"HOME is not set, and user {os.getuid()} has no home folder: the state folder (list of runs, "
+            f"virtualenvs, store) is {folder}; set {VARIABLE} to have another"
+        )
+    return None
 
 
 def private_folder(*parts: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
             )
     if config.adapter_path is not None:
         read_adapter_config(config, key)
-        file = Path(config.adapter_path).expanduser() / ADAPTER_FILE
+        file = Path(os.path.expanduser(config.adapter_path)) / ADAPTER_FILE
         if sum(path.stat().st_size for path in base.glob("*.safetensors")) <= READ_AT_ONCE:
             check_base(file, base, folder_digest(base), key)
 
@@ -117,7 +118,7 @@ def base_digest(file: Path) -> str | None:
 def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
     """`adapter_config.json` of the adapter to begin with. Raises ConfigError where the adapter is of another kind."""
     assert config.adapter_path is not None
-    file = Path(config.adapter_path).expanduser() / ADAPTER_CONFIG
+    file = Path(os.path.expanduser(config.adapter_path)) / ADAPTER_CONFIG
     found = _of_known_kind(file, key)
     for name, own, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
         if found.get(name) != value:

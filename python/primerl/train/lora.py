@@ -11,6 +11,7 @@ that is trained is never merged, which would change the bits of W.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ class Adapter:
 
     def load(self, path: Path, base: Path) -> None:
         """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
-        file = path.expanduser() / ADAPTER_FILE
+        file = Path(os.path.expanduser(path)) / ADAPTER_FILE
         where = f"{KEY}adapter_path: {file}"
         check_base(file, base, self.base_digest, KEY)
         try:

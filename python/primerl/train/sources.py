@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Source:
 
     @property
     def _path(self) -> Path:
-        return Path(self.config.path).expanduser()
+        return Path(os.path.expanduser(self.config.path))
 
     def check(self) -> None:
         """What can be known without reading. Raises ConfigError."""

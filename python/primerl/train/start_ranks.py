@@ -20,6 +20,7 @@ from typing import Any
 from primerl import forking
 from primerl.forking import servers
 from primerl.forking.preload import TORCH
+from primerl.rank_variables import is_rank
 from primerl.startup import importing
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 def are_wanted(settings: dict[str, Any]) -> bool:
     """Whether this process is to start ranks, and is not one that `torchrun` or this module has started."""
-    return settings.get("ranks", 1) != 1 and "RANK" not in os.environ
+    return settings.get("ranks", 1) != 1 and not is_rank(os.environ)
 
 
 def run(ranks: int, arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def load(datasets: Any, text: str, name: str | None, split: str, key: str) -> An
 
     Raises whatever the library does, and ValueError for a folder that cannot be read as one dataset.
     """
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.is_file():
         return datasets.load_dataset(builder(path), data_files={"train": str(path)}, split=split)
     if not path.is_dir():

@@ -46,7 +46,7 @@ def run(arguments: list[str], program: str = "primerl run") -> int:
     first, *rest = arguments
     if first in WORDS:
         return int(import_module(f"primerl.cli.run.{WORDS[first][0]}").main(rest))
-    if first == "@" or first.startswith("-") or first.endswith(".toml"):
+    if first.startswith(("@", "-")) or first.endswith(".toml"):
         from primerl.cli.run.start import main
 
         return main(arguments)

@@ -98,7 +98,8 @@ def compile_hosted(config: HostedConfig) -> dict[str, Any]:
     if "tailscale" in config.model_fields_set:
         full["tailscale"] = config.tailscale
     if config.wandb is not None:
-        full["wandb"] = config.wandb.model_dump(exclude_none=True)
+        # A key is in no dump.
+        full["wandb"] = config.wandb.model_dump(exclude_none=True) | _given(api_key=config.wandb.api_key)
     return full
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from primerl.config.base import (
     MOST_ROLLOUTS,
@@ -29,6 +29,7 @@ from primerl.config.base import (
 )
 from primerl.config.elsewhere import HOSTED, Names
 from primerl.config.environment import Interpreter, Limits, validation_label
+from primerl.config.environment_checks import evaluation_labels
 from primerl.config.orchestrator import Buffer
 from primerl.config.tailscale import Tailscale
 from primerl.typed import MOST_COUNT
@@ -242,6 +243,8 @@ class HostedWandb(Section):
     """Name of the run."""
     entity: str | None = None
     """User or team."""
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    """Ours: the key, as `wandb.api_key` of the full form; `--wandb-api-key` on the command line."""
 
 
 class HostedCheckpoints(Section):
@@ -361,7 +364,9 @@ class HostedConfig(Section):
         if self.val is not None:
             labels += [("val", validation_label(label)) for _, label in labels]
         if self.eval is not None:
-            labels += [(f"eval.env[{index}]", environment.label) for index, environment in enumerate(self.eval.env)]
+            given = [environment.label for environment in self.eval.env]
+            own = evaluation_labels([environment.label for environment in self.env], given)
+            labels += [(f"eval.env[{index}]", label) for index, label in enumerate(own)]
         seen: set[str] = set()
         for place, label in labels:
             if label in seen:

@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from typing import IO, TYPE_CHECKING
 
+from primerl.direct import open_url
 from primerl.inference.vllm import flags
 from primerl.inference.vllm.installation import Installation
 
@@ -136,7 +137,7 @@ class VllmServer:
             return
         self._looked_at = now
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S):
+            with open_url(f"{self.url}/health", timeout=HEALTH_TIMEOUT_S):
                 self._healthy_at = time.monotonic()
         except (OSError, http.client.HTTPException) as error:
             if now - self._healthy_at > (GONE_S if _is_gone(error) else ILL_S):
@@ -180,7 +181,7 @@ class VllmServer:
             f"{self.url}/abort_requests", b"{}", {"Content-Type": "application/json"}, method="POST"
         )
         # It may not listen yet, or not answer any more.
-        with contextlib.suppress(OSError, http.client.HTTPException), urllib.request.urlopen(request, timeout=ABORT_S):
+        with contextlib.suppress(OSError, http.client.HTTPException), open_url(request, timeout=ABORT_S):
             pass
 
 

@@ -1,0 +1,70 @@
+"""A user whom the system does not know, without HOME: as in containers that run with an arbitrary id."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from primerl import cli
+from primerl.cli.runs import keep_state
+from primerl.launch import preflight
+from primerl.launch.monitors import _has_login
+from primerl.monitors import prime
+from primerl.runs import state
+from primerl.runs.registry import Registry
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    # Set first, so that what the code sets is undone.
+    monkeypatch.setenv(state.VARIABLE, "")
+    for name in ("HOME", "XDG_STATE_HOME", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_command_without_a_run_names_the_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "list"]) == 2
+    said = capsys.readouterr().err
+    assert "HOME is not set" in said
+    assert "set PRIMERL_STATE_DIR to a folder of yours" in said
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_state("out")
+    folder = tmp_path / "out" / "run" / "state"
+    assert str(folder) in capsys.readouterr().err
+    with Registry() as registry:
+        assert registry.all() == []
+    assert (folder / "runs.db").is_file()
+    assert os.environ[state.VARIABLE] == str(folder), "the run's processes have it too"
+    keep_state("other")
+    assert capsys.readouterr().err == "", "it is known now"
+    # Checks may have made it before the run begins; it is not what an earlier run left there.
+    preflight._check_folder(tmp_path / "out", clean=False, goes_on=None)
+    (tmp_path / "out" / "configs").mkdir()
+    with preflight.claimed("out", clean=True):
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run"]
+        assert (folder / "runs.db").is_file()
+
+
+@pytest.mark.usefixtures("nobody")
+def test_logins_are_looked_for_nowhere() -> None:
+    assert prime.login() == {}
+    assert not _has_login()
+
+
+def test_a_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(state.VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state.within_run("out") is None
+    assert state.state_folder() == tmp_path / ".local" / "state" / "primerl"
