@@ -31,6 +31,19 @@ from primerl.train.proof import check_same, prove, sample
 Answer = TypeVar("Answer")
 
 
+def import_transformers() -> None:
+    """To be called before a thread loads a model while another one reads rows: `datasets` looks for names in
+    `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete.
+    """
+    from transformers import (  # noqa: F401 - each of them imports its own part of the library
+        AttentionInterface,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedTokenizerBase,
+    )
+
+
 def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
     """No rank waits for another: a thread may do it. What it raises on the leading rank is raised on all of them where
     the answer goes through `together`.
