@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from primerl.train.message_fields import FieldError, take_marks
+
 COLUMNS = ("messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs")
 """What is read of a row; other columns are left alone."""
 BEHIND = {"prompt": "messages", "completion": "messages", "tool_defs": "tools"}
@@ -30,6 +32,8 @@ class Conversation:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     """Columns of `BEHIND` that are not read because the one before them is there."""
+    untrained: frozenset[int] = frozenset()
+    """Indices of messages that are marked as not to be trained, whatever their role."""
 
 
 SCHEMA = "not a conversation"
@@ -63,7 +67,21 @@ def conversation(row: object) -> Conversation:
     if not isinstance(kwargs, Mapping):
         raise RowError(SCHEMA, "chat_template_kwargs must be an object, or the text of one")
     ignored = tuple(name for name, before in BEHIND.items() if name in fields and before in fields)
-    return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs), ignored)
+    unmarked, untrained = _take_marks(messages)
+    return Conversation(unmarked, _tools(fields), dict(kwargs), ignored, untrained)
+
+
+def _take_marks(messages: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], frozenset[int]]:
+    kept, untrained = [], []
+    for index, message in enumerate(messages):
+        try:
+            unmarked, is_trained = take_marks(message)
+        except FieldError as error:
+            raise RowError(SCHEMA, f"messages[{index}].{error}") from error
+        kept.append(unmarked)
+        if not is_trained:
+            untrained.append(index)
+    return kept, frozenset(untrained)
 
 
 def _is_there(name: str, value: Any) -> bool:

@@ -9,12 +9,14 @@ crosses the edge of such a content is not trained.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.train.conversations import Conversation, RowError
+from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
 from primerl.train.sft_config import LossMaskConfig
 
@@ -26,6 +28,7 @@ Columns = tuple[bytes, bytes]
 
 SENTINEL = "zPrimerlRoleSentinelz"
 TEMPLATE = "the chat template refuses it"
+UNKNOWN = "unknown field of a message"
 
 
 class Masker:
@@ -48,6 +51,7 @@ class Masker:
         if "system" in self._roles:
             self._roles.add("developer")
         self._now = now
+        self._fields = TemplateFields(model_folder)
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
 
@@ -58,6 +62,9 @@ class Masker:
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
         alike: dict[str, list[int]] = {}
         for index, conversation in enumerate(conversations):
+            if self._needs_a_look(conversation):
+                rendered[index] = self._one(conversation)
+                continue
             given = (conversation.tools, conversation.template_kwargs)
             alike.setdefault(json.dumps(given, default=str) if any(given) else "", []).append(index)
         for indices in alike.values():
@@ -65,6 +72,10 @@ class Masker:
             for index, columns in zip(indices, self._group(group, pool), strict=True):
                 rendered[index] = columns
         return [columns for columns in rendered if columns is not None]
+
+    @staticmethod
+    def _needs_a_look(conversation: Conversation) -> bool:
+        return bool(conversation.untrained) or any(map(unknown, conversation.messages))
 
     def _group(self, group: list[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Conversations with the same tools and template variables, on all cores in one call."""
@@ -78,6 +89,7 @@ class Masker:
     def _one(self, conversation: Conversation) -> Columns | RowError:
         options = self._options(conversation)
         try:
+            self._check_fields(conversation.messages, options)
             messages = self._renderer.trainable(
                 conversation.messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
             )
@@ -86,11 +98,30 @@ class Masker:
             else:
                 rendered = self._renderer.render(messages, add_generation_prompt=False, **options)
                 ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
+            if self._assistant and conversation.untrained:
+                mask = _without(messages, mask, conversation.untrained)
             if self._roles:
-                mask = self._with_roles(messages, ids, mask, options)
+                mask = self._with_roles(messages, ids, mask, conversation.untrained, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         return ids, mask
+
+    def _check_fields(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        """Raises RowError for a field that is neither known nor read by the template."""
+        for index, message in enumerate(messages):
+            for name in unknown(message):
+                if self._fields.names(name):
+                    continue
+                without = {field: value for field, value in message.items() if field != name}
+                # A template may write whatever a message has, without naming it.
+                if self._text(messages, options) == self._text(
+                    [*messages[:index], without, *messages[index + 1 :]], options
+                ):
+                    raise RowError(
+                        UNKNOWN,
+                        f"messages[{index}].{name} is unknown, and the chat template does not read it; correct the "
+                        "name or take the field out",
+                    )
 
     def _options(self, conversation: Conversation) -> dict[str, Any]:
         return {
@@ -99,8 +130,17 @@ class Masker:
             "now": self._now,
         }
 
-    def _with_roles(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, options: dict[str, Any]) -> bytes:
-        said = [index for index, message in enumerate(messages) if message["role"] in self._roles]
+    def _with_roles(
+        self,
+        messages: list[dict[str, Any]],
+        ids: bytes,
+        mask: bytes,
+        untrained: frozenset[int],
+        options: dict[str, Any],
+    ) -> bytes:
+        said = [
+            index for index, message in enumerate(messages) if message["role"] in self._roles and index not in untrained
+        ]
         if not said:
             return mask
         text = self._text(messages, options)
@@ -131,6 +171,27 @@ class Masker:
 
     def _text(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
+
+
+def _without(messages: list[dict[str, Any]], mask: bytes, untrained: frozenset[int]) -> bytes:
+    """A mask of what the assistant wrote, without these messages. Each answer is one stretch of tokens, or else it cannot
+    be told whose a token is.
+
+    Raises RowError.
+    """
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    marked = [index for index in answers if index in untrained]
+    stretches = list(re.finditer(rb"\x01+", mask))
+    if marked and len(stretches) != len(answers):
+        raise RowError(
+            TEMPLATE,
+            f"messages[{marked[0]}] is marked as not trained, and the chat template does not show which tokens are its own",
+        )
+    trained = bytearray(mask)
+    for index, stretch in zip(answers, stretches, strict=False):
+        if index in untrained:
+            trained[stretch.start() : stretch.end()] = bytes(len(stretch[0]))
+    return bytes(trained)
 
 
 def _content(message: dict[str, Any]) -> str:
