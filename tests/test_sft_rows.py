@@ -142,6 +142,21 @@ def test_reasons_are_counted_and_a_small_share_of_them_is_left_out(folder: Path,
     assert "5.00%" in table[0]
 
 
+def test_reasoning_that_the_template_leaves_out_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "model"
+    write_model(folder, seed=3)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.reasoning_content %}"
+        "{{ m.reasoning_content }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    thought = {**assistant("4"), "reasoning_content": "two and two"}
+    rows = [{"messages": [user("q"), thought, user("r"), thought]}, {"messages": [user("q"), thought]}]
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
+    with caplog.at_level("WARNING"):
+        load(folder, path, tmp_path / "bad.jsonl")
+    assert "rows: in 1 of 2 rows the chat template leaves out the reasoning of answers (1 of them)" in caplog.text
+
+
 def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = {"prompt": "a", "completion": "b" * 300}
     hopeless = {"prompt": "a" * 300, "completion": "b"}

@@ -17,7 +17,7 @@ TRAINED = {
     "training": True,
     "masked": False,
 }
-"""Fields of messages that say whether they are trained, as other trainers call them, and the value by which they are."""
+"""Fields that say whether a message is trained, as other trainers call them, and the value by which it is."""
 KNOWN = frozenset(
     (
         *("role", "content", "name", "tool_calls", "tool_call_id", "refusal"),
