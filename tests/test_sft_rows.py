@@ -236,6 +236,37 @@ def test_every_kind_of_file_gives_the_same_rows(folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("own_cache")
+def test_a_null_that_was_written_for_a_required_argument_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import datasets
+
+    def row(name: str, required: list[str], **arguments: Any) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        properties = {argument: {"type": "number"} for argument in ("a", "b")}
+        parameters = {"type": "object", "properties": properties, "required": required}
+        tools = [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+        return {"messages": [user("q"), {**assistant(""), "tool_calls": [call]}], "tools": tools}
+
+    rows = [row("add", ["a", "b"], a=3, b=None), row("neg", ["a"], a=4), row("x", ["a"], b=2, a=1)]
+    rows.append(
+        {"messages": [user("q"), {**assistant(""), "tool_calls": [{"function": {"name": "y", "arguments": {"z": 1}}}]}]}
+    )
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list(rows).to_parquet(path)
+    (source,) = sources(RowsConfig(path=str(path)), "data.")
+    with caplog.at_level("WARNING"):
+        read = [found.content for found in source.rows()]
+    arguments = [
+        found.messages[1]["tool_calls"][0]["function"]["arguments"] for found in read if isinstance(found, Conversation)
+    ]
+    assert arguments == [{"a": 3, "b": None}, {"a": 4}, {"a": 1, "b": 2}, {"z": 1}]
+    said = [record.getMessage() for record in caplog.records if "counts as not given" in record.getMessage()]
+    assert len(said) == 1
+    assert "in row 1 the argument neg(b) is null" in said[0]
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_a_hub_name_is_asked_for_with_its_configuration_and_split(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,15 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return [_function(_parsed(tool, name), f"{name}[{index}]") for index, tool in enumerate(tools)] or None
 
 
+def declared_parameters(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """JSON schemas of the parameters of a row's tools, by name; empty for tools that cannot be read."""
+    try:
+        tools = _tools({name: row[name] for name in ("tools", "tool_defs") if _is_there(name, row.get(name))})
+    except RowError:
+        return {}
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or []}
+
+
 def _function(tool: Any, where: str) -> dict[str, Any]:
     """OpenAI's schema, `{"type": "function", "function": {"name", "description", "parameters"}}`, of a tool that is
     written in it, without its envelope, or with Anthropic's `input_schema`."""
