@@ -175,7 +175,7 @@ def _table_rows(table: Any, key: str) -> Iterator[Found]:
                 is_told = True
                 log.warning(
                     "%s: in row %d the argument %s is null, which counts as not given, since a table cannot tell the "
-                    "two apart; the same for others like it. Where it matters, give JSON lines or arguments as JSON text",
+                    "two apart; as for others like it. Where it matters, give JSON lines or arguments as JSON text",
                     key,
                     index,
                     unsure[0],
