@@ -56,8 +56,9 @@ def test_every_key_that_is_named_exists(page: str) -> None:
 
 
 def test_the_rows_are_conversations(page: str) -> None:
-    (rows,) = blocks(page, "json")
+    rows, marked = blocks(page, "json")
     read = [conversation(json.loads(line)) for line in rows.splitlines()]
+    assert conversation(json.loads(marked)).untrained == {1}
     assert read[0].messages == read[1].messages
     assert read[2].tools == [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import render_helpers as helpers
-from primerl.train.conversations import Conversation, RowError
+from primerl.train.conversations import Conversation, RowError, conversation
 from primerl.train.masks import Columns, Masker
 from primerl.train.sft_config import LossMaskConfig
 from sft_helpers import NOW, assistant, user
@@ -323,3 +323,181 @@ def test_what_cannot_be_located_is_refused_not_guessed(folder: Path, pool: Threa
     (refused,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
     assert isinstance(refused, RowError)
     assert "messages[1]: the chat template rewrites this assistant message" in str(refused)
+
+
+MARKS = [{"weight": 0}, {"weight": 0.0}, {"trainable": False}, {"loss": False}, {"loss_mask": 0}, {"train": False}]
+MARKS += [{"training": False}, {"masked": True}, {"weight": 1, "loss": False}]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma3"])
+def test_a_message_that_is_marked_is_not_trained(
+    family: str, mark: dict[str, Any], model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    messages = [user("q"), {**assistant("WRONG"), **mark}, user("sure?"), {**assistant("right"), "weight": 1}]
+    row = conversation({"messages": messages})
+    plain = Conversation([user("q"), assistant("WRONG"), user("sure?"), assistant("right")])
+    path = model_of(family)
+    marked, unmarked = Masker(path, LossMaskConfig(), NOW).many([row, plain], pool)
+    assert not isinstance(marked, RowError), marked
+    assert not isinstance(unmarked, RowError), unmarked
+    assert marked[0] == unmarked[0], "the template is given the same"
+    assert trained_runs(path, marked) == trained_runs(path, unmarked)[1:]
+
+
+def test_marks_are_for_every_role(model_of: Callable[[str], Path], pool: ThreadPoolExecutor) -> None:
+    messages = [{**user("q"), "weight": 0}, assistant("a"), user("r"), {**assistant("b"), "weight": 0}]
+    path = model_of("qwen3")
+    (columns,) = Masker(path, LossMaskConfig(user=True), NOW).many([conversation({"messages": messages})], pool)
+    assert trained_runs(path, columns) == ["a<|im_end|>", "r<|im_end|>"]
+
+
+def test_whose_tokens_are_whose_is_not_guessed(folder: Path, pool: ThreadPoolExecutor) -> None:
+    joined = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% else %}"
+        "<|im_start|>{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    path = helpers.write_qwen(folder / "joined", joined)
+    messages = [user("q"), assistant("a"), {**assistant("b"), "weight": 0}]
+    (refused,) = Masker(path, LossMaskConfig(), NOW).many([conversation({"messages": messages})], pool)
+    assert isinstance(refused, RowError)
+    assert "messages[2] is marked as not trained" in str(refused)
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"name": "ann", "refusal": None, "audio": None, "function_call": None},
+    {"tool_calls": None, "tool_call_id": None, "annotations": [{"x": 1}], "id": "7"},
+    {"reasoning": "hm", "thinking": "hm", "reasoning_details": [{"text": "hm"}], "refusal": "no"},
+    {"wieght": None, "images": [], "extra": {}},
+]
+
+
+@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(user=True)])
+def test_fields_that_would_be_ignored_are_refused(
+    mask: LossMaskConfig, folder: Path, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    rows = [Conversation([user("q"), {**assistant("a"), **fields}]) for fields in HARMLESS]
+    rows += [Conversation([user("q"), {**assistant("a"), name: value}]) for name, value in UNKNOWN_FIELDS]
+    columns = Masker(model_of("llama3"), mask, NOW).many(rows, pool)
+    assert not [found for found in columns[: len(HARMLESS)] if isinstance(found, RowError)]
+    for (name, _), refused in zip(UNKNOWN_FIELDS, columns[len(HARMLESS) :], strict=True):
+        assert isinstance(refused, RowError), name
+        assert f"messages[1].{name} is unknown" in str(refused)
+    names = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.wieght == 9 %}!{% endif %}{{ m.content }}<|im_end|>"
+        "{% endfor %}"
+    )
+    writes = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}{{ m | tojson }}<|im_end|>{% endfor %}"
+    for name, template in (("names", names), ("writes", writes)):
+        path = helpers.write_qwen(folder / f"fields-{name}", template)
+        (found,) = Masker(path, LossMaskConfig(), NOW).many([rows[len(HARMLESS)]], pool)
+        assert not isinstance(found, RowError), (name, found)
+
+
+UNKNOWN_FIELDS: list[tuple[str, Any]] = [
+    ("wieght", 0),
+    ("function_call", {"name": "f", "arguments": "{}"}),
+    ("audio", {"id": "a"}),
+    ("images", ["a.png"]),
+]
+
+
+@pytest.mark.parametrize("value", [0.5, 2, "0", [1], -1])
+def test_a_mark_that_means_nothing_is_refused(value: Any) -> None:
+    with pytest.raises(RowError, match=r"messages\[1\]\.weight is .*; it must be 0 or 1"):
+        conversation({"messages": [user("q"), {**assistant("a"), "weight": value}]})
+
+
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DROPS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
+    "{% elif not (loop.first and loop.length > 2 and m.role == 'user') %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(assistant=False, user=True)])
+@pytest.mark.parametrize("content", ["a", "A longer question?", [{"type": "text", "text": "a"}]])
+def test_a_template_that_takes_parts_only_is_refused(
+    mask: LossMaskConfig, content: Any, folder: Path, pool: ThreadPoolExecutor
+) -> None:
+    path = helpers.write_qwen(folder / "parts", PARTS)
+    row = Conversation([{"role": "user", "content": content}, assistant("a")])
+    (refused,) = Masker(path, mask, NOW).many([row], pool)
+    assert isinstance(refused, RowError)
+    assert "messages[0].content is not written by the chat template" in str(refused)
+    assert "content parts" in str(refused)
+
+
+def test_a_content_that_some_template_drops_is_refused(folder: Path, pool: ThreadPoolExecutor) -> None:
+    path = helpers.write_qwen(folder / "drops", DROPS)
+    asked = [user("The question."), assistant("One."), user("More?"), assistant("Two.")]
+    called = [user("q"), {**assistant("I look."), "tool_calls": [CALL]}]
+    good = [user("q"), {**assistant(""), "tool_calls": [CALL]}]
+    rows = [Conversation(asked), Conversation(called), Conversation(good)]
+    first, second, third = Masker(path, LossMaskConfig(), NOW).many(rows, pool)
+    for refused, index in ((first, 0), (second, 1)):
+        assert isinstance(refused, RowError)
+        assert str(refused) == f"messages[{index}].content is not written by the chat template"
+    assert not isinstance(third, RowError), third
+
+
+NO_CONTENT: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant"},
+    {"role": "assistant", "content": ""},
+    {"role": "assistant", "content": " \n"},
+    {"role": "assistant", "content": []},
+    {"role": "assistant", "content": "", "tool_calls": []},
+    {"role": "assistant", "content": None, "refusal": "I cannot."},
+]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma3"])
+@pytest.mark.parametrize("answer", NO_CONTENT)
+def test_an_answer_without_content_is_refused_where_it_is_trained(
+    family: str, answer: dict[str, Any], model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    path = model_of(family)
+    for messages in ([user("q"), answer], [user("q"), answer, user("r"), assistant("b")]):
+        (refused,) = Masker(path, LossMaskConfig(), NOW).many([Conversation(messages)], pool)
+        assert isinstance(refused, RowError), messages
+        if "content" in answer or family == "qwen3":  # some templates fail where there is none
+            assert "messages[1] is an assistant message without content" in str(refused)
+    if "content" in answer:
+        row = conversation({"messages": [user("q"), {**answer, "weight": 0}, user("r"), assistant("b")]})
+        (columns,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+        assert trained_runs(path, columns) == trained_runs(path, columns)[-1:]
+
+
+def test_reasoning_alone_is_an_answer_where_it_is_written(
+    model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    thought = {"role": "assistant", "content": "", "reasoning_content": "two and two"}
+    rows = [
+        Conversation([user("q"), thought]),
+        Conversation([user("q"), thought, user("r"), {**thought, "content": "4"}]),
+    ]
+    last, past = Masker(model_of("qwen3"), LossMaskConfig(), NOW).many(rows, pool)
+    assert not isinstance(last, RowError), last
+    assert isinstance(past, RowError)
+    assert past.kind == "an answer without content"
+
+
+@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(user=True)])
+def test_reasoning_that_is_left_out_is_counted(
+    mask: LossMaskConfig, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    inline = assistant("<think>\nhidden thought\n</think>\n\nSo.")
+    named = {**assistant("So."), "reasoning_content": "hidden thought"}
+    unread = {**assistant("So."), "reasoning": "hidden thought"}
+    rows = [
+        Conversation([user("q"), past, user("r"), last])
+        for past, last in [(inline, inline), (named, named), (named, unread), (assistant("a"), named)]
+    ]
+    columns = Masker(model_of("qwen3"), mask, NOW).many(rows, pool)
+    assert [found.unwritten_reasoning for found in columns if isinstance(found, Columns)] == [1, 1, 2, 0]

@@ -92,7 +92,7 @@ def test_bars_within_bars_leave_lines_whole() -> None:
 
 @pytest.mark.processes
 def test_fine_tuning_on_a_terminal_shows_its_steps(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "b" * n} for n in range(9)))
+    write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "b" * n} for n in range(1, 10)))
     val = {"interval": 3, "data": {"path": str(tmp_path / "rows.jsonl")}}
     (tmp_path / "sft.toml").write_text(tomli_w.dumps(settings(tmp_path, max_steps=6, val=val)))
     seen = seen_on_a_terminal("-m", "primerl", "sft", "@", str(tmp_path / "sft.toml"))

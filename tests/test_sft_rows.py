@@ -142,6 +142,21 @@ def test_reasons_are_counted_and_a_small_share_of_them_is_left_out(folder: Path,
     assert "5.00%" in table[0]
 
 
+def test_reasoning_that_the_template_leaves_out_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "model"
+    write_model(folder, seed=3)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.reasoning_content %}"
+        "{{ m.reasoning_content }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    thought = {**assistant("4"), "reasoning_content": "two and two"}
+    rows = [{"messages": [user("q"), thought, user("r"), thought]}, {"messages": [user("q"), thought]}]
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
+    with caplog.at_level("WARNING"):
+        load(folder, path, tmp_path / "bad.jsonl")
+    assert "rows: in 1 of 2 rows the chat template leaves out the reasoning of answers (1 of them)" in caplog.text
+
+
 def test_long_rows_are_dropped_cut_or_refused(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     long = {"prompt": "a", "completion": "b" * 300}
     hopeless = {"prompt": "a" * 300, "completion": "b"}
@@ -218,6 +233,37 @@ def test_every_kind_of_file_gives_the_same_rows(folder: Path, tmp_path: Path) ->
         assert torch.equal(load(folder, part, tmp_path / "bad.jsonl").row(0).token_ids, expected.row(1).token_ids)
     finally:
         write_model(folder, seed=3)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_null_that_was_written_for_a_required_argument_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import datasets
+
+    def row(name: str, required: list[str], **arguments: Any) -> dict[str, Any]:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        properties = {argument: {"type": "number"} for argument in ("a", "b")}
+        parameters = {"type": "object", "properties": properties, "required": required}
+        tools = [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+        return {"messages": [user("q"), {**assistant(""), "tool_calls": [call]}], "tools": tools}
+
+    rows = [row("add", ["a", "b"], a=3, b=None), row("neg", ["a"], a=4), row("x", ["a"], b=2, a=1)]
+    rows.append(
+        {"messages": [user("q"), {**assistant(""), "tool_calls": [{"function": {"name": "y", "arguments": {"z": 1}}}]}]}
+    )
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_list(rows).to_parquet(path)
+    (source,) = sources(RowsConfig(path=str(path)), "data.")
+    with caplog.at_level("WARNING"):
+        read = [found.content for found in source.rows()]
+    arguments = [
+        found.messages[1]["tool_calls"][0]["function"]["arguments"] for found in read if isinstance(found, Conversation)
+    ]
+    assert arguments == [{"a": 3, "b": None}, {"a": 4}, {"a": 1, "b": 2}, {"z": 1}]
+    said = [record.getMessage() for record in caplog.records if "counts as not given" in record.getMessage()]
+    assert len(said) == 1
+    assert "in row 1 the argument neg(b) is null" in said[0]
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from families import FAMILIES
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.train.config import ComputationConfig, LoraConfig, OptimConfig
+from primerl.train.distributed import ALONE
+from primerl.train.loading import load, make_ready, more_precise
 from primerl.train.model import load_model, model_shape
+from primerl.train.optim import START, Optimizer
 from rank_helpers import Case, Meeting, start_ranks
 from sft_helpers import settings, write_rows
 
@@ -73,6 +78,35 @@ def test_every_family_is_the_same_on_all_ranks(folders: Any) -> None:
 def test_adapters_begin_the_same_on_all_ranks(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny", TinyConfig(), seed=1)
     assert "is the same" in on_ranks([str(tmp_path / "tiny")], lora=True)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_what_is_updated_starts_from_the_files_values(kind: str, tmp_path: Path) -> None:
+    """As on several ranks, which load them in fp32, also where the model computes in less."""
+    folder = tmp_path / "tiny"
+    write_model(folder, TinyConfig(), seed=1)
+    load_model(folder).to(getattr(torch, kind)).save_pretrained(folder)
+    values = {name: one.detach().clone() for name, one in load_model(folder).named_parameters()}
+    is_rounded = any(not torch.equal(value.bfloat16().float(), value) for value in values.values())
+    assert is_rounded == (kind != "bfloat16")
+    assert more_precise(folder, {torch.bfloat16}) == is_rounded
+
+    model = load(folder, "bfloat16", ALONE)
+    make_ready(model, ComputationConfig(dtype="bfloat16"), None, folder, 0, ALONE)
+    optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)
+    for name, weight in model.named_parameters():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(optimizer.master(weight), values[name]), name
+        assert torch.equal(weight, values[name].bfloat16()), name
+        assert not hasattr(weight, START), "memory that nobody needs any more"
+
+
+def test_a_frozen_model_keeps_no_values_to_start_from(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    write_model(folder, TinyConfig(), seed=1)
+    model = load(folder, "bfloat16", ALONE)
+    make_ready(model, ComputationConfig(dtype="bfloat16"), LoraConfig(rank=2), folder, 0, ALONE)
+    assert not [name for name, weight in model.named_parameters() if hasattr(weight, START)]
 
 
 def test_the_shape_of_a_model_is_its_own(tmp_path: Path) -> None:

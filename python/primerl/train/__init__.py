@@ -33,7 +33,10 @@ In the order in which they are best read:
 | `sft` | `primerl sft`, and its loop over steps |
 | `start_folder`, `sft_data` | the model and the rows it begins with |
 | `sources`, `tables`, `conversations` | rows of files and of the hub; one row as a conversation |
+| `table_nulls` | which nulls of a table were written, and which are padding |
+| `message_fields` | marks of what is not trained; fields that would be ignored |
 | `masks`, `rows`, `bad_rows` | conversations as tokens with masks; those that cannot be used |
+| `written` | what the chat template leaves out of a row |
 | `mixture`, `packing`, `validation` | the order of rows; steps of micro-batches; the loss on held-out rows |
 | **several ranks** | |
 | `start_ranks`, `distributed`, `parallel` | starting them; sums over them; the model divided among them |

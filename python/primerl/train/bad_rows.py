@@ -31,6 +31,9 @@ class Dataset:
     unit: str
     rows: int = 0
     truncated: int = 0
+    unwritten_reasoning: int = 0
+    """Rows with answers whose reasoning the template leaves out."""
+    answers_without_it: int = 0
     bad: list[BadRow] = field(default_factory=list)
 
     @property
@@ -58,6 +61,10 @@ class BadRows:
 
     def truncated(self) -> None:
         self.datasets[-1].truncated += 1
+
+    def reasoning_left_out(self, answers: int) -> None:
+        self.datasets[-1].unwritten_reasoning += 1
+        self.datasets[-1].answers_without_it += answers
 
     def add(self, row: BadRow) -> None:
         self.count()
@@ -99,6 +106,12 @@ class BadRows:
                 )
             if dataset.truncated:
                 lines.append(f"{dataset.title}: {dataset.truncated:,} of {dataset.rows:,} rows are cut to seq_len")
+            if dataset.unwritten_reasoning:
+                rows = f"{dataset.unwritten_reasoning:,} of {dataset.rows:,} rows"
+                lines.append(
+                    f"{dataset.title}: in {rows} the chat template leaves out the reasoning of answers "
+                    f"({dataset.answers_without_it:,} of them), which are trained without it"
+                )
         return lines
 
     def write(self, path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from primerl.train.message_fields import FieldError, take_marks
+
 COLUMNS = ("messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs")
 """What is read of a row; other columns are left alone."""
 BEHIND = {"prompt": "messages", "completion": "messages", "tool_defs": "tools"}
@@ -30,6 +32,8 @@ class Conversation:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     """Columns of `BEHIND` that are not read because the one before them is there."""
+    untrained: frozenset[int] = frozenset()
+    """Indices of messages that are marked as not to be trained, whatever their role."""
 
 
 SCHEMA = "not a conversation"
@@ -63,7 +67,21 @@ def conversation(row: object) -> Conversation:
     if not isinstance(kwargs, Mapping):
         raise RowError(SCHEMA, "chat_template_kwargs must be an object, or the text of one")
     ignored = tuple(name for name, before in BEHIND.items() if name in fields and before in fields)
-    return Conversation([dict(message) for message in messages], _tools(fields), dict(kwargs), ignored)
+    unmarked, untrained = _take_marks(messages)
+    return Conversation(unmarked, _tools(fields), dict(kwargs), ignored, untrained)
+
+
+def _take_marks(messages: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], frozenset[int]]:
+    kept, untrained = [], []
+    for index, message in enumerate(messages):
+        try:
+            unmarked, is_trained = take_marks(message)
+        except FieldError as error:
+            raise RowError(SCHEMA, f"messages[{index}].{error}") from error
+        kept.append(unmarked)
+        if not is_trained:
+            untrained.append(index)
+    return kept, frozenset(untrained)
 
 
 def _is_there(name: str, value: Any) -> bool:
@@ -103,6 +121,15 @@ def _tools(fields: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if not isinstance(tools, list):
         raise RowError(SCHEMA, f"{name} must be a list, or the text of one")
     return [_function(_parsed(tool, name), f"{name}[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def declared_parameters(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """JSON schemas of the parameters of a row's tools, by name; empty for tools that cannot be read."""
+    try:
+        tools = _tools({name: row[name] for name in ("tools", "tool_defs") if _is_there(name, row.get(name))})
+    except RowError:
+        return {}
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or []}
 
 
 def _function(tool: Any, where: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@
     make_ready    proved (by the leading rank), adapter, what is computed again, compiled, divided;
                   then each tensor from the leading rank to the others, who keep their share
 
-So there is one whole model in memory, on one machine, and for a moment one whole tensor on each device.
+So there is one whole model in memory, on one machine, and for a moment one whole tensor on each device. A rank that is
+alone loads the model as it computes; where the files are more precise, it reads them again, in fp32, for the optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -25,10 +27,27 @@ from primerl.train.flops import Performance
 from primerl.train.lora import Adapter, add_adapter
 from primerl.train.memory import prepare
 from primerl.train.model import DTYPES, ModelError, dtype_on, load_model, model_shape
+from primerl.train.optim import START
 from primerl.train.parallel import shard
 from primerl.train.proof import check_same, prove, sample
 
 Answer = TypeVar("Answer")
+
+SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+"""Floating-point types, as files call them."""
+
+
+def import_transformers() -> None:
+    """To be called before a thread loads a model while another one reads rows: `datasets` looks for names in
+    `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete.
+    """
+    from transformers import (  # noqa: F401 - each of them imports its own part of the library
+        AttentionInterface,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        PreTrainedTokenizerBase,
+    )
 
 
 def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
@@ -61,7 +80,38 @@ def make_ready(
     performance = Performance.of(model, dtype, ranks, config.peak_tflops)
     if ranks.size > 1:
         _divide(model, ranks, dtype)
+    elif adapter is None:
+        keep_start(model, folder)
     return adapter, performance
+
+
+def keep_start(model: Any, folder: Path) -> None:
+    """Give the parameters of a model that is loaded in less than fp32 their values in `folder`, for the optimizer, so
+    that training starts from the same weights as with several ranks, which load them in fp32. They are on the CPU, and
+    gone when the optimizer has its copies; adapters are updated in their place and need none.
+
+    Raises ModelError.
+    """
+    rounded = {name: one for name, one in model.named_parameters() if one.dtype != torch.float32}
+    if not rounded or not more_precise(folder, {one.dtype for one in rounded.values()}):
+        return
+    for name, value in load_model(folder).named_parameters():
+        weight = rounded.get(name)
+        if weight is not None and not torch.equal(value.to(weight.dtype).float(), value):
+            setattr(weight, START, value.detach())
+
+
+def more_precise(folder: Path, dtypes: set[torch.dtype]) -> bool:
+    """Whether files of the model hold floating-point values of another type than these. Files of a kind that says
+    nothing of it without being loaded are taken for such."""
+    files = sorted(folder.glob("*.safetensors"))
+    names = {SAFETENSORS[dtype] for dtype in dtypes}
+    for file in files:
+        with safe_open(file, "pt") as content:
+            kinds = {content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118 (not a mapping)
+        if any(kind in SAFETENSORS.values() and kind not in names for kind in kinds):
+            return True
+    return not files
 
 
 def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:

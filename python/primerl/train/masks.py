@@ -9,23 +9,34 @@ crosses the edge of such a content is not trained.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from primerl.train.conversations import Conversation, RowError
+from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
 from primerl.train.sft_config import LossMaskConfig
+from primerl.train.written import check_written, content_text, roles_left_out
 
 if TYPE_CHECKING:
     from primerl.render import Renderer
 
-Columns = tuple[bytes, bytes]
-"""Token ids (int32) and mask (uint8), one entry a token."""
+
+class Columns(NamedTuple):
+    """A row, one entry a token."""
+
+    token_ids: bytes  # int32
+    loss_mask: bytes  # uint8
+    unwritten_reasoning: int = 0
+    """Trained answers whose reasoning the template leaves out."""
+
 
 SENTINEL = "zPrimerlRoleSentinelz"
 TEMPLATE = "the chat template refuses it"
+UNKNOWN = "unknown field of a message"
 
 
 class Masker:
@@ -48,8 +59,10 @@ class Masker:
         if "system" in self._roles:
             self._roles.add("developer")
         self._now = now
+        self._fields = TemplateFields(model_folder)
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
+        self._left_out = roles_left_out(lambda messages: self._text(messages, {"now": now}))
 
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Each rendered, or why it cannot be."""
@@ -58,6 +71,9 @@ class Masker:
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
         alike: dict[str, list[int]] = {}
         for index, conversation in enumerate(conversations):
+            if self._needs_a_look(conversation):
+                rendered[index] = self._one(conversation)
+                continue
             given = (conversation.tools, conversation.template_kwargs)
             alike.setdefault(json.dumps(given, default=str) if any(given) else "", []).append(index)
         for indices in alike.values():
@@ -66,18 +82,43 @@ class Masker:
                 rendered[index] = columns
         return [columns for columns in rendered if columns is not None]
 
+    @staticmethod
+    def _needs_a_look(conversation: Conversation) -> bool:
+        return bool(conversation.untrained) or any(map(unknown, conversation.messages))
+
     def _group(self, group: list[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Conversations with the same tools and template variables, on all cores in one call."""
         messages = [conversation.messages for conversation in group]
         try:
-            return list(self._renderer.render_many_with_mask(messages, **self._options(group[0])))
+            rendered = self._renderer.render_many_with_mask(messages, **self._options(group[0]))
         except ValueError:
             # One of them; the others are wanted.
             return list(pool.map(self._one, group))
+        return list(pool.map(self._checked, group, rendered))
+
+    def _checked(self, conversation: Conversation, rendered: tuple[bytes, bytes]) -> Columns | RowError:
+        """A conversation whose answers are trained, rendered by itself."""
+        messages, options = conversation.messages, self._options(conversation)
+        try:
+            if any(message["role"] == "developer" or message.get("content") is None for message in messages):
+                messages = self._renderer.trainable(
+                    messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
+                )
+            return Columns(*rendered, self._check_written(messages, conversation, options))
+        except ValueError as error:
+            return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
+
+    def _check_written(
+        self, messages: list[dict[str, Any]], conversation: Conversation, options: dict[str, Any]
+    ) -> int:
+        answers = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
+        trained = answers - conversation.untrained if self._assistant else set()
+        return check_written(messages, lambda given: self._text(given, options), self._left_out, trained)
 
     def _one(self, conversation: Conversation) -> Columns | RowError:
         options = self._options(conversation)
         try:
+            self._check_fields(conversation.messages, options)
             messages = self._renderer.trainable(
                 conversation.messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
             )
@@ -86,11 +127,31 @@ class Masker:
             else:
                 rendered = self._renderer.render(messages, add_generation_prompt=False, **options)
                 ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
+            unwritten_reasoning = self._check_written(messages, conversation, options)
+            if self._assistant and conversation.untrained:
+                mask = _without(messages, mask, conversation.untrained)
             if self._roles:
-                mask = self._with_roles(messages, ids, mask, options)
+                mask = self._with_roles(messages, ids, mask, conversation.untrained, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
-        return ids, mask
+        return Columns(ids, mask, unwritten_reasoning)
+
+    def _check_fields(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
+        """Raises RowError for a field that is neither known nor read by the template."""
+        for index, message in enumerate(messages):
+            for name in unknown(message):
+                if self._fields.names(name):
+                    continue
+                without = {field: value for field, value in message.items() if field != name}
+                # A template may write whatever a message has, without naming it.
+                if self._text(messages, options) == self._text(
+                    [*messages[:index], without, *messages[index + 1 :]], options
+                ):
+                    raise RowError(
+                        UNKNOWN,
+                        f"messages[{index}].{name} is unknown, and the chat template does not read it; correct the "
+                        "name or take the field out",
+                    )
 
     def _options(self, conversation: Conversation) -> dict[str, Any]:
         return {
@@ -99,8 +160,17 @@ class Masker:
             "now": self._now,
         }
 
-    def _with_roles(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, options: dict[str, Any]) -> bytes:
-        said = [index for index, message in enumerate(messages) if message["role"] in self._roles]
+    def _with_roles(
+        self,
+        messages: list[dict[str, Any]],
+        ids: bytes,
+        mask: bytes,
+        untrained: frozenset[int],
+        options: dict[str, Any],
+    ) -> bytes:
+        said = [
+            index for index, message in enumerate(messages) if message["role"] in self._roles and index not in untrained
+        ]
         if not said:
             return mask
         text = self._text(messages, options)
@@ -121,7 +191,7 @@ class Masker:
         before, found, after = self._text(replaced, options).partition(SENTINEL)
         start, end = len(before), len(text) - len(after)
         told = found and SENTINEL not in after and start <= end and text.startswith(before) and text.endswith(after)
-        if not told or text[start:end].strip() != _content(messages[index]).strip():
+        if not told or text[start:end].strip() != content_text(messages[index]).strip():
             raise RowError(
                 TEMPLATE, f"messages[{index}]: the chat template rewrites what the {messages[index]['role']} says"
             )
@@ -133,12 +203,25 @@ class Masker:
         return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
 
 
-def _content(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        # As `primerl.render` gives them to templates, and the gateway does.
-        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
-    return content or ""
+def _without(messages: list[dict[str, Any]], mask: bytes, untrained: frozenset[int]) -> bytes:
+    """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens; else it
+    cannot be told whose a token is.
+
+    Raises RowError.
+    """
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    marked = [index for index in answers if index in untrained]
+    stretches = list(re.finditer(rb"\x01+", mask))
+    if marked and len(stretches) != len(answers):
+        raise RowError(
+            TEMPLATE,
+            f"messages[{marked[0]}] is marked as not trained, but its tokens cannot be told from other messages'",
+        )
+    trained = bytearray(mask)
+    for index, stretch in zip(answers, stretches, strict=False):
+        if index in untrained:
+            trained[stretch.start() : stretch.end()] = bytes(len(stretch[0]))
+    return bytes(trained)
 
 
 def _tokenizer_with_offsets(model_folder: Path) -> Any:

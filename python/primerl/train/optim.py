@@ -26,6 +26,10 @@ __all__ = ["Optimizer", "Update", "learning_rate"]
 OUTSIDE_LAYERS = ("*embed*", "*wte*", "*wpe*", "*lm_head*", "*embed_out*")
 """Names of embeddings and output layers, which are no matrices for Muon."""
 
+START = "start_values"
+"""Attribute of a parameter in less than fp32: its values in fp32, on the CPU, where the parameter has them rounded. The
+optimizer takes it away."""
+
 
 class Update(NamedTuple):
     """What a step did."""
@@ -40,9 +44,9 @@ class Update(NamedTuple):
 class Optimizer:
     """Updates parameters over steps 1..`max_steps`.
 
-    Weights in less than fp32 have a copy in fp32 here, which is what is updated, and their gradients are added up in
-    fp32: each backward pass adds to the copy's gradient, and leaves none on the weight. A model that is divided among
-    ranks (`parallel`) is in fp32 itself; each rank updates its share.
+    Weights in less than fp32 have a copy in fp32 here (of `START`, where they have it), which is what is updated, and
+    their gradients are added up in fp32: each backward pass adds to the copy's gradient, and leaves none on the weight.
+    A model that is divided among ranks (`parallel`) is in fp32 itself; each rank updates its share.
     """
 
     def __init__(
@@ -75,7 +79,8 @@ class Optimizer:
     def _in_fp32(self, parameter: Parameter) -> Parameter:
         if parameter.dtype not in (torch.bfloat16, torch.float16):
             return parameter
-        copy = Parameter(parameter.detach().float())
+        start = vars(parameter).pop(START, None)
+        copy = Parameter(parameter.detach().float() if start is None else start.to(parameter.device))
         self._copies.append((parameter, copy))
 
         def add_up(weight: Tensor) -> None:

@@ -128,13 +128,15 @@ class RowsBuilder:
         self.bad.begin(source.title, source.unit)
 
     def add(self, index: int, columns: Columns | RowError) -> None:
-        kept = columns if isinstance(columns, RowError) else self._cut(*columns)
+        kept = columns if isinstance(columns, RowError) else self._cut(columns)
         if isinstance(kept, RowError):
             self.bad.add(BadRow(index, kept.kind, str(kept)))
             return
         self.bad.count()
-        self._token_ids += kept[0]
-        self._loss_mask += kept[1]
+        if kept.unwritten_reasoning:
+            self.bad.reasoning_left_out(kept.unwritten_reasoning)
+        self._token_ids += kept.token_ids
+        self._loss_mask += kept.loss_mask
         self._ends.append(len(self._loss_mask))
         self._found.append(index)
 
@@ -148,7 +150,8 @@ class RowsBuilder:
         firsts, units = [*self._firsts, len(self._ends)], [dataset.unit for dataset in self.bad.datasets]
         return Rows(self.bad.titles, token_ids, loss_mask, self._ends, firsts, units, self._found)
 
-    def _cut(self, token_ids: bytes, loss_mask: bytes) -> Columns | RowError:
+    def _cut(self, columns: Columns) -> Columns | RowError:
+        token_ids, loss_mask, unwritten_reasoning = columns
         seq_len = self._limits.seq_len
         length = len(loss_mask)
         if length > seq_len:
@@ -161,7 +164,7 @@ class RowsBuilder:
             return RowError(NOTHING, f"no token of it is trained{cut}; see {self._limits.key}loss_mask")
         if length > seq_len:
             self.bad.truncated()
-        return token_ids, loss_mask
+        return Columns(token_ids, loss_mask, unwritten_reasoning)
 
 
 def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: Path) -> Rows:

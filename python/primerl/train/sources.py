@@ -17,8 +17,9 @@ from typing import Any
 
 from primerl.extras import described
 from primerl.train.config import ConfigError
-from primerl.train.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation, without_none
+from primerl.train.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.sft_config import RowsConfig, SubsetConfig
+from primerl.train.table_nulls import without_padding
 from primerl.train.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Source:
 
     def rows(self) -> Iterator[Found]:
         """Raises DataError when the dataset cannot be read at all, or has no rows."""
-        found = _plain_rows(self._path) if self.is_plain else _table_rows(self._table())
+        found = _plain_rows(self._path) if self.is_plain else _table_rows(self._table(), self.key)
         is_empty, told = True, set[str]()
         try:
             for row in found:
@@ -164,22 +165,24 @@ def _parse(text: str | bytes) -> Any:
         return RowError(SCHEMA, f"not JSON: {error}")
 
 
-def _table_rows(table: Any) -> Iterator[Found]:
+def _table_rows(table: Any, key: str) -> Iterator[Found]:
     total = len(table)
-    index = 0
+    index, is_told = 0, False
     for batch in table.iter(batch_size=512):
         names = list(batch)
         for values in zip(*batch.values(), strict=True):
-            row = {name: _cell(name, value) for name, value in zip(names, values, strict=True)}
+            row, unsure = without_padding(dict(zip(names, values, strict=True)))
+            if unsure and not is_told:
+                is_told = True
+                log.warning(
+                    "%s: in row %d the argument %s is null, which counts as not given, since a table cannot tell the "
+                    "two apart; as for others like it. Where it matters, give JSON lines or arguments as JSON text",
+                    key,
+                    index,
+                    unsure[0],
+                )
             yield _found(index, row, (index + 1) / total)
             index += 1
-
-
-def _cell(name: str, value: Any) -> Any:
-    if name in ("messages", "prompt", "completion") and isinstance(value, list):
-        # Templates tell an empty content from none at all.
-        return [without_none(message, keep=("content",)) for message in value]
-    return without_none(value)
 
 
 def sources(rows: RowsConfig, prefix: str) -> list[Source]:

@@ -1,0 +1,117 @@
+"""Whether a chat template writes what the messages of a row say: what it drops without a word would not be trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from primerl.train.conversations import RowError
+
+LEFT_OUT = "the chat template leaves content out"
+EMPTY = "an answer without content"
+
+SENTINEL = "zPrimerlWrittenSentinelz"
+THINKING_ENDS = "</think>"
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+Render = Callable[[list[dict[str, Any]]], str]
+"""Messages as the template writes them; raises ValueError where it refuses them."""
+
+
+def roles_left_out(render: Render) -> set[str]:
+    """Of `user` and `assistant`, those whose content is nowhere in what is rendered, as with a template that loops over
+    the parts of a content and is given a text. `primerl.render` tries the other roles."""
+    question, answer = {"role": "user", "content": SENTINEL}, {"role": "assistant", "content": SENTINEL}
+    x, y = {**question, "content": "x"}, {**answer, "content": "y"}
+    conversations = {"user": ([question], [question, y]), "assistant": ([x, answer], [x, answer, x])}
+    left_out = set()
+    for role, tried in conversations.items():
+        shown = [found for found in (_shows(messages, render) for messages in tried) if found is not None]
+        if shown and not any(shown):
+            left_out.add(role)
+    return left_out
+
+
+def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[str], trained: set[int]) -> int:
+    """How many of the messages `trained`, by their index, have reasoning that is not written. `left_out`: the answer of
+    `roles_left_out`.
+
+    Raises:
+        RowError: a content is not written, or an answer that is trained would be nothing but the end of its turn.
+    """
+    text, at = render(messages), 0
+    thoughts: Counter[str] = Counter()
+    for index, message in enumerate(messages):
+        reasoning, said = _reasoning_and_words(message)
+        if said:
+            _check_role(index, message["role"], left_out)
+            # In order, since a short content is somewhere in most texts.
+            found = text.find(said, at)
+            at = max(at, found + len(said)) if found >= 0 else at
+            if found < 0 and not _shows(_with_sentinel(messages, index, "content"), render):
+                raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
+        elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
+            raise RowError(
+                EMPTY,
+                f"messages[{index}] is an assistant message without content, tool calls or reasoning that the chat "
+                "template writes: only the end of the turn would be trained; take it out, or set its `weight` to 0",
+            )
+        if index in trained and reasoning:
+            thoughts[reasoning] += 1
+    # The same thought in several answers has to be there as often.
+    return sum(max(0, count - text.count(reasoning)) for reasoning, count in thoughts.items())
+
+
+def _thinks(messages: list[dict[str, Any]], index: int, render: Render) -> bool:
+    """Whether the reasoning of an answer that says nothing is written."""
+    named = [name for name in REASONING if messages[index].get(name)]
+    if named:
+        return any(_shows(_with_sentinel(messages, index, name), render) for name in named)
+    content = content_text(messages[index])
+    thought = content.rpartition(THINKING_ENDS)[0].strip().removeprefix("<think>").strip()
+    return bool(thought) and bool(
+        _shows(_with_sentinel(messages, index, "content", content.replace(thought, SENTINEL)), render)
+    )
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """The content as `primerl.render` gives it to templates, and the gateway does."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _reasoning_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
+    """The reasoning of an answer, and what it says besides. Templates write past answers without thinking, also without
+    what is in their content."""
+    content = content_text(message)
+    if message["role"] != "assistant":
+        return "", content.strip()
+    thought, _, said = content.rpartition(THINKING_ENDS)
+    given = next((message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]), thought)
+    return given.strip().removeprefix("<think>").strip(), said.strip()
+
+
+def _check_role(index: int, role: str, left_out: set[str]) -> None:
+    if role in left_out:
+        raise RowError(
+            LEFT_OUT,
+            f"messages[{index}].content is not written by the chat template, which writes no text of a {role} message; "
+            "it may take lists of content parts only: use a model folder whose template takes text",
+        )
+
+
+def _with_sentinel(
+    messages: list[dict[str, Any]], index: int, field: str, value: str = SENTINEL
+) -> list[dict[str, Any]]:
+    return [*messages[:index], {**messages[index], field: value}, *messages[index + 1 :]]
+
+
+def _shows(messages: list[dict[str, Any]], render: Render) -> bool | None:
+    """Whether the sentinel is in what is rendered, in any case; None where the template refuses the messages."""
+    try:
+        return SENTINEL.lower() in render(messages).lower()
+    except ValueError:
+        return None
