@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import shutil
@@ -29,6 +30,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["PRIMERL_STATE_DIR"] = STATE = tempfile.mkdtemp(prefix="primerl-state-")
 atexit.register(shutil.rmtree, STATE, ignore_errors=True)
 forks.share()
+
+
+@pytest.fixture(autouse=True)
+def _plain_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    with forks.plain() if request.node.get_closest_marker("plain") else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

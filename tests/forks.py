@@ -2,7 +2,7 @@
 
 What a test starts with `subprocess` is a fork where that is as good (`ForkedPopen`), and a run that it launches uses
 the same servers. PRIMERL_FORK_SERVER=off switches them off for all tests; a test that needs a plain start, or a run
-with servers of its own, uses `plain` or `own_servers`.
+with servers of its own, uses `plain` (also a mark) or `own_servers`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def kind_of(args: Any) -> str | None:
     """The server whose fork this command may be."""
     if not isinstance(args, Sequence) or isinstance(args, str) or len(args) < 3 or args[0] != sys.executable:
         return None
-    if args[1] == "-c":
+    if args[1] == "-c" and "sys.modules" not in args[2]:  # which it would ask what is imported
         return TORCH if any(word in args[2] for word in ("torch", "primerl.train", "transformers")) else None
     if args[1] != "-m" or args[2].split(".")[0] != "primerl" or args[2].startswith("primerl.forking"):
         return None

@@ -18,6 +18,7 @@ from env_orchestrator import Chat, Orchestrator, completion
 from primerl.envs import generations
 from primerl.envs.interface import EnvironmentRefusedError
 
+pytestmark = pytest.mark.processes
 # Long enough for a loaded machine to import verifiers.
 START_S = 180.0
 
@@ -177,9 +178,14 @@ def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, An
     small = {
         "",
         "._core",
+        ".direct",
         ".exposition",
+        ".extras",
+        ".forking",
+        ".forking.request",
         ".launch",
         ".launch.guard",
+        ".launch.hiding",
         ".log_levels",
         ".redaction",
         ".run_key",

@@ -8,6 +8,7 @@ import sys
 import pytest
 from primerl.envs import reexports
 
+pytestmark = [pytest.mark.processes, pytest.mark.plain]
 PREPARE = """
 import sys
 from importlib import import_module

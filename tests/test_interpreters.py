@@ -278,6 +278,7 @@ def problems(run: RLConfig, folder: Path) -> tuple[list[str], list[str]]:
         return preflight_environments.problems(wanted, processes, START_S, said.append), said
 
 
+@pytest.mark.processes
 def test_environments_are_checked_by_the_interpreter_that_runs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

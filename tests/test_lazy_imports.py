@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.processes, pytest.mark.plain]
 COUNT = """
 import contextlib, io, json, sys
 before = set(sys.modules)

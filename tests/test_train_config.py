@@ -108,9 +108,9 @@ def test_the_package_names_all_its_modules() -> None:
 
 def test_training_imports_little() -> None:
     """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
-    own = ("startup", "run_key", "exposition", "reach")
+    own = ("startup", "run_key", "exposition", "reach", "rank_variables", "extras")
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
-    allowed |= {"primerl.train", "primerl.models", *(f"primerl.{name}" for name in own)}
+    allowed |= {"primerl.train", "primerl.models", "primerl.forking", *(f"primerl.{name}" for name in own)}
     found = set()
     folder = Path(primerl.train.__file__).parent
     files = [*sorted(folder.rglob("*.py")), *(folder.parent / f"{name}.py" for name in own)]

@@ -65,6 +65,8 @@ class Server:
         self.listener = listener
         self.owner = owner
         self.variables = dict(os.environ)
+        self.variables_now = self.variables
+        """With what the imports have set."""
         self.read: set[str] = set()
         self.selector = selectors.DefaultSelector()
         self.waiting: set[socket.socket] = set()  # connections without a request as yet
@@ -74,6 +76,7 @@ class Server:
         gc.disable()
         with recorded() as self.read:
             preload(self.kind)
+        self.variables_now = dict(os.environ)
         gc.freeze()
 
     def serve(self) -> child.Request | None:
@@ -151,7 +154,12 @@ class Server:
         if program != sys.executable or option not in ("-m", "-c"):
             return f"it is no program of {sys.executable}"
         wanted = content["environment"]
-        changed = {name for name in {*wanted, *self.variables} if wanted.get(name) != self.variables.get(name)}
+        known = (self.variables, self.variables_now)
+        changed = {
+            name
+            for name in {*wanted, *self.variables}
+            if wanted.get(name) not in [variables.get(name) for variables in known]
+        }
         late = sorted(name for name in changed if self.is_read(name, wanted))
         return f"{', '.join(late)} had been read before" if late else None
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primerl.config.complaint import ConfigError
-from primerl.config.environment import evaluation_label
 from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.redaction import note
 from primerl.runs import secrets as stored
@@ -49,6 +48,9 @@ def of_workers(config: RLConfig) -> Variables:
 
 def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Variables:
     """As [`of_workers`][primerl.launch.secrets.of_workers], of any environments."""
+    # Commands that only list runs do without the classes of configs.
+    from primerl.config.environment import evaluation_label
+
     of_files = read_files(env_files)
     found: Variables = {}
     for label in {entry.label: None for entry in entries}:

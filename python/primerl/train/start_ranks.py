@@ -17,7 +17,7 @@ import sys
 import uuid
 from typing import Any
 
-from primerl import forking
+import primerl.forking
 from primerl.forking import servers
 from primerl.forking.preload import TORCH
 from primerl.rank_variables import is_rank
@@ -119,7 +119,7 @@ def ended(rank: int, code: int) -> int:
 
 def die_with_parent() -> None:
     """A rank whose starter was killed would train on beside the ranks that are started next."""
-    if forking.is_fork:
+    if primerl.forking.is_fork:
         return  # Its lifeline does.
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
