@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from xml.etree import ElementTree
 
 REPORTS = Path(".make/reports")
 SLOWEST = 20
+LEFT_BEHIND_S = 5.0
 # "===== 12 passed, 1 skipped in 3.21s =====" of pytest; "test result: ok. 12 passed; 0 failed; ..." of cargo.
 PYTEST_END = re.compile(r"^(?:=+ )?(?:no tests ran|\d+ (?:passed|failed|error|skipped|deselected)\b.*) in [\d.]+s\b.*$")
 CARGO_END = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*$")
@@ -52,7 +54,7 @@ class Stage:
         assert process.stdout is not None
         rest = b""
         # By chunks: the dots of a running test suite are shown before their line ends.
-        while chunk := os.read(process.stdout.fileno(), 65536):
+        while chunk := chunk_of(process):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             *lines, rest = (rest + chunk).split(b"\n")
@@ -61,6 +63,16 @@ class Stage:
         self.read(rest.decode(errors="replace"))
         self.code = process.wait()
         self.seconds = time.monotonic() - began
+
+
+def chunk_of(process: subprocess.Popen[bytes]) -> bytes:
+    """What the stage prints next; empty at its end. A process that a test has left behind may hold the output open."""
+    assert process.stdout is not None
+    while not select.select([process.stdout], [], [], LEFT_BEHIND_S)[0]:
+        if process.poll() is not None:
+            print("a process that the stage has started still holds its output open", flush=True)
+            return b""
+    return os.read(process.stdout.fileno(), 65536)
 
 
 def durations(folder: Path) -> list[tuple[float, str]]:

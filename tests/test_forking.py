@@ -234,11 +234,14 @@ def test_ps_shows_what_it_is_and_no_secrets(bare: Servers, tmp_path: Path) -> No
         assert marked(processes.mark) == [process.pid]
 
 
-def begin(processes: Processes, servers: Servers, name: str, script: str, folder: Path) -> Process:
+def begin(
+    processes: Processes, servers: Servers, name: str, script: str, folder: Path, *, waits: bool = True
+) -> Process:
     command = [sys.executable, "-c", script]
     fork = servers.address("bare")
     process = processes.start(name, command, log=folder / name, environment=dict(os.environ), fork=fork)
-    until(lambda: processes.poll(0.05) is not None and (process.pid or process.ended), 30, "a start")
+    if waits:
+        until(lambda: processes.poll(0.05) is not None and (process.pid or process.ended), 30, "a start")
     return process
 
 
@@ -271,6 +274,65 @@ def test_a_server_that_is_killed_takes_nothing_with_it(bare: Servers, tmp_path: 
         assert stays.ended
         assert later.code == -signal.SIGTERM
         assert marked(processes.mark) == []
+
+
+def test_a_server_that_hangs_hides_no_end(bare: Servers, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = (
+        f"import time, pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\nraise SystemExit(5)"
+    )
+    with Processes() as processes:
+        ends, dies = begin(processes, bare, "ends", script, tmp_path), begin(processes, bare, "dies", SLEEPS, tmp_path)
+        popened = [forked(bare, script), forked(bare, SLEEPS)]
+        os.kill(bare.processes["bare"].pid, signal.SIGSTOP)
+        go.touch()
+        assert dies.pid is not None
+        os.kill(dies.pid, signal.SIGKILL)
+        os.kill(popened[1].pid, signal.SIGKILL)
+        until(lambda: processes.poll(0.1) is not None and ends.ended and dies.ended, 30, "two ends")
+        assert (ends.code, dies.code) == (5, -signal.SIGKILL)
+        for process, code in zip(popened, (5, -signal.SIGKILL), strict=True):
+            process.communicate(timeout=30)
+            assert process.returncode == code
+        stays = begin(processes, bare, "stays", SLEEPS, tmp_path, waits=False)
+        processes.stop(grace_s=5)
+        assert stays.ended
+        assert processes.guard_end is None
+        os.kill(bare.processes["bare"].pid, signal.SIGCONT)
+
+
+def test_forks_of_a_fork_keep_their_files(bare: Servers) -> None:
+    """What environments do that run code: a pool of processes, whose workers start programs with limits."""
+    script = """
+import multiprocessing, subprocess, sys
+def work(number):
+    return subprocess.run([sys.executable, "-c", "print(1)"], preexec_fn=lambda: None, capture_output=True).stdout
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(work, range(4)) == [b"1\\n"] * 4)
+"""
+    assert forked(bare, script).communicate(timeout=60) == ("True\n", "")
+
+
+def test_a_thread_that_is_stuck_does_not_hold_up_the_end(bare: Servers) -> None:
+    script = """
+import subprocess, sys, tempfile, threading, time
+nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+reader = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, **nowhere)
+threading.Thread(target=lambda: reader.stdin.write(b"x" * 10_000_000), daemon=True).start()
+file = tempfile.NamedTemporaryFile()
+print(file.name, reader.pid)
+"""
+    output, _ = forked(bare, script).communicate(timeout=30)
+    name, reader = output.split()
+    os.kill(int(reader), signal.SIGKILL)
+    assert not Path(name).exists()
+
+
+def test_numbers_of_threads_that_only_the_library_reads_start_the_plain_way(bare: Servers) -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "", "OMP_NUM_THREADS": "4,2"}
+    process = forked(bare, PARENT, env=environment)
+    assert not is_forked(process)
+    assert process.returncode == 0
 
 
 def test_a_server_that_is_gone_or_hangs_costs_time_only(
@@ -353,5 +415,5 @@ def test_fifty_forks_in_a_row_leave_nothing_open(bare: Servers) -> None:
     for _ in range(50):
         process = forked(bare, PARENT)
         assert int(process.communicate(timeout=30)[0]) == pid
-    until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before[0], 10, "descriptors of the server")
+    until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before[0], 10, "descriptors of the server")
     assert len(os.listdir("/proc/self/fd")) == before[1]

@@ -26,6 +26,8 @@ POD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "M
         # A pod's variables within a batch script of Slurm, and a job without srun.
         (POD | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, False),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, False),
+        # One task in a container whose hook sets them.
+        (POD | {"WORLD_SIZE": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, False),
     ],
 )
 def test_who_has_started_a_rank(environ: dict[str, str], expected: bool) -> None:
@@ -33,6 +35,19 @@ def test_who_has_started_a_rank(environ: dict[str, str], expected: bool) -> None
     left = dict(environ)
     forget_unless_rank(left, "trainer")
     assert left == (environ if expected else {name: environ[name] for name in environ if name not in NAMES})
+
+
+@pytest.mark.parametrize("command", ["trainer", "sft"])
+def test_a_second_process_that_nobody_started_as_a_rank_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main([command, "@", "absent.toml"]) == 2
+    assert "RANK is 1, but neither torchrun nor Slurm has started this process" in capsys.readouterr().err
+    environ = {"RANK": "1"}
+    forget_unless_rank(environ, "rl")
+    assert environ == {}
 
 
 @pytest.fixture

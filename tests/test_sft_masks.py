@@ -364,6 +364,24 @@ def test_whose_tokens_are_whose_is_not_guessed(folder: Path, pool: ThreadPoolExe
     assert "messages[2] is marked as not trained" in str(refused)
 
 
+@pytest.mark.parametrize("marked", [1, 3])
+def test_answers_of_several_stretches_and_of_none_are_not_mixed_up(
+    marked: int, folder: Path, pool: ThreadPoolExecutor
+) -> None:
+    """As many stretches as answers: two of the first answer, around what the template says, and none of the second."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}: {% if m.role == 'assistant' and m.reasoning_content %}"
+        "{% generation %}{{ m.reasoning_content }}{% endgeneration %} -- {% generation %}{{ m.content }}<|im_end|>"
+        "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    )
+    path = helpers.write_qwen(folder / f"several{marked}", template)
+    messages = [user("q"), {**assistant("first"), "reasoning_content": "hm"}, user("r"), assistant("second")]
+    messages[marked] = {**messages[marked], "weight": 0}
+    (refused,) = Masker(path, LossMaskConfig(), NOW).many([conversation({"messages": messages})], pool)
+    assert isinstance(refused, RowError), refused
+    assert f"messages[{marked}] is marked as not trained" in str(refused)
+
+
 HARMLESS: list[dict[str, Any]] = [
     {"name": "ann", "refusal": None, "audio": None, "function_call": None},
     {"tool_calls": None, "tool_call_id": None, "annotations": [{"x": 1}], "id": "7"},

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib import import_module
 
-from primerl.rank_variables import forget_unless_rank
+from primerl.rank_variables import NotARankError, forget_unless_rank
 
 COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
@@ -90,7 +90,11 @@ def command(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         return unknown(name)
-    forget_unless_rank(os.environ, name)
+    try:
+        forget_unless_rank(os.environ, name)
+    except NotARankError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
     module, function = COMMANDS[name][0].split(":")
     return int(getattr(import_module(module), function)(rest))
 

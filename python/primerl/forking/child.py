@@ -33,6 +33,8 @@ from primerl.forking.lifeline import die_with_lifeline
 from primerl.forking.request import GO, SIGNALS
 from primerl.launch.guard import MARK
 
+# For the files that a process leaves open at its end.
+FLUSH_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of /proc/PID/environ, which holds no secret: only what tells the processes apart.
 SHOWN = (MARK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
@@ -41,7 +43,7 @@ SHOWN = (MARK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 def can_set(name: str, value: str | None, before: str | None) -> bool:
     """Whether a variable that was read at the start is made good in a fork. `before`: its value then."""
     if name in THREADS:
-        return value is not None and value.isdigit() and int(value) > 0
+        return value is not None and value.isascii() and value.isdigit() and int(value) > 0
     if name == "PYTHONPATH":
         return shadows_nothing(folders(value), folders(before))
     return name in ("PYTHONUNBUFFERED", "TMPDIR", "TEMP", "TMP", "TZ")
@@ -63,9 +65,9 @@ def shadows_nothing(wanted: list[str], before: list[str]) -> bool:
     return True
 
 
-@dataclass
+@dataclass(repr=False)
 class Request:
-    """What was asked for, in the fork that is to become it."""
+    """What was asked for, in the fork that is to become it. It has no `repr`: a traceback would show all variables."""
 
     content: dict[str, Any]
     connection: socket.socket
@@ -80,6 +82,9 @@ class Request:
     def take(self, descriptors: list[int]) -> None:
         """Everything that can fail, until the requester knows that the process has begun."""
         try:
+            # First, so that whatever hangs from here on ends with the requester.
+            self.lifeline = os.dup(descriptors[3])
+            die_with_lifeline(self.lifeline)
             for number in map(int, SIGNALS):
                 own: Any = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
                 signal.signal(number, signal.SIG_IGN if number in self.content["ignored"] else own)
@@ -87,7 +92,9 @@ class Request:
                 os.setsid()
             for number, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, number)
-            self.lifeline = os.dup(descriptors[3])
+            os.environ.clear()
+            os.environ.update(self.content["environment"])
+            show(self.argv, os.environ)
             os.chdir(self.content["cwd"])
             os.umask(self.content["umask"])
             for name, (soft, hard) in self.content["limits"].items():
@@ -96,11 +103,7 @@ class Request:
                 os.sched_setaffinity(0, self.content["cores"])
             if self.content["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
                 os.setpriority(os.PRIO_PROCESS, 0, self.content["nice"])
-            os.environ.clear()
-            os.environ.update(self.content["environment"])
-            show(self.argv, os.environ)
             check_cuda()
-            die_with_lifeline(self.lifeline)
             self.connection.sendall(json.dumps({"pid": os.getpid()}).encode())
             if self.connection.recv(len(GO)) != GO:
                 os._exit(127)
@@ -112,8 +115,12 @@ class Request:
         os.register_at_fork(after_in_child=self.let_go)
 
     def let_go(self) -> None:
+        """In each process that is forked from this one, and from those in turn: once."""
         self.connection.close()
-        os.close(self.lifeline)
+        lifeline, self.lifeline = self.lifeline, -1
+        if lifeline >= 0:
+            with contextlib.suppress(OSError):
+                os.close(lifeline)
 
 
 def check_cuda() -> None:
@@ -142,8 +149,7 @@ def become(request: Request) -> NoReturn:
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=stream.isatty(), write_through="PYTHONUNBUFFERED" in variables)
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    wanted = folders(variables.get("PYTHONPATH"))
-    sys.path[:] = [request.content["cwd"], *wanted, *(path for path in sys.path[1:] if path not in wanted)]
+    set_search_path(request.content["cwd"], folders(variables.get("PYTHONPATH")))
     importlib.invalidate_caches()
     tempfile.tempdir = None
     time.tzset()
@@ -153,10 +159,18 @@ def become(request: Request) -> NoReturn:
     run(request)
 
 
+def set_search_path(cwd: str, wanted: list[str]) -> None:
+    # With PYTHONSAFEPATH, the working folder is not in it.
+    own, rest = ([], sys.path) if sys.flags.safe_path else ([cwd], sys.path[1:])
+    sys.path[:] = [*own, *wanted, *(path for path in rest if path not in wanted)]
+
+
 def set_threads(variables: dict[str, str], before: dict[str, str]) -> None:
     """Their numbers were read when the libraries were loaded."""
     changed = {
-        name: int(variables[name]) for name in THREADS if name in variables and variables[name] != before.get(name)
+        name: int(variables[name])
+        for name in THREADS
+        if variables.get(name) != before.get(name) and can_set(name, variables.get(name), None)
     }
     torch = sys.modules.get("torch")
     if torch is not None and "OMP_NUM_THREADS" in changed:
@@ -192,7 +206,7 @@ def run(request: Request) -> NoReturn:
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    flush()
+    flush_within(FLUSH_S)
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -206,7 +220,9 @@ def run(request: Request) -> NoReturn:
 def execute(argv: list[str]) -> None:
     sys.orig_argv[:] = argv
     if argv[1] == "-c":
-        sys.argv[:], sys.path[0] = ["-c", *argv[3:]], ""
+        sys.argv[:] = ["-c", *argv[3:]]
+        if not sys.flags.safe_path:
+            sys.path[0] = ""
         module = types.ModuleType("__main__")
         module.__builtins__ = __builtins__  # type: ignore[attr-defined]
         sys.modules["__main__"] = module
@@ -225,9 +241,25 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
+def flush_within(seconds: float) -> None:
+    """A thread that was left behind may hold the lock of a file for ever."""
+    with contextlib.suppress(RuntimeError):  # newer Pythons may start no thread any more
+        thread = threading.Thread(target=flush, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        return
+    flush()
+
+
 def flush() -> None:
-    """Files that are still open; `gc` knows those of after the fork only, as all before are frozen."""
-    for thing in [*gc.get_objects(), sys.stdout, sys.stderr]:
+    """Files that are still open, and temporary ones, which end with the process. `gc` knows those of after the fork,
+    as all before are frozen. What may be stuck comes last."""
+    left = gc.get_objects()
+    for thing in left:
+        if type(thing) is tempfile._TemporaryFileWrapper:
+            with contextlib.suppress(OSError, ValueError):
+                thing.close()
+    for thing in [sys.stdout, sys.stderr, *left]:
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):
                 thing.flush()

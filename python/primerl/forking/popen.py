@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from primerl.forking.request import Forked, ignored_signals
+from primerl.forking.request import TOLD_S, Forked, ignored_signals
 
 # As the guard's.
 FORK_WAIT_S = 30.0
@@ -44,7 +44,10 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._begun_pid: int | None = None
         self.refusal: str | None = None
         """Why it was started the plain way, where the server said so."""
+        self.timed_out = False
+        """Whether it was started the plain way since the server did not answer in time."""
         self._until = time.monotonic() + FORK_WAIT_S
+        self._told_until: float | None = None  # once the process has gone
         self._ends: list[int] = []
         self._messages = threading.Lock()
         super().__init__(args, env=dict(os.environ if env is None else env), **options)
@@ -69,16 +72,16 @@ class ForkedPopen(subprocess.Popen[Any]):
         return 0.0 if self._forked is None else self._forked.cpu_s
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
-        _, pass_fds, cwd, env = rest[:4]
-        pipes, session, group = rest[7:13], rest[-2], rest[-1]
-        if preexec_fn is not None or pass_fds or executable is not None or group != -1:
-            raise ValueError("preexec_fn, pass_fds, executable and process_group are not for forks of a server")
+        _, pass_fds, cwd, env, _, _, shell = rest[:7]
+        pipes, (gid, gids, uid, mask, session, group) = rest[7:13], rest[14:20]
+        numbers = (gid, gids, uid) != (None, None, None) or mask != -1 or group != -1
+        if preexec_fn is not None or pass_fds or executable is not None or shell or numbers:
+            raise ValueError("an option is not for forks of a server")
         self._options = {"env": env, "cwd": cwd, "start_new_session": session}
         # Kept until it has begun: the plain way may need them.
-        first, second, third = (
-            os.dup(end if end != -1 else own) for own, end in enumerate((pipes[0], pipes[3], pipes[5]))
-        )
-        self._ends = [first, second, third]
+        for own, end in enumerate((pipes[0], pipes[3], pipes[5])):
+            self._ends.append(_copy(end if end != -1 else own))
+        first, second, third = self._ends
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self._child_created = True
         command = [os.fspath(each) for each in args]
@@ -125,7 +128,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         forked = self._forked
         if forked is None:
             return
-        _readable(forked, timeout_s)
+        self._await(forked, timeout_s)
         with self._messages:
             while self._forked is not None and self.returncode is None and _readable(forked, 0.0):
                 forked.receive()
@@ -136,8 +139,31 @@ class ForkedPopen(subprocess.Popen[Any]):
                     self._begun(forked.pid)
                 elif forked.code is not None:
                     self._has_ended(forked.code)
-            if self._begun_pid is None and self.returncode is None and time.monotonic() >= self._until:
+            now = time.monotonic()
+            if self.returncode is not None:
+                return
+            if self._begun_pid is None and now >= self._until:
+                self.timed_out = True
                 self._start_plain()
+            elif self._told_until is not None and now >= self._told_until:
+                forked.has_gone()
+                self._has_ended(forked.code or 0)
+
+    def _await(self, forked: Forked, timeout_s: float | None) -> None:
+        """Waits for a message; once the process has gone, not for long."""
+        if forked.connection.fileno() < 0:  # abandoned in another thread
+            return
+        if self._told_until is None and forked.pidfd >= 0:
+            poller = select.poll()
+            poller.register(forked.connection, select.POLLIN)
+            poller.register(forked.pidfd, select.POLLIN)
+            if not any(descriptor == forked.pidfd for descriptor, _ in poller.poll(_ms(timeout_s))):
+                return
+            self._told_until = time.monotonic() + TOLD_S
+        if self._told_until is not None:
+            left = max(0.0, self._told_until - time.monotonic())
+            timeout_s = left if timeout_s is None else min(timeout_s, left)
+        _readable(forked, timeout_s)
 
     def _has_ended(self, code: int) -> None:
         if self._forked is not None:
@@ -182,9 +208,20 @@ class ForkedPopen(subprocess.Popen[Any]):
         return self.returncode
 
 
+def _copy(descriptor: int) -> int:
+    try:
+        return os.dup(descriptor)
+    except OSError:  # a standard stream that is closed
+        return os.open(os.devnull, os.O_RDWR)
+
+
 def _readable(forked: Forked, timeout_s: float | None) -> bool:
     if forked.connection.fileno() < 0:  # abandoned in another thread
         return True
     poller = select.poll()
     poller.register(forked.connection, select.POLLIN)
-    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)))
+    return bool(poller.poll(_ms(timeout_s)))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else max(0.0, seconds * 1000)

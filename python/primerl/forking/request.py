@@ -28,6 +28,8 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
+# From the end of a process until its server has told how it ended; a server that hangs tells nothing.
+TOLD_S = 2.0
 # A packet that is larger than the kernel's buffer is refused by it; the process then starts the plain way.
 LARGEST_PACKET = 1 << 20
 GO = b"go"
@@ -59,6 +61,8 @@ class Forked:
         self.code: int | None = None
         self.cpu_s = 0.0
         self.refusal: str | None = None
+        self.pidfd = -1
+        """Readable once the process has ended, whatever the server does. -1 before it has begun."""
         self._last_word: int | None = None
         self._lifeline = -1
         self._request = described(command, environment, cwd, session=session, ignored=ignored)
@@ -92,6 +96,7 @@ class Forked:
         elif "pid" in message:
             self.pid = message["pid"]
             try:
+                self.pidfd = os.pidfd_open(message["pid"])
                 self.connection.send(GO)
             except OSError:
                 return  # It has just died, which is what comes next.
@@ -126,22 +131,33 @@ class Forked:
         """Kills the process if it still runs."""
         self._let_go()
         self.connection.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        for descriptor in (self._lifeline, self.pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lifeline = self.pidfd = -1
 
     def _lost(self) -> None:
         """Nobody holds the other end any more: neither the server nor the process."""
         if self.pid is None:
             self.refusal = "the fork server has ended"
         else:
-            # Only its parent, the server, could have known which signal it was.
-            self.code = -signal.SIGKILL if self._last_word is None else self._last_word
+            self.has_gone()
+
+    def has_gone(self) -> None:
+        """The process has ended, and the server, its parent, is gone as well or does not say how: only it could have
+        known which signal it was."""
+        self.code = -signal.SIGKILL if self._last_word is None else self._last_word
 
 
 def ignored_signals() -> list[int]:
     """Those that a child of this process would ignore, until it says otherwise."""
     return [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+
+
+def umask() -> int:
+    """Read, not set and set back: another thread may be making a file."""
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
 
 
 def described(
@@ -153,14 +169,13 @@ def described(
     ignored: Sequence[int],
 ) -> bytes:
     """What a new process would have from who starts it."""
-    os.umask(umask := os.umask(0o77))
     content = {
         "argv": list(command),
         "environment": dict(environment),
         "cwd": os.path.abspath(cwd or "."),
         "session": session,
         "ignored": list(ignored),
-        "umask": umask,
+        "umask": umask(),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
         "cores": sorted(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),

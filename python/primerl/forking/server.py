@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from primerl.forking.request import LARGEST_PACKET
 
 # A process that the owner forked may hold the lifeline open, so its process id is watched as well.
 OWNER_CHECK_S = 1.0
+SHORT_S = 0.05
 # Read in C, or by the interpreter before any module.
 READ_AT_START = (
     "GLIBC_",
@@ -94,7 +96,11 @@ class Server:
         return None
 
     def accept(self) -> None:
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:  # too many open files, say: who asks waits
+            time.sleep(SHORT_S)
+            return
         with contextlib.suppress(OSError):
             connection.sendall(b'{"ready": true}')
         self.selector.register(connection, selectors.EVENT_READ)
@@ -110,12 +116,10 @@ class Server:
             connection.close()  # who had connected has gone
             return None
         try:
-            reason = self.refusal(content)
-            if reason is None and len(descriptors) == 4:
+            reason = self.refusal(content) if len(descriptors) == 4 else "its open files were not sent"
+            if reason is None:
                 return self.fork(connection, content, descriptors)
-            with contextlib.suppress(OSError):
-                connection.sendall(json.dumps({"refused": reason}).encode())
-            connection.close()
+            refuse(connection, reason)
         finally:
             # A process has made them its own, or has been refused.
             for descriptor in descriptors:
@@ -124,7 +128,16 @@ class Server:
         return None
 
     def fork(self, connection: socket.socket, content: dict[str, Any], descriptors: list[int]) -> child.Request | None:
-        pid = os.fork()
+        try:
+            # The room that the process's own descriptor will need: once it has begun, it cannot be refused.
+            room = os.open(os.devnull, os.O_RDONLY)
+            try:
+                pid = os.fork()
+            finally:
+                os.close(room)
+        except OSError as error:  # too many processes, or open files
+            refuse(connection, str(error))
+            return None
         if pid == 0:
             # By their objects: those that are collected later would close whatever has their number by then.
             closers = [self.selector.close, self.listener.close, *(end.close for end in self.waiting)]
@@ -150,8 +163,7 @@ class Server:
 
     def refusal(self, content: dict[str, Any]) -> str | None:
         """Why a fork would not be what a new process is."""
-        program, option = content["argv"][:2]
-        if program != sys.executable or option not in ("-m", "-c"):
+        if content["argv"][:1] != [sys.executable] or content["argv"][1:2] not in (["-m"], ["-c"]):
             return f"it is no program of {sys.executable}"
         wanted = content["environment"]
         known = (self.variables, self.variables_now)
@@ -174,6 +186,11 @@ class Server:
         if self.kind != TORCH and name.startswith(OF_TORCH):
             return False
         return name in self.read or name.startswith(READ_AT_START)
+
+
+def refuse(connection: socket.socket, reason: str) -> None:
+    with contextlib.suppress(OSError), connection:
+        connection.sendall(json.dumps({"refused": reason}).encode())
 
 
 @contextlib.contextmanager
@@ -219,6 +236,7 @@ def main(arguments: list[str]) -> None:
         os.close(lifeline)
         del server
         child.become(request)
+    leave(folder)
 
 
 def leave(folder: Path) -> None:

@@ -31,6 +31,7 @@ Output in which something is to be hidden goes through a writer (`hiding`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -46,7 +47,7 @@ if __name__ == "__main__":
     # Last, so that no module of ours stands in for one of Python's. Of the package, the guard imports what needs the
     # standard library only.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from primerl.forking.request import Forked
+from primerl.forking.request import TOLD_S, Forked
 from primerl.launch.hiding import with_writer
 
 MARK = "PRIMERL_RUN_MARK"
@@ -118,6 +119,7 @@ class Asked:
         self.environment = environment
         self.output = output
         self.writer = writer
+        self.server = ""
         self.until = time.monotonic() + FORK_WAIT_S
 
     def close(self, writers: dict[int, int], pid: int) -> None:
@@ -142,6 +144,8 @@ class Guard:
         self.stopping = False
         self.asked: dict[Forked, Asked] = {}  # of a fork server, which has not answered yet
         self.forked: dict[int, Forked] = {}  # those of `running` that are forks of a server
+        self.gone: dict[Forked, float] = {}  # those that have ended, and when their server has to have told how
+        self.hung: set[str] = set()  # servers that did not answer in time, which are asked no more
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -161,7 +165,11 @@ class Guard:
                     if key.fileobj is readable:
                         readable.recv(4096)
                     elif isinstance(key.data, Forked):
-                        self.hear(key.data)
+                        if key.fileobj is key.data.connection:
+                            self.hear(key.data)
+                        elif key.data in self.forked.values():
+                            self.selector.unregister(key.fileobj)
+                            self.gone[key.data] = time.monotonic() + TOLD_S
                     elif not self.receive():
                         self.orphaned()
                 if self.owner_alive and os.getppid() != self.owner:
@@ -170,6 +178,7 @@ class Guard:
                 self.kill_overdue()
                 self.tell_overdue()
                 self.fork_overdue()
+                self.untold_forks()
                 if self.stopping and not self.running:
                     kill_marked(self.mark)
                     self.reap_writers()
@@ -179,7 +188,8 @@ class Guard:
     def due(self) -> float:
         """When there is something to do at the latest."""
         asked = (one.until for one in self.asked.values())
-        return min([*self.kill_at.values(), *(at for at, _ in self.untold.values()), *asked], default=math.inf)
+        untold = (at for at, _ in self.untold.values())
+        return min([*self.kill_at.values(), *untold, *asked, *self.gone.values()], default=math.inf)
 
     def orphaned(self) -> None:
         self.selector.unregister(self.connection)
@@ -232,7 +242,7 @@ class Guard:
         if hide:
             writer, output = with_writer(output, hide)
         asked = Asked(name, command, {**environment, MARK: self.mark}, output, writer)
-        if server is None or not self.ask(server, asked):
+        if server is None or server in self.hung or not self.ask(server, asked):
             self.start_plain(asked)
 
     def ask(self, server: str, asked: Asked) -> bool:
@@ -244,6 +254,7 @@ class Guard:
             return False
         finally:
             os.close(nothing)
+        asked.server = server
         self.asked[forked] = asked
         self.selector.register(forked.connection, selectors.EVENT_READ, forked)
         return True
@@ -280,23 +291,42 @@ class Guard:
                 self.start_plain(asked)
             else:
                 self.forked[forked.pid] = forked
+                if forked.pidfd >= 0:
+                    self.selector.register(forked.pidfd, selectors.EVENT_READ, forked)
                 self.begun(asked, forked.pid)
-        elif forked.code is not None and forked.pid is not None:
-            self.leave(forked)
-            del self.forked[forked.pid]
-            self.ended(forked.pid, forked.code, forked.cpu_s)
+        elif forked.code is not None:
+            self.fork_ended(forked)
+
+    def fork_ended(self, forked: Forked) -> None:
+        assert forked.pid is not None
+        assert forked.code is not None
+        self.leave(forked)
+        del self.forked[forked.pid]
+        self.ended(forked.pid, forked.code, forked.cpu_s)
 
     def leave(self, forked: Forked) -> None:
         self.selector.unregister(forked.connection)
+        if self.gone.pop(forked, None) is None and forked.pidfd >= 0:
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(forked.pidfd)
         forked.close()
 
     def fork_overdue(self) -> None:
         now = time.monotonic()
         for forked, asked in list(self.asked.items()):
             if now >= asked.until:
+                self.hung.add(asked.server)
                 del self.asked[forked]
                 self.leave(forked)
                 self.start_plain(asked)
+
+    def untold_forks(self) -> None:
+        """Forks that have ended, and whose server does not say how: it hangs."""
+        now = time.monotonic()
+        for forked, until in list(self.gone.items()):
+            if now >= until:
+                forked.has_gone()
+                self.fork_ended(forked)
 
     def stop(self, grace_s: float, names: list[str]) -> None:
         self.stopping = self.stopping or not names

@@ -163,7 +163,10 @@ def own_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    here = max(local + 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    here = local + 1
+    # Elsewhere each rank may see a GPU of its own, by a wrapper or by Slurm.
+    if "TORCHELASTIC_RUN_ID" in os.environ and "SLURM_GPUS_PER_TASK" not in os.environ:
+        here = max(here, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if here > gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         cause = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"

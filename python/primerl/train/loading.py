@@ -10,6 +10,7 @@ alone loads the model as it computes; where the files are more precise, it reads
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from primerl.train.optim import START
 from primerl.train.parallel import shard
 from primerl.train.proof import check_same, prove, sample
 
+log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
@@ -95,6 +97,8 @@ def keep_start(model: Any, folder: Path) -> None:
     rounded = {name: one for name, one in model.named_parameters() if one.dtype != torch.float32}
     if not rounded or not more_precise(folder, {one.dtype for one in rounded.values()}):
         return
+    size_gb = sum(one.numel() for one in rounded.values()) * 4 / 1e9
+    log.info("the model's files are more precise than what it computes in: they are read in fp32 (%.1f GB)", size_gb)
     for name, value in load_model(folder).named_parameters():
         weight = rounded.get(name)
         if weight is not None and not torch.equal(value.to(weight.dtype).float(), value):

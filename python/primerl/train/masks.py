@@ -19,7 +19,7 @@ from primerl.train.conversations import Conversation, RowError
 from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
 from primerl.train.sft_config import LossMaskConfig
-from primerl.train.written import check_written, content_text, roles_left_out
+from primerl.train.written import check_written, content_text, roles_left_out, spoken_words
 
 if TYPE_CHECKING:
     from primerl.render import Renderer
@@ -70,9 +70,13 @@ class Masker:
             return list(pool.map(self._one, conversations))
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
         alike: dict[str, list[int]] = {}
+        looked_at = [index for index, conversation in enumerate(conversations) if self._needs_a_look(conversation)]
+        for index, columns in zip(
+            looked_at, pool.map(self._one, [conversations[index] for index in looked_at]), strict=True
+        ):
+            rendered[index] = columns
         for index, conversation in enumerate(conversations):
-            if self._needs_a_look(conversation):
-                rendered[index] = self._one(conversation)
+            if rendered[index] is not None:
                 continue
             given = (conversation.tools, conversation.template_kwargs)
             alike.setdefault(json.dumps(given, default=str) if any(given) else "", []).append(index)
@@ -129,12 +133,37 @@ class Masker:
                 ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
             unwritten_reasoning = self._check_written(messages, conversation, options)
             if self._assistant and conversation.untrained:
-                mask = _without(messages, mask, conversation.untrained)
+                mask = self._without(messages, ids, mask, conversation.untrained)
             if self._roles:
                 mask = self._with_roles(messages, ids, mask, conversation.untrained, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         return Columns(ids, mask, unwritten_reasoning)
+
+    def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
+        """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that
+        holds what it says; else it cannot be told whose a token is.
+
+        Raises RowError.
+        """
+        answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        marked = [index for index in answers if index in untrained]
+        if not marked:
+            return mask
+        stretches = list(re.finditer(rb"\x01+", mask))
+        if len(stretches) != len(answers) or not all(
+            spoken_words(messages[index]) in self._renderer.decode(_tokens(ids, stretch.start(), stretch.end()))
+            for index, stretch in zip(answers, stretches, strict=True)
+        ):
+            raise RowError(
+                TEMPLATE,
+                f"messages[{marked[0]}] is marked as not trained, but its tokens cannot be told from other messages'",
+            )
+        trained = bytearray(mask)
+        for index, stretch in zip(answers, stretches, strict=True):
+            if index in untrained:
+                trained[stretch.start() : stretch.end()] = bytes(len(stretch[0]))
+        return bytes(trained)
 
     def _check_fields(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
         """Raises RowError for a field that is neither known nor read by the template."""
@@ -203,25 +232,8 @@ class Masker:
         return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
 
 
-def _without(messages: list[dict[str, Any]], mask: bytes, untrained: frozenset[int]) -> bytes:
-    """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens; else it
-    cannot be told whose a token is.
-
-    Raises RowError.
-    """
-    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    marked = [index for index in answers if index in untrained]
-    stretches = list(re.finditer(rb"\x01+", mask))
-    if marked and len(stretches) != len(answers):
-        raise RowError(
-            TEMPLATE,
-            f"messages[{marked[0]}] is marked as not trained, but its tokens cannot be told from other messages'",
-        )
-    trained = bytearray(mask)
-    for index, stretch in zip(answers, stretches, strict=False):
-        if index in untrained:
-            trained[stretch.start() : stretch.end()] = bytes(len(stretch[0]))
-    return bytes(trained)
+def _tokens(ids: bytes, start: int, end: int) -> list[int]:
+    return list(memoryview(ids).cast("I")[start:end])
 
 
 def _tokenizer_with_offsets(model_folder: Path) -> Any:

@@ -29,6 +29,8 @@ NOTES = frozenset(
     (
         *("id", "type", "status", "index", "model", "metadata", "annotations", "timestamp", "created", "created_at"),
         *("finish_reason", "stop_reason", "logprobs", "usage", "provider_specific_fields"),
+        *("source", "language", "toxic", "redacted", "country", "state", "header", "hashed_ip", "turn_identifier"),
+        *("num_tokens", "tokens", "score"),
     )
 )
 """Records about a message, which nobody would want to be trained."""

@@ -97,11 +97,18 @@ def fork_ranks() -> None:
 
     start = SubprocessHandler._popen
 
+    hangs = False  # the server: one that did not answer is asked no more
+
     def start_fork(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[Any]:
-        address = servers.address(TORCH)
+        nonlocal hangs
+        address = None if hangs else servers.address(TORCH)
         if address is None or args[0] != sys.executable or handler._stdout or handler._stderr:
             return start(handler, args, env)
-        return ForkedPopen(args, address=address, env=env, start_new_session=True)
+        process = ForkedPopen(args, address=address, env=env, start_new_session=True)
+        if process.timed_out:
+            hangs = True
+            log.warning("the fork server does not answer; ranks start without it")
+        return process
 
     SubprocessHandler._popen = start_fork  # type: ignore[method-assign, assignment]
 

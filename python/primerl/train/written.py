@@ -49,7 +49,8 @@ def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[
             # In order, since a short content is somewhere in most texts.
             found = text.find(said, at)
             at = max(at, found + len(said)) if found >= 0 else at
-            if found < 0 and not _shows(_with_sentinel(messages, index, "content"), render):
+            # A template that refuses the sentinel says nothing of the content.
+            if found < 0 and _shows(_with_sentinel(messages, index, "content"), render) is False:
                 raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
         elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
             raise RowError(
@@ -81,6 +82,11 @@ def content_text(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
     return content or ""
+
+
+def spoken_words(message: Mapping[str, Any]) -> str:
+    """What a message says besides reasoning and tool calls."""
+    return _reasoning_and_words(message)[1]
 
 
 def _reasoning_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
