@@ -33,7 +33,8 @@ class Started(subprocess.Popen[Any]):
     """In the place of `subprocess.Popen`."""
 
     def __new__(cls, args: Any, *positional: Any, **options: Any) -> Any:
-        kind = kind_of(args)
+        # asyncio waits for its children by process id.
+        kind = None if _caller().startswith("asyncio") else kind_of(args)
         if kind is None or positional or _shared is None or not _is_shared:
             return super().__new__(cls)
         _shared.start(ENVIRONMENTS)
@@ -45,6 +46,10 @@ class Started(subprocess.Popen[Any]):
         # As `Popen` has it: tests that are to start nothing are held to it.
         sys.audit("subprocess.Popen", args[0], args, None, None)
         return ForkedPopen(args, address=address, **options)
+
+
+def _caller() -> str:
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def unlike_a_fork(options: Mapping[str, Any]) -> bool:

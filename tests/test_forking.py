@@ -17,7 +17,7 @@ from typing import Any
 import forks
 import pytest
 from end_to_end import find, until
-from primerl.forking import child, popen, server, servers
+from primerl.forking import child, popen, request, server, servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.forking.servers import Servers, are_wanted
@@ -171,6 +171,16 @@ def test_a_search_path_that_would_have_imported_others_is_started_the_plain_way(
     (tmp_path / "selectors.py").touch()  # one that the server has imported
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     assert not is_forked(forked(bare, PARENT, env={**os.environ, "PYTHONPATH": path}))
+
+
+def test_who_is_elsewhere_gets_no_fork(bare: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another network namespace, say, where a fork would reach another network than its run."""
+    here = request.place()
+    assert any(part.startswith("net:") for part in here)
+    monkeypatch.setattr(request, "place", lambda: [*here[:-1], "0::/elsewhere"])
+    process = forked(bare, PARENT)
+    assert not is_forked(process)
+    assert process.refusal == "who asks has another user, namespace, root folder or control group"
 
 
 def test_variables_that_imports_look_up_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,15 @@ def ignored_signals() -> list[int]:
     return [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
 
 
+def place() -> list[str]:
+    """What a process has from who starts it, and a fork from its server: user, namespaces (the network's, say), root
+    folder, and control group. One of another place has to be started there."""
+    names = sorted(os.listdir("/proc/self/ns"))
+    links = [os.readlink(f"/proc/self/{name}") for name in ("root", *(f"ns/{name}" for name in names))]
+    with open("/proc/self/cgroup") as groups:
+        return [*map(str, (*os.getresuid(), *os.getresgid(), *sorted(os.getgroups()))), *links, groups.read()]
+
+
 def umask() -> int:
     """Read, not set and set back: another thread may be making a file."""
     with open("/proc/self/status") as status:
@@ -179,5 +188,6 @@ def described(
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
         "cores": sorted(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "place": place(),
     }
     return json.dumps(content).encode()

@@ -29,7 +29,7 @@ from typing import Any
 from primerl.forking import child
 from primerl.forking.lifeline import die_with_lifeline
 from primerl.forking.preload import TORCH, preload
-from primerl.forking.request import LARGEST_PACKET
+from primerl.forking.request import LARGEST_PACKET, place
 
 # A process that the owner forked may hold the lifeline open, so its process id is watched as well.
 OWNER_CHECK_S = 1.0
@@ -66,6 +66,7 @@ class Server:
         self.kind = kind
         self.listener = listener
         self.owner = owner
+        self.place = place()
         self.variables = dict(os.environ)
         self.variables_now = self.variables
         """With what the imports have set."""
@@ -166,6 +167,8 @@ class Server:
         if content["argv"][:1] != [sys.executable] or content["argv"][1:2] not in (["-m"], ["-c"]):
             return f"it is no program of {sys.executable}"
         wanted = content["environment"]
+        if content["place"] != self.place:
+            return "who asks has another user, namespace, root folder or control group"
         known = (self.variables, self.variables_now)
         changed = {
             name

@@ -129,6 +129,12 @@ impl Driver {
             match effect {
                 // What had ended may go on by now.
                 Effect::Finished { .. } | Effect::Failed { .. } => {}
+                // Answers to requests of before the restart: who waited for them has gone, and asks again. A lease
+                // that its worker does not name is handed out again.
+                Effect::Lease { .. }
+                | Effect::NoLease { .. }
+                | Effect::BatchNotReady { .. }
+                | Effect::NoMoreBatches { .. } => {}
                 effect => self.effects.carry_out(effect, None),
             }
         }
