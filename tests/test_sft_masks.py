@@ -370,9 +370,10 @@ def test_answers_of_several_stretches_and_of_none_are_not_mixed_up(
 ) -> None:
     """As many stretches as answers: two of the first answer, around what the template says, and none of the second."""
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}: {% if m.role == 'assistant' and m.reasoning_content %}"
-        "{% generation %}{{ m.reasoning_content }}{% endgeneration %} -- {% generation %}{{ m.content }}<|im_end|>"
-        "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and m.reasoning_content %}"
+        "{% generation %}{{ m.reasoning_content }}<|im_end|>{% endgeneration %}<|im_start|>said\n"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
     )
     path = helpers.write_qwen(folder / f"several{marked}", template)
     messages = [user("q"), {**assistant("first"), "reasoning_content": "hm"}, user("r"), assistant("second")]

@@ -46,7 +46,15 @@ def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"LOCAL_RANK": "2"}, 3),
         # The first rank has a GPU, and does not wait for the one that has none.
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, 4),
+        (
+            {
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "4",
+                "CUDA_VISIBLE_DEVICES": "0,1",
+                "TORCHELASTIC_RUN_ID": "run",
+            },
+            4,
+        ),
     ],
 )
 def test_more_ranks_than_gpus_are_refused(
@@ -59,6 +67,15 @@ def test_more_ranks_than_gpus_are_refused(
         Ranks.join(ranks, 1, 1.0)
     assert ("'0,1'" in str(found.value)) == ("CUDA_VISIBLE_DEVICES" in environment)
     assert not current
+
+
+def test_ranks_that_each_see_a_gpu_of_their_own_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm or a wrapper gives them."""
+    of_slurm = {"TORCHELASTIC_RUN_ID": "run", "SLURM_GPUS_PER_TASK": "1"}
+    for more in ({}, of_slurm):
+        current = with_gpus(monkeypatch, 1, LOCAL_RANK="0", LOCAL_WORLD_SIZE="4", **more)
+        assert own_device() == torch.device("cuda", 0)
+        assert current == [torch.device("cuda", 0)]
 
 
 def test_ranks_wait_for_each_other_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
