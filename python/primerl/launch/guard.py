@@ -9,7 +9,8 @@ library is all it may use. The protocol is one JSON object a line:
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
-                     {"exited": name, "code": int, "cpu_s": float}   code < 0: the signal's number
+                     {"exited": name, "code": int, "cpu_s": float}
+                     code < 0: the signal's number, or NOT_KNOWN of a process whose fork server was gone
                      {"failed": name, "reason": str}   it could not be started
                      {"stopped": true}   nothing of the run is left (only after a stop without names)
                      {"pong": true}
@@ -23,18 +24,16 @@ Descendants that left their group are found by a mark in their environment. The 
 the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
 
 A process that a fork server makes is that server's child, not the guard's: its lifeline kills it when the guard dies,
-and the server tells how it ended (`primerl.forking.request`). A server that refuses, is gone or takes too long costs
-time only: the process is then started the plain way.
+and the server reports how it ended (`guarded_forks`, `primerl.forking.request`). A server that refuses, is gone or
+takes too long costs time only: the process is then started the plain way.
 
 Output in which something is to be hidden goes through a writer (`hiding`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
-import math
 import os
 import selectors
 import signal
@@ -47,7 +46,8 @@ if __name__ == "__main__":
     # Last, so that no module of ours stands in for one of Python's. Of the package, the guard imports what needs the
     # standard library only.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from primerl.forking.request import TOLD_S, Forked
+from primerl.forking.request import Forked
+from primerl.launch.guarded_forks import Asked, Forks
 from primerl.launch.hiding import with_writer
 
 MARK = "PRIMERL_RUN_MARK"
@@ -58,8 +58,6 @@ ORPHAN_GRACE_S = 2.0
 OWNER_CHECK_S = 1.0
 # Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
 LAST_WORDS_S = 1.0
-# A fork server that still imports answers when it is ready; after this long the process starts without it.
-FORK_WAIT_S = 30.0
 
 
 def signal_group(group: int, number: int) -> None:
@@ -108,27 +106,6 @@ def kill_marked(mark: str) -> list[int]:
     return killed
 
 
-class Asked:
-    """A process that is to be started: by a fork server, or by the guard itself."""
-
-    def __init__(
-        self, name: str, command: list[str], environment: dict[str, str], output: int, writer: int | None
-    ) -> None:
-        self.name = name
-        self.command = command
-        self.environment = environment
-        self.output = output
-        self.writer = writer
-        self.server = ""
-        self.until = time.monotonic() + FORK_WAIT_S
-
-    def close(self, writers: dict[int, int], pid: int) -> None:
-        """The process has its log, or never will."""
-        os.close(self.output)
-        if self.writer is not None:
-            writers[self.writer] = pid
-
-
 class Guard:
     def __init__(self, connection: socket.socket, mark: str) -> None:
         self.connection = connection
@@ -142,11 +119,8 @@ class Guard:
         # By writer: when the owner is told of the end of the process at the latest, and what.
         self.untold: dict[int, tuple[float, dict[str, Any]]] = {}
         self.stopping = False
-        self.asked: dict[Forked, Asked] = {}  # of a fork server, which has not answered yet
-        self.forked: dict[int, Forked] = {}  # those of `running` that are forks of a server
-        self.gone: dict[Forked, float] = {}  # those that have ended, and when their server has to have told how
-        self.hung: set[str] = set()  # servers that did not answer in time, which are asked no more
         self.selector = selectors.DefaultSelector()
+        self.forks = Forks(self.selector, begun=self.begun, start_plain=self.start_plain, ended=self.ended)
 
     def run(self) -> int:
         readable, wakeup = socket.socketpair()
@@ -165,11 +139,7 @@ class Guard:
                     if key.fileobj is readable:
                         readable.recv(4096)
                     elif isinstance(key.data, Forked):
-                        if key.fileobj is key.data.connection:
-                            self.hear(key.data)
-                        elif key.data in self.forked.values():
-                            self.selector.unregister(key.fileobj)
-                            self.gone[key.data] = time.monotonic() + TOLD_S
+                        self.forks.look(key.data)
                     elif not self.receive():
                         self.orphaned()
                 if self.owner_alive and os.getppid() != self.owner:
@@ -177,8 +147,7 @@ class Guard:
                 self.reap()
                 self.kill_overdue()
                 self.tell_overdue()
-                self.fork_overdue()
-                self.untold_forks()
+                self.forks.look_at_overdue()
                 if self.stopping and not self.running:
                     kill_marked(self.mark)
                     self.reap_writers()
@@ -187,9 +156,7 @@ class Guard:
 
     def due(self) -> float:
         """When there is something to do at the latest."""
-        asked = (one.until for one in self.asked.values())
-        untold = (at for at, _ in self.untold.values())
-        return min([*self.kill_at.values(), *untold, *asked, *self.gone.values()], default=math.inf)
+        return min([*self.kill_at.values(), *(at for at, _ in self.untold.values()), self.forks.due()])
 
     def orphaned(self) -> None:
         self.selector.unregister(self.connection)
@@ -242,22 +209,8 @@ class Guard:
         if hide:
             writer, output = with_writer(output, hide)
         asked = Asked(name, command, {**environment, MARK: self.mark}, output, writer)
-        if server is None or server in self.hung or not self.ask(server, asked):
+        if server is None or not self.forks.ask(server, asked):
             self.start_plain(asked)
-
-    def ask(self, server: str, asked: Asked) -> bool:
-        """Asks the fork server for the process. False where none takes the request."""
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        try:
-            forked = Forked(server, asked.command, asked.environment, (nothing, asked.output, asked.output))
-        except OSError:
-            return False
-        finally:
-            os.close(nothing)
-        asked.server = server
-        self.asked[forked] = asked
-        self.selector.register(forked.connection, selectors.EVENT_READ, forked)
-        return True
 
     def start_plain(self, asked: Asked) -> None:
         read_end, write_end = os.pipe()  # closed by a successful exec, else carries the reason
@@ -280,63 +233,12 @@ class Guard:
         self.running[pid] = asked.name
         self.send({"started": asked.name, "pid": pid})
 
-    def hear(self, forked: Forked) -> None:
-        """What a fork server, or the process that it has forked, has to say."""
-        forked.receive()
-        asked = self.asked.get(forked)
-        if asked is not None and (forked.pid is not None or forked.refusal is not None):
-            del self.asked[forked]
-            if forked.pid is None:
-                self.leave(forked)
-                self.start_plain(asked)
-            else:
-                self.forked[forked.pid] = forked
-                if forked.pidfd >= 0:
-                    self.selector.register(forked.pidfd, selectors.EVENT_READ, forked)
-                self.begun(asked, forked.pid)
-        elif forked.code is not None:
-            self.fork_ended(forked)
-
-    def fork_ended(self, forked: Forked) -> None:
-        assert forked.pid is not None
-        assert forked.code is not None
-        self.leave(forked)
-        del self.forked[forked.pid]
-        self.ended(forked.pid, forked.code, forked.cpu_s)
-
-    def leave(self, forked: Forked) -> None:
-        self.selector.unregister(forked.connection)
-        if self.gone.pop(forked, None) is None and forked.pidfd >= 0:
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(forked.pidfd)
-        forked.close()
-
-    def fork_overdue(self) -> None:
-        now = time.monotonic()
-        for forked, asked in list(self.asked.items()):
-            if now >= asked.until:
-                self.hung.add(asked.server)
-                del self.asked[forked]
-                self.leave(forked)
-                self.start_plain(asked)
-
-    def untold_forks(self) -> None:
-        """Forks that have ended, and whose server does not say how: it hangs."""
-        now = time.monotonic()
-        for forked, until in list(self.gone.items()):
-            if now >= until:
-                forked.has_gone()
-                self.fork_ended(forked)
-
     def stop(self, grace_s: float, names: list[str]) -> None:
         self.stopping = self.stopping or not names
         deadline = time.monotonic() + grace_s
-        for forked, asked in list(self.asked.items()):
-            if not names or asked.name in names:
-                del self.asked[forked]
-                self.leave(forked)
-                asked.close(self.writers, 0)
-                self.send({"exited": asked.name, "code": -signal.SIGTERM, "cpu_s": 0.0})
+        for asked in self.forks.withdraw(names):
+            asked.close(self.writers, 0)
+            self.send({"exited": asked.name, "code": -signal.SIGTERM, "cpu_s": 0.0})
         for pid, name in self.running.items():
             if not names or name in names:
                 # A second, shorter stop overtakes the first.
