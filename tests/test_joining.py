@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,8 +29,10 @@ from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.envs import adapter, listing
+from primerl.forking import servers
 from primerl.launch import joined, joining
 from primerl.launch.console import Console
+from primerl.launch.processes import Process
 from pydantic import Field
 from run_helpers import write_run
 from test_orchestrator_in_process import settings
@@ -215,6 +218,23 @@ def run_says(**settings: Any) -> dict[str, Any]:
         "worker": {"args": REVERSE, **settings},
         "first": None,
     }
+
+
+def test_a_lost_fork_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [["environments"], []]
+    monkeypatch.setattr(servers, "_current", SimpleNamespace(lost=lambda: lost.pop(0)))
+    said: list[str] = []
+    processes: Any = SimpleNamespace(poll=lambda _: [], guard_end=None, by_name={"it": Process("it", Path("log"))})
+
+    def say(message: str) -> None:
+        said.append(message)
+        workers.stop.set()
+        processes.stop = lambda **_: None
+
+    console: Any = SimpleNamespace(say=say)
+    workers = joining._Joining(JoinConfig(join="http://o:1", env="e"), {}, console)
+    assert workers._watch(processes, {}) == 0
+    assert said[0].startswith("the fork server of environments has ended; its processes continue")
 
 
 @pytest.mark.processes

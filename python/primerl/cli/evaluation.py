@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 from primerl.cli.runs import keep_state
-from primerl.config import asked
 from primerl.config.command_line import with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
@@ -27,8 +25,7 @@ SHORT = {
 
 
 def evaluate(arguments: list[str]) -> int:
-    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
-    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
+    with checker.environments_ahead(arguments):
         with checker.interrupted_after():
             from primerl.config.evaluation import EvalConfig
             from primerl.config.late import placed

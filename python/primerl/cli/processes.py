@@ -87,14 +87,18 @@ def join_as_env_worker(arguments: list[str]) -> int:
     from primerl.cli.runs import keep_state
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
-    from primerl.launch import joining
+    from primerl.forking import servers
+    from primerl.launch import checker, joining
 
-    try:
-        config = load(JoinConfig, arguments, program="primerl env-worker")
-        keep_state(config.log_dir)
-        return joining.run(config)
-    except ConfigError as error:
-        return refuse(error)
+    with checker.environments_ahead(arguments, checks=False):
+        try:
+            config = load(JoinConfig, arguments, program="primerl env-worker")
+            keep_state(config.log_dir)
+            # An interpreter of its own has libraries of its own.
+            servers.begin(config.fork_server and config.python is None)
+            return joining.run(config)
+        except ConfigError as error:
+            return refuse(error)
 
 
 def monitor(arguments: list[str]) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
-from primerl.config import asked
 from primerl.config.command_line import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
@@ -24,9 +22,7 @@ def rl(arguments: list[str]) -> int:
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
     arguments = with_long_names(arguments, PUBLISHED)
-    # The longest part of a start, and it needs nothing of the config.
-    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
-    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
+    with checker.environments_ahead(arguments):
         with checker.interrupted_after():
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run

@@ -181,9 +181,9 @@ def setting() -> str:
 
 
 def tell_lost(say: Callable[[str], None]) -> None:
-    """Of each server that has ended, once."""
+    """Says so, once, of each server that has ended."""
     for kind in [] if _current is None else _current.lost():
-        say(f"the fork server of {kind} has ended; what it has started goes on, new processes start without it")
+        say(f"the fork server of {kind} has ended; its processes continue, and new ones start without it")
 
 
 def are_wanted(arguments: list[str], environment: Mapping[str, str] = os.environ) -> bool:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from primerl.config import asked
 from primerl.forking import preload, servers
+from primerl.forking.exit_status import described
 from primerl.launch import shadowing
 
 ENVIRONMENTS = "primerl.launch.check_environments"
@@ -19,14 +21,19 @@ _ahead: list[subprocess.Popen[str]] = []
 
 
 @contextlib.contextmanager
-def environments_ahead(*, fork: bool = True) -> Iterator[None]:
+def environments_ahead(arguments: Sequence[str] = (), *, fork: bool = True, checks: bool = True) -> Iterator[None]:
     """Within the block, what all environments need is being imported: by a fork server, of which the check and later
-    the env workers are forks, or else by the process that checks.
+    the env workers are forks, or else by the process that checks, where the command `checks` them.
 
-    It is ended with the block: a config that is refused has started nothing that stays.
+    It is ended with the block: a config that is refused has started nothing that stays. Called with the command line
+    before the config is read, since it takes longest of a start and needs nothing of the config. `fork`: as the config
+    has it, where it is known.
     """
-    with servers.launched(preload.ENVIRONMENTS, wanted=fork):
-        if servers.address(preload.ENVIRONMENTS) is not None:
+    if asked.for_help(arguments):
+        yield
+        return
+    with servers.launched(preload.ENVIRONMENTS, wanted=fork and servers.are_wanted(arguments)):
+        if not checks or servers.address(preload.ENVIRONMENTS) is not None:
             yield
             return
         with _ahead_of_it():
@@ -118,5 +125,5 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     """Why a process failed, in its words, and which files may be why it had no better ones."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     # A traceback's last line is the error; a clean refusal is one line.
-    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word: it {described(done.returncode)}"
     return words + shadowing.hint()

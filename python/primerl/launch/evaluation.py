@@ -19,6 +19,7 @@ from primerl.config import late, resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
+from primerl.forking import servers
 from primerl.launch import interpreters
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import PLAIN_EVERY_S, Console
@@ -211,6 +212,7 @@ class Evaluation:
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now
+                servers.tell_lost(self.console.say)
                 self._look(now)
             for name, since in self.early.items():
                 if now - since > LAST_WORDS_S:

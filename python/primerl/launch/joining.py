@@ -29,7 +29,7 @@ from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
 from primerl.config.load import ConfigError, describe
 from primerl.config.resolve import ProcessConfig
-from primerl.forking import preload, servers
+from primerl.forking import servers
 from primerl.launch import interpreters
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
@@ -113,11 +113,7 @@ class _Joining:
         settings = _settings(told)
         variables = self._variables(told, settings)
         self._say_what_is_joined(told)
-        with (
-            tempfile.TemporaryDirectory(prefix="primerl-join-") as folder,
-            servers.launched(preload.ENVIRONMENTS, wanted=self.config.fork_server),
-            Processes() as processes,
-        ):
+        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, Processes() as processes:
             described = {
                 process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
             }
@@ -230,6 +226,7 @@ class _Joining:
                 return 0
             for ended in processes.poll(POLL_S):
                 self._ended(processes, described, ended)
+            servers.tell_lost(self.console.say)
             if processes.guard_end is not None:
                 raise JoinFailedError(f"the guard of the processes {processes.guard_end}")
             if self._is_over():
