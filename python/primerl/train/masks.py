@@ -19,7 +19,7 @@ from primerl.train.conversations import Conversation, RowError
 from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
 from primerl.train.sft_config import LossMaskConfig
-from primerl.train.written import check_written, content_text, roles_left_out, spoken_words
+from primerl.train.written import SENTINEL, check_written, content_text, replaced, roles_left_out, spoken_words
 
 if TYPE_CHECKING:
     from primerl.render import Renderer
@@ -34,7 +34,6 @@ class Columns(NamedTuple):
     """Trained answers whose reasoning the template leaves out."""
 
 
-SENTINEL = "zPrimerlRoleSentinelz"
 TEMPLATE = "the chat template refuses it"
 UNKNOWN = "unknown field of a message"
 
@@ -216,8 +215,7 @@ class Masker:
 
     def _span(self, text: str, messages: list[dict[str, Any]], index: int, options: dict[str, Any]) -> tuple[int, int]:
         """Characters of `text` that messages[index] is responsible for."""
-        replaced = [*messages[:index], {**messages[index], "content": SENTINEL}, *messages[index + 1 :]]
-        before, found, after = self._text(replaced, options).partition(SENTINEL)
+        before, found, after = self._text(replaced(messages, index, content=SENTINEL), options).partition(SENTINEL)
         start, end = len(before), len(text) - len(after)
         told = found and SENTINEL not in after and start <= end and text.startswith(before) and text.endswith(after)
         if not told or text[start:end].strip() != content_text(messages[index]).strip():
