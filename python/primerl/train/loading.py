@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from primerl.startup import import_transformers
 from primerl.train.adapter_files import folder_digest
 from primerl.train.config import ComputationConfig, ConfigError, LoraConfig
 from primerl.train.distributed import Ranks
@@ -39,10 +40,11 @@ SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32
 """Floating-point types, as files call them."""
 
 
-def import_transformers() -> None:
+def import_models() -> None:
     """To be called before a thread loads a model while another one reads rows: `datasets` looks for names in
     `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete.
     """
+    import_transformers()
     from transformers import (  # noqa: F401 - each of them imports its own part of the library
         AttentionInterface,
         AutoConfig,

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from primerl.startup import import_transformers
 from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
 from primerl.train.attention import written_out
 from primerl.train.logprobs import OutputHead
@@ -298,6 +299,7 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
+    import_transformers()
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -318,6 +320,7 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
+    import_transformers()
     from transformers import AutoModelForCausalLM
 
     make: Any = AutoModelForCausalLM.from_config
