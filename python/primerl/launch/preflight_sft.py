@@ -44,9 +44,11 @@ def check(config: SFTConfig, values: dict[str, Any]) -> None:
     monitors.check(config)
     try:
         _check_lora(settings)
-        _check_rows(settings.data, "data.")
+        # Ranks are other processes.
+        trains = settings.ranks == 1
+        _check_rows(settings.data, "data.", keep=trains)
         if settings.val is not None:
-            _check_rows(settings.val.data, "val.data.")
+            _check_rows(settings.val.data, "val.data.", keep=trains)
     except (SettingError, DataError) as error:
         raise ConfigError(str(error)) from None
 
@@ -73,20 +75,20 @@ def _check_lora(settings: Settings) -> None:
         read_adapter_config(lora, "model.lora.")
 
 
-def _check_rows(rows: RowsConfig, prefix: str) -> None:
+def _check_rows(rows: RowsConfig, prefix: str, *, keep: bool) -> None:
     found = sources(rows, prefix)
     for source in found:
         source.check()
     bad = BadRows(rows.max_bad_share, prefix)
     for source in found:
         if source.is_plain and Path(os.path.expanduser(source.config.path)).stat().st_size <= READ_AT_ONCE:
-            _read(source, bad)
+            _read(source, bad, keep=keep)
     bad.check()
 
 
-def _read(source: Source, bad: BadRows) -> None:
+def _read(source: Source, bad: BadRows, *, keep: bool) -> None:
     bad.begin(source.title, source.unit)
-    for row in source.rows():
+    for row in source.rows(keep=keep):
         if isinstance(row.content, RowError):
             bad.add(BadRow(row.index, row.content.kind, str(row.content)))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,7 @@ class Columns(NamedTuple):
     """Trained answers whose reasoning the template leaves out."""
 
 
+ROWS_A_TASK = 64
 TEMPLATE = "the chat template refuses it"
 UNKNOWN = "unknown field of a message"
 
@@ -66,13 +67,12 @@ class Masker:
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Each rendered, or why it cannot be."""
         if self._roles or not self._assistant:
-            return list(pool.map(self._one, conversations))
+            return _mapped(pool, self._one, conversations)
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
         alike: dict[str, list[int]] = {}
         looked_at = [index for index, conversation in enumerate(conversations) if self._needs_a_look(conversation)]
-        for index, columns in zip(
-            looked_at, pool.map(self._one, [conversations[index] for index in looked_at]), strict=True
-        ):
+        found = _mapped(pool, self._one, [conversations[index] for index in looked_at])
+        for index, columns in zip(looked_at, found, strict=True):
             rendered[index] = columns
         for index, conversation in enumerate(conversations):
             if rendered[index] is not None:
@@ -96,8 +96,8 @@ class Masker:
             rendered = self._renderer.render_many_with_mask(messages, **self._options(group[0]))
         except ValueError:
             # One of them; the others are wanted.
-            return list(pool.map(self._one, group))
-        return list(pool.map(self._checked, group, rendered))
+            return _mapped(pool, self._one, group)
+        return _mapped(pool, self._checked, group, rendered)
 
     def _checked(self, conversation: Conversation, rendered: tuple[bytes, bytes]) -> Columns | RowError:
         """A conversation whose answers are trained, rendered by itself."""
@@ -228,6 +228,14 @@ class Masker:
 
     def _text(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, work: Callable[..., Columns | RowError], *rows: Sequence[Any]
+) -> list[Columns | RowError]:
+    """As `pool.map`, with several rows a task: to hand over a single one takes longer than most take."""
+    parts = [[column[start : start + ROWS_A_TASK] for column in rows] for start in range(0, len(rows[0]), ROWS_A_TASK)]
+    return [done for part in pool.map(lambda part: list(map(work, *part)), parts) for done in part]
 
 
 def _tokens(ids: bytes, start: int, end: int) -> list[int]:
