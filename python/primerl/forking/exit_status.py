@@ -65,5 +65,6 @@ def _of_pidfd(pidfd: int) -> int | None:
         fcntl.ioctl(pidfd, GET_INFO, info)
     except OSError:  # an older kernel
         return None
-    (told,) = struct.unpack_from("Q", info)
-    return struct.unpack_from("i", info, INFO_SIZE - 4)[0] if told & EXIT else None
+    told: int = struct.unpack_from("Q", info)[0]
+    status: int = struct.unpack_from("i", info, INFO_SIZE - 4)[0]
+    return status if told & EXIT else None
