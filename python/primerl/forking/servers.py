@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "PRIMERL_FORK_SERVER"
@@ -186,6 +186,6 @@ def tell_lost(say: Callable[[str], None]) -> None:
         say(f"the fork server of {kind} has ended; its processes continue, and new ones start without it")
 
 
-def are_wanted(arguments: list[str], environment: Mapping[str, str] = os.environ) -> bool:
+def are_wanted(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> bool:
     """By the command line alone, which is known before the config is read."""
     return FLAG not in arguments and environment.get(VARIABLE) != OFF
