@@ -1,6 +1,7 @@
 //! The batch of one step: complete groups, swept for staleness, with their advantages, packed.
 //!
-//! Groups are taken in the order in which they became complete. A batch is cut as soon as there are enough of them,
+//! Groups are taken in the order in which they became complete, and packed in the order in which they began: a run that is
+//! repeated with the same samples packs the same batch. A batch is cut as soon as there are enough of them,
 //! whether or not the trainer has asked, so several may wait for it. What is staler than `max_off_policy_steps` at the
 //! next step is voided as soon as a step is cut, so a complete group holds nothing that is too old. A batch is kept until
 //! a checkpoint of the trainer covers it: a trainer that lost an answer, or that goes on from a checkpoint, asks again and

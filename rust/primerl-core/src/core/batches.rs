@@ -23,6 +23,8 @@ impl Core {
             for _ in 0..needed {
                 chosen.extend(self.ready.pop_first().map(|(_, id)| id));
             }
+            // Which groups are trained depends on when they came; how they are packed does not.
+            chosen.sort_unstable();
             self.cut(&chosen);
             self.sweep();
         }

@@ -97,7 +97,11 @@ pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight
             let mut sampling = sampling.clone();
             sampling.seed = match requested.seed {
                 Some(_) => sampling.seed.wrapping_add(u64::from(index)),
-                None => app.engine.default_seed(key),
+                None => {
+                    let id = request.request_id.as_deref();
+                    let named = app.engine.default_seed(id, prompt.len(), key);
+                    named.wrapping_add(u64::from(index))
+                }
             };
             let submission = Submission {
                 key,
