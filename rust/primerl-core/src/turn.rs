@@ -39,6 +39,9 @@ pub enum ForkReason {
     NewConversation,
     /// Earlier messages differ from what this conversation recorded.
     HistoryEdited,
+    /// The messages before an answer of ours are the same, but the answer came back in other words: some were left out,
+    /// added or written anew.
+    AnswerEdited,
     /// Same messages, other tools or template arguments.
     ToolsChanged,
     /// The template's rendering of the new messages could not be proven to be a suffix.

@@ -123,7 +123,7 @@ async fn a_conversation_extends_while_the_engine_repeats_what_was_sampled() {
     let (_, answer) = chat(&lease, "s", &with_ids(&messages)).await;
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
     let metrics = crate::common::metrics(&orchestrator.url).await;
-    for line in ["extended\"} 2", "first_turn\"} 1", "history_edited\"} 1"] {
+    for line in ["extended\"} 2", "first_turn\"} 1", "answer_edited\"} 1"] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
     end(orchestrator, engine).await;

@@ -204,6 +204,19 @@ fn the_items_of_a_turn_are_one_message() {
                 Message::assistant("b"),
             ],
         ),
+        // litellm's bridge from /messages: a turn's calls, then its words.
+        (
+            json!([call("", "c1"), {"role": "assistant", "content": "a"}, output]),
+            vec![called(None, text("a"), &[("c1", "{}")]), tool.clone()],
+        ),
+        // A response's own ids say that these are two turns.
+        (
+            json!([call("fc_7-0_0", "c1"), said("msg_8-0_0")]),
+            vec![
+                called(None, Content::Null, &[("c1", "{}")]),
+                Message::assistant("a"),
+            ],
+        ),
         (
             json!([{"type": "reasoning", "id": null, "summary": [{"type": "summary_text", "text": "s"}],
                 "content": null}, said("x")]),
