@@ -128,8 +128,8 @@ def engines(
                 "max_model_len": source.max_model_len or context,
                 "logprobs_mode": source.logprobs_mode or logprobs_mode,
                 "model": model,
-                # Our own engine seeds each request by its id, so that each replica samples it alike. vLLM draws from one
-                # generator: two of its engines with one seed would sample the same tokens for the same prompt.
+                # Our own engine seeds each request by its id, so that each replica samples it alike. vLLM draws from
+                # one generator: two of its engines with one seed would sample the same tokens for the same prompt.
                 "seed": config.seed + (index if engine_backend(config) == "vllm" else 0),
                 "join": orchestrator_url,
                 "join_as": name,

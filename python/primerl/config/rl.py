@@ -88,8 +88,8 @@ class RLConfig(Monitored):
     seq_len: Count = 2048
     """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
     seed: Seed = 0
-    """Seed of the order of examples, of adapters and of sampling by primerl's own engine. Which policy answers a request
-    depends on time unless `max_async_level` is 0."""
+    """Seed of the order of examples, of adapters and of sampling by primerl's own engine. Which policy answers a
+    request depends on time unless `max_async_level` is 0."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     dry_run: bool = False
