@@ -10,6 +10,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse
 from primerl.config.complaint import fail
+from primerl.stopping import stop_signals
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"
@@ -71,7 +72,7 @@ def page(arguments: list[str]) -> int:
         return fail(f"--port {chosen.port}: cannot serve there: {error}", title="No page")
     print(f"the run's page: {server.url}/ (Ctrl-C ends it)", flush=True)
     # Blocked before it is waited for: one that comes in between is not lost.
-    wanted = {signal.SIGINT, signal.SIGTERM}
+    wanted = set(stop_signals())
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     signal.sigwait(wanted)
     server.stop()

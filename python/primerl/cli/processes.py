@@ -19,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl import stopping
 from primerl.config import asked
 from primerl.launch.guard import MARK
 from primerl.rank_variables import is_rank
@@ -95,6 +96,10 @@ def join_as_env_worker(arguments: list[str]) -> int:
         return joining.run(config)
     except ConfigError as error:
         return refuse(error)
+    except KeyboardInterrupt:  # or SIGTERM, SIGHUP: as later, when it waits for the run or works
+        stopping.has_been_heard()
+        print("stopped", file=sys.stderr)
+        return 0
 
 
 def monitor(arguments: list[str]) -> int:

@@ -45,6 +45,7 @@ from primerl.envs.tailnet import NODE_LOST, Node, TailnetError, join, proxy_vari
 from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
 from primerl.startup import importing
+from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.envs")
 
@@ -163,7 +164,7 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         limits=config.limits,
     )
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
     if node is not None:
         node.on_loss(lambda reason: worker.stop(reason, NODE_LOST))

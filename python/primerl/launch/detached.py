@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,8 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
     try:
         with os.fdopen(reader, "rb") as news:
             try:
+                # Which the new process inherits: a SIGHUP is for who sits at a terminal.
+                before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 process = subprocess.Popen(
                     [sys.executable, "-m", "primerl", "rl", *arguments],
                     cwd=folder,
@@ -58,6 +61,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
                     pass_fds=[writer],
                 )
             finally:
+                signal.signal(signal.SIGHUP, before)
                 os.close(writer)
                 os.close(descriptor)
             try:

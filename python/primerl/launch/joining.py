@@ -5,8 +5,9 @@
     watch a worker that ends while the run goes on is started again; all end when the run is over, or when this process
           is told to stop
 
-Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM, 1 the orchestrator was lost or a worker
-failed, 2 bad input: no such environment, a wrong key, another version or other examples than the run's first worker.
+Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM (Ctrl-C, a closed terminal), 1 the
+orchestrator was lost or a worker failed, 2 bad input: no such environment, a wrong key, another version or other
+examples than the run's first worker.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from primerl.launch.watching import LAST_WORDS_S, Restarts, gave_up, signed_off
 from primerl.run_key import VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
+from primerl.stopping import stop_signals
 
 ANSWER_S = 10.0
 AGAIN_S = 1.0
@@ -59,11 +61,11 @@ class JoinFailedError(Exception):
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """SIGTERM or SIGINT."""
+    """SIGTERM, SIGINT or SIGHUP."""
 
 
 def run(config: JoinConfig, console: Console | None = None) -> int:
-    """Until the run is over; returns the exit code. SIGTERM and SIGINT are its own from then on. Raises ConfigError
+    """Until the run is over; returns the exit code. Signals to stop are its own from then on. Raises ConfigError
     before anything is asked."""
     check_address(config.join)
     files = read_files(config.env_files)
@@ -72,7 +74,7 @@ def run(config: JoinConfig, console: Console | None = None) -> int:
         interpreters.provide(config.python, INSTALL_S, console.say)
     joining = _Joining(config, files, console)
     # For good: given back, a signal in the last moments would change the exit code.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: joining.stop.set())
     try:
         return joining.work()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from primerl import stopping
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.evaluation import EvalTimeouts
 from primerl.config.resolve import ProcessConfig
@@ -46,10 +47,9 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What the caller ignores stays ignored: `nohup primerl rl ... &` has to survive the terminal.
-        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._interrupt) for number in numbers}
+        self._before = {number: signal.signal(number, self._interrupt) for number in stopping.stop_signals()}
+        if stopping.is_asked():  # before, and whoever was interrupted has dropped it
+            self._count += 1
         return self
 
     def __exit__(

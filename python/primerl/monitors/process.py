@@ -29,6 +29,7 @@ from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
 from primerl.monitors.records import BusyError, Records, locked
 from primerl.monitors.send import Sender
+from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.monitors")
 
@@ -83,7 +84,7 @@ class MonitorProcess:
         self._collects_again = True
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: self._asked.set())
         self._collect()
         if self._is_over() and self._nothing_left():
