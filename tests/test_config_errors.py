@@ -128,7 +128,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", [],
      "env (in run.toml): missing; it has no default, so set it"),
     (SHORT, "[[env]]", "[env]", [],
-     "env (in run.toml, line 9): several of these may stand here, each under [[env]]; write it for [env]"),
+     "env (in run.toml, line 9): `env` is a list: write `[[env]]` instead of `[env]`"),
     (SHORT, "max_tokens = 64", "max_tokens = 64\nmin_tokens = 4", [],
      "sampling.min_tokens (in run.toml, line 8): no key here: it changes what is sampled from, and the trainer would "
      "compute other log-probabilities"),
@@ -261,7 +261,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "orchestrator.eval.env[0] (in run.toml, line 15): two environments are called 'reverse-text-val'; give one of "
      "them another `name` (it names metrics, logs and files)"),
     (SHORT, "[sampling]", "[[sampling]]", [],
-     "sampling (in run.toml, line 6): only one of these may stand here, under [sampling]; write it for [[sampling]]"),
+     "sampling (in run.toml, line 6): `sampling` is one table: write `[sampling]` instead of `[[sampling]]`"),
     (SHORT, "[sampling]\nmax_tokens = 64\n", "", ["--sampling=3"],
      "--sampling: [sampling] is a section; set keys of it, as in --sampling.max-tokens VALUE"),
     (SHORT, "max_steps = 10", "max_steps = 10\nwandb = 5", [],

@@ -66,17 +66,14 @@ def sft(arguments: list[str]) -> int:
         keep_state(config.output_dir)
         from primerl.config import resolve
         from primerl.config.late import placed
-        from primerl.launch import hub, monitors, preflight, preflight_sft
+        from primerl.launch import monitors, preflight, preflight_sft
         from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
         given = config
         with placed(given, arguments):
-            config = resolve.sft(hub.with_start(config))
-            # What the launcher alone understands stays here.
-            settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
-            preflight_sft.check(config, settings)
+            config, settings = preflight_sft.prepared(given)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
             resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))

@@ -16,8 +16,8 @@ INDEX = "model.safetensors.index.json"
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def check_model(folder: Path) -> None:
-    """A folder with config.json, whole weights, tokenizer and chat template."""
+def check_model(folder: Path, *, weights: bool = True) -> None:
+    """A folder with config.json, whole weights, tokenizer and chat template; `weights`: whether they are there yet."""
     if not folder.is_dir():
         raise ConfigError(
             f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
@@ -36,8 +36,17 @@ def check_model(folder: Path) -> None:
             "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
         )
     _check_vocabulary(config, tokenizer)
-    _check_files(config, folder)
+    if weights:
+        _check_files(config, folder)
     _check_template(folder)
+
+
+def has_config(folder: Path) -> bool:
+    """Whether its config.json can be read."""
+    with contextlib.suppress(ConfigError):
+        read_json(folder / "config.json")
+        return True
+    return False
 
 
 def longest_sequence(folder: Path) -> int | None:

@@ -86,6 +86,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     extras.require("`primerl rl`", "torch", "transformers")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
+    preflight.check_ahead(config)
     config = hub.with_model(config)
     config = warm_start.applied(config)
     variables = preflight.check(config, console.say)
