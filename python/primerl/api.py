@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from primerl.config import resolve
+from primerl.config import own_folder, resolve
 from primerl.config.load import ConfigError
 from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
@@ -68,6 +68,7 @@ class Run:
             self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        self.config = own_folder.located(self.config)
         remark = state.within_run(self.config.output_dir)
         if remark is not None:
             warnings.warn(remark, stacklevel=2)

@@ -28,17 +28,20 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
+            from primerl.config import own_folder
+            from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
-            config = load_run(arguments, program="primerl rl")
+            given = load_run(arguments, program="primerl rl")
+            short = is_short(arguments)
+            with placed(given, arguments, short=short):
+                config = own_folder.located(given)
             keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
-                from primerl.config.late import placed
                 from primerl.launch import run
 
-            short = is_short(arguments)
             with placed(config, arguments, short=short):
                 return run.run(config, form=form or ("hosted" if short else "full"))
         except ConfigError as error:
@@ -63,15 +66,17 @@ def sft(arguments: list[str]) -> int:
     arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
-        keep_state(config.output_dir)
-        from primerl.config import resolve
+        from primerl.config import own_folder, resolve
         from primerl.config.late import placed
+
+        with placed(config, arguments):
+            given = own_folder.located(config)
+        keep_state(given.output_dir)
         from primerl.launch import monitors, preflight, preflight_sft
         from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
-        given = config
         with placed(given, arguments):
             config, settings = preflight_sft.prepared(given)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:

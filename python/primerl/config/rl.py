@@ -82,7 +82,8 @@ class RLConfig(Monitored):
     elsewhere: ClassVar[Names] = PRIME_RL
 
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Folder of the run: logs, metrics, weights."""
+    """Folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    environment."""
     max_steps: LargeCount
     """Steps to train."""
     seq_len: Count = 2048

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from primerl import extras
-from primerl.config import begun, late, resolve, run_file
+from primerl.config import begun, late, own_folder, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.forking import servers
@@ -193,7 +193,7 @@ class Launcher:
                         code, reason = BAD_INPUT, late.told(begun.in_words_of(self.config, str(refusal)))
                         self.console.say(reason)
                     except RunFailedError as failure:
-                        code, reason = FAILED, str(failure)
+                        code, reason = FAILED, own_folder.with_folder(str(failure), self.config)
                         self.console.say(f"the run has failed: {reason}")
                     except Interrupted:
                         code, reason = INTERRUPTED, "interrupted"
@@ -215,7 +215,8 @@ class Launcher:
         goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
         given = {"--clean-output-dir": self.config.clean_output_dir, "ckpt.resume_step": goes_back}
         but = " and ".join(name for name, is_given in given.items() if is_given)
-        return f"the same command without {but}" if but else "the same command"
+        same = own_folder.with_folder("the same command", self.config)
+        return f"{same} without {but}" if but else same
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
         """The monitors last: they are told how it ended, and have time to send it."""

@@ -318,7 +318,8 @@ class HostedConfig(Section):
     infrastructure: HostedInfrastructure | None = None
     tailscale: Tailscale = Tailscale()
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Ours: folder of the run: logs, metrics, weights."""
+    """Ours: folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    environment."""
     seq_len: Count | None = None
     """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
     least four times sampling.max_tokens, from 2048 and up to what the model can attend to."""
