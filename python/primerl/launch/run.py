@@ -28,9 +28,9 @@ from primerl.config.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch import (
     ending,
+    evaluated,
     going_back,
     hub,
-    incomplete,
     interpreters,
     joined,
     preflight,
@@ -157,7 +157,7 @@ class Launcher:
         self.restarts = Restarts(config.restarts)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
-        self.incomplete = incomplete.Incomplete(console.say)
+        self.evaluated = evaluated.Evaluated(console.say, ending.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.training_began: float | None = None
         sources = config.orchestrator
@@ -286,6 +286,8 @@ class Launcher:
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
+                    # The last ones ended after the last look at the status.
+                    self.evaluated.look(ending.evaluations(self.folder))
                     self._check_over()
                     self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
                     return say_goodbye(processes, self.described, self.interrupts.check)
@@ -403,7 +405,7 @@ class Launcher:
             self.storing.look(self.console)
         self.remarks.look(status)
         self.console.update(status)
-        self.incomplete.look(status.get("evaluations", []))
+        self.evaluated.look(status.get("evaluations", []))
         if self.orchestrator.is_ready:
             self.orchestrator.check_progress(status, now)
             return

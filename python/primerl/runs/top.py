@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from primerl import asking
-from primerl.launch.incomplete import mark
+from primerl.launch.evaluated import mark
 from primerl.run_key import VARIABLE
 from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of

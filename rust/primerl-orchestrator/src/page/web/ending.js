@@ -16,6 +16,15 @@ export function ending(now) {
   return { kind, title: `${kind}${typeof wall_s === "number" ? ` after ${span(wall_s)}` : ""}`, why, more: reason.slice(why.length).replace(/^[;\s]+/, "") };
 }
 
+/** What is known of a run whose server answers no more, by what it said last; `null` where that was not about the end. */
+export function gone(last) {
+  const run = last?.status?.run;
+  if (!last?.is_live || !run) return null;
+  if (run.finished) return { kind: "finished", title: `finished: ${run.finished}` };
+  // The last look may have been a moment before its end.
+  return run.max_steps > 0 && run.step >= run.max_steps ? { kind: "", title: `all ${run.max_steps} steps are trained; the run has ended` } : null;
+}
+
 /** A banner of what went wrong, or nothing. */
 export function banner(node, now) {
   const end = ending(now);
