@@ -31,13 +31,13 @@ from typing import Any, NoReturn
 from primerl import forking
 from primerl.forking.lifeline import die_with_lifeline
 from primerl.forking.request import GO, SIGNALS
-from primerl.launch.guard import MARK
+from primerl.launch.trees import MARK, PART
 
 # For the files that a process leaves open at its end.
 FLUSH_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of /proc/PID/environ, which holds no secret: only what tells the processes apart.
-SHOWN = (MARK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+SHOWN = (MARK, PART, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
 
 def can_set(name: str, value: str | None, before: str | None) -> bool:

@@ -26,7 +26,9 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from primerl.launch.trees import without_own_group
 
 # From the end of a process until its server has told how it ended; a server that hangs tells nothing.
 TOLD_S = 2.0
@@ -54,9 +56,11 @@ class Forked:
         cwd: str | None = None,
         session: bool = True,
         ignored: Sequence[int] = (),
+        begins: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`descriptors`: standard input, output and error of the process; `ignored`: signals that it ignores. Raises
-        OSError where no server takes it."""
+        """`descriptors`: standard input, output and error of the process; `ignored`: signals that it ignores; `begins`:
+        called with its process id before it does anything. Raises OSError where no server takes it."""
+        self._begins = begins
         self.pid: int | None = None
         self.code: int | None = None
         self.cpu_s = 0.0
@@ -97,6 +101,7 @@ class Forked:
             self.pid = message["pid"]
             try:
                 self.pidfd = os.pidfd_open(message["pid"])
+                self._begins(message["pid"])
                 self.connection.send(GO)
             except OSError:
                 return  # It has just died, which is what comes next.
@@ -160,7 +165,8 @@ def place() -> list[str]:
     names = sorted(os.listdir("/proc/self/ns"))
     links = [os.readlink(f"/proc/self/{name}") for name in ("root", *(f"ns/{name}" for name in names))]
     with open("/proc/self/cgroup") as groups:
-        return [*map(str, (*os.getresuid(), *os.getresgid(), *sorted(os.getgroups()))), *links, groups.read()]
+        user = (*os.getresuid(), *os.getresgid(), *sorted(os.getgroups()))
+        return [*map(str, user), *links, without_own_group(groups.read())]
 
 
 def umask() -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from primerl.launch import guard
+from primerl.launch import guard, trees
 
 GUARD = "guard"
 # Added to the grace period: the guard answers within this, or it is not well.
@@ -210,7 +210,7 @@ class Processes:
             if process.pid is not None and not process.ended:
                 guard.signal_group(process.pid, signal.SIGKILL)
                 process.code = -signal.SIGKILL
-        guard.kill_marked(self.mark)
+        trees.kill_run(self.mark)
 
 
 def describe_end(process: Process, remark: str = "") -> str:
