@@ -47,7 +47,7 @@ def test_the_process_started_ahead_is_the_one_that_is_asked_once(setting: Any) -
 
 def test_nothing_is_left_of_it_where_the_config_is_refused() -> None:
     with forks.plain(), checker.environments_ahead():
-        process = checker._ahead[0]
+        [(process, _)] = checker._ahead
         assert process.poll() is None
     assert process.returncode is not None
     assert checker._ahead == []
