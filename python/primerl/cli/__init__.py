@@ -13,6 +13,7 @@ import os
 import sys
 from importlib import import_module
 
+from primerl import utf8
 from primerl.launch.guard import MARK
 from primerl.rank_variables import NotARankError, forget_unless_rank, is_rank
 from primerl.stopping import INTERRUPTED, AsInterrupts, Terminated
@@ -59,6 +60,8 @@ LAUNCHERS = (["rl"], ["run"], ["eval"])
 
 
 def main(argv: list[str] | None = None) -> int:
+    if argv is None:
+        utf8.ensure()
     arguments = sys.argv[1:] if argv is None else argv
     # A process of a run dies by the signal, which its guard reports to the launcher.
     if MARK in os.environ or is_rank(os.environ):
@@ -143,6 +146,7 @@ def orchestrate() -> int:
     """`primerl-orchestrate`: the native binary's flags, in the wheel."""
     from primerl.cli.processes import leave, native_orchestrator
 
+    utf8.ensure()
     return leave(native_orchestrator(sys.argv[1:]))
 
 

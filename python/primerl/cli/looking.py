@@ -82,7 +82,7 @@ def page(arguments: list[str]) -> int:
 def model_of(output_dir: Path) -> str | None:
     """The folder of the run's model, by its resolved config; None where that does not say."""
     try:
-        settings = tomllib.loads((output_dir / "configs" / "orchestrator.toml").read_text())
+        settings = tomllib.loads((output_dir / "configs" / "orchestrator.toml").read_text(encoding="utf-8"))
         return str(settings["model"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -142,7 +142,7 @@ def orchestrator(arguments: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
         file = Path(folder) / "orchestrator.toml"
-        file.write_text(dump_toml(settings))
+        file.write_text(dump_toml(settings), encoding="utf-8")
         code = native_orchestrator(["--config", os.fspath(file)])
     return leave(code)
 

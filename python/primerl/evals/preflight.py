@@ -150,7 +150,7 @@ def same_evaluation(config: EvalConfig) -> None:
     """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
     file = run_file.path(config)
     try:
-        before = EvalConfig.model_validate(tomllib.loads(file.read_text()))
+        before = EvalConfig.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(
             f"output_dir: {file.parents[1]} holds a run, and no evaluation; choose another --output-dir"

@@ -132,7 +132,7 @@ def check_cuda() -> None:
 
 def show(argv: list[str], environment: os._Environ[str]) -> None:
     """Overwrites what `ps` and the guard read, the server's own command line and environment."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     arguments, variables = (int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))
     shown = [f"{name}={environment[name]}" for name in SHOWN if name in environment]
     for words, (start, end) in ((argv, arguments), (shown, variables)):
@@ -182,7 +182,7 @@ def set_threads(variables: dict[str, str], before: dict[str, str]) -> None:
 
 
 def openblas() -> set[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return {line.split(maxsplit=5)[5] for line in lines if "openblas" in line}
 
 

@@ -164,14 +164,14 @@ def place() -> list[str]:
     folder, and control group. One of another place has to be started there."""
     names = sorted(os.listdir("/proc/self/ns"))
     links = [os.readlink(f"/proc/self/{name}") for name in ("root", *(f"ns/{name}" for name in names))]
-    with open("/proc/self/cgroup") as groups:
+    with open("/proc/self/cgroup", encoding="utf-8") as groups:
         user = (*os.getresuid(), *os.getresgid(), *sorted(os.getgroups()))
         return [*map(str, user), *links, without_own_group(groups.read())]
 
 
 def umask() -> int:
     """Read, not set and set back: another thread may be making a file."""
-    with open("/proc/self/status") as status:
+    with open("/proc/self/status", encoding="utf-8") as status:
         return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
 
 

@@ -108,7 +108,7 @@ def running(
 
 def _started(command: list[str], module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    options: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True, "env": environment}
+    options: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "encoding": "utf-8", "env": environment}
     is_own = module == ENVIRONMENTS and command[0] == sys.executable
     server = servers.address(preload.ENVIRONMENTS) if is_own else None
     if server is None:

@@ -74,7 +74,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
             return Start(run_id or None, True, None, "", process.pid)
         # It may have closed the pipe, but nothing but its end does so without a word.
         code = process.wait()
-        return Start(None, False, code, output.read_text(errors="replace"), process.pid)
+        return Start(None, False, code, output.read_text(errors="replace", encoding="utf-8"), process.pid)
     finally:
         output.unlink(missing_ok=True)
 

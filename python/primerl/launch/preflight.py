@@ -181,7 +181,7 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
             lock.parent.unlink(missing_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = lock.open("w", encoding="utf-8")
     with file:
         if not take(file):
             raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
@@ -298,7 +298,7 @@ def check_beside(
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
-        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)))
+        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

@@ -75,7 +75,7 @@ def check_weights(file: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
@@ -150,7 +150,7 @@ def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
 
 def _check_template(folder: Path) -> None:
     template = folder / "chat_template.jinja"
-    if template.is_file() and template.read_text(errors="replace").strip():
+    if template.is_file() and template.read_text(errors="replace", encoding="utf-8").strip():
         return
     named = folder / "tokenizer_config.json"
     if not named.is_file() or not read_json(named).get("chat_template"):

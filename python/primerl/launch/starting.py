@@ -96,7 +96,7 @@ def wait_for_orchestrator(
                 return None
             raise failure_of(process)
         with contextlib.suppress(FileNotFoundError):
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
             if content["pid"] == process.pid:
                 return str(content["url"])
     raise RunFailedError(
@@ -116,7 +116,7 @@ def failure_of(process: Process, remark: str = "") -> RunFailedError:
 @contextlib.contextmanager
 def unchanged_if_refused(file: Path) -> Iterator[None]:
     """The config of a run stays what it was trained with."""
-    before = file.read_text() if file.is_file() else None
+    before = file.read_text(encoding="utf-8") if file.is_file() else None
     try:
         yield
     except RefusedError:

@@ -171,7 +171,7 @@ class MonitorProcess:
 
     def _how_it_ended(self) -> tuple[Status, str]:
         try:
-            told = json.loads((self.folder / END_FILE).read_text())
+            told = json.loads((self.folder / END_FILE).read_text(encoding="utf-8"))
             return told["status"], str(told["reason"])
         except (OSError, ValueError, LookupError, TypeError):
             return "crashed", "the launcher was killed"

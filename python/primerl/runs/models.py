@@ -149,6 +149,6 @@ def _is_odd(folder: Path) -> bool:
 
 def _is_model(file: Path) -> bool:
     try:
-        return "model_type" in json.loads(file.read_text())
+        return "model_type" in json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False

@@ -87,11 +87,18 @@ def write_private(file: Path, content: str) -> None:
 def process_started(pid: int) -> str | None:
     """When the process began, in a form that no other process of that id has; None where there is none."""
     if not sys.platform.startswith("linux"):
-        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
         return done.stdout.strip() or None
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return None
     # The second field is a name, which may hold spaces and brackets; the state is the first after it.

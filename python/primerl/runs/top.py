@@ -66,7 +66,7 @@ def find(run: str) -> str:
         raise NoRunError(str(error)) from None
     file = folder / "run" / "orchestrator.json"
     try:
-        url = str(json.loads(file.read_text())["url"])
+        url = str(json.loads(file.read_text(encoding="utf-8"))["url"])
     except FileNotFoundError:
         raise NoRunError(f"no orchestrator was started in {folder}: there is no {file}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,7 +83,7 @@ def ending(run: str) -> str:
         # A summary that is older than the orchestrator is that of an earlier session.
         if (folder / "summary.json").stat().st_mtime < (folder / "orchestrator.json").stat().st_mtime:
             return ""
-        sessions = json.loads((folder / "summary.json").read_text())
+        sessions = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     return report.ending(sessions) if isinstance(sessions, dict) else ""
