@@ -253,6 +253,35 @@ def test_a_control_group_holds_what_its_process_has_started(tmp_path: Path) -> N
 
 @pytest.mark.processes
 @linux
+def test_who_is_told_of_the_end_by_itself_gets_no_second_signal(tmp_path: Path) -> None:
+    """As the daemon of a tailnet, which logs its node out: in the control group, but with the run's mark alone."""
+    groups = trees.Groups("1" * 32)
+    tree = trees.Tree(groups, 1)
+    if tree._group is None:
+        pytest.skip("no control group can be made here")
+    command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+    started = []
+    try:
+        with forks.plain():
+            for marks in ({MARK: groups.mark}, {MARK: groups.mark, trees.PART: tree.mark}, {}):
+                options: dict[str, Any] = {"env": marks, "stdout": subprocess.PIPE, "start_new_session": True}
+                started.append(subprocess.Popen(command, preexec_fn=lambda: tree.take(0), **options))
+                assert started[-1].stdout is not None
+                started[-1].stdout.readline()
+        assert tree.terminate()
+        assert [one.wait(30) for one in started[1:]] == [-signal.SIGTERM, -signal.SIGTERM]
+        assert started[0].poll() is None
+        tree.kill()
+        assert started[0].wait(30) == -signal.SIGKILL
+    finally:
+        groups.kill()
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.processes
+@linux
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_guard_and_owner_gone_at_once_leaves_nothing(tmp_path: Path, number: signal.Signals, fork: str | None) -> None:
     owner = f"""

@@ -61,7 +61,7 @@ OWNER_CHECK_S = 1.0
 # Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
 LAST_WORDS_S = 1.0
 # What a process that has ended leaves behind may come to an end by itself.
-STRAY_GRACE_S = 3.0
+STRAY_GRACE_S = 5.0
 # A fork server that still imports answers when it is ready; after this long the process starts without it.
 FORK_WAIT_S = 30.0
 

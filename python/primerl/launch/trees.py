@@ -86,6 +86,7 @@ class Tree:
     """One process of the run, with all that it starts."""
 
     def __init__(self, groups: Groups, number: int) -> None:
+        self._run = groups.mark
         self.mark = f"{groups.mark}.{number}"
         self._group = groups.make(number)
 
@@ -99,9 +100,12 @@ class Tree:
         return sorted({*_members(self._group), *marked(self.mark, PART)})
 
     def terminate(self) -> bool:
-        """SIGTERM to what is left; whether there is anything."""
+        """SIGTERM to what is left; whether there is anything. One that has the run's mark alone is told of its
+        process's end by itself (the daemon of a tailnet), and would take a second signal as an order to hurry."""
         found = self.left()
-        for pid in found:
+        own = set(marked(self.mark, PART)) if found else set()
+        told = set(marked(self._run)) - own if found else set()
+        for pid in set(found) - told:
             send(pid, signal.SIGTERM)
         if not found:
             _remove(self._group)
