@@ -47,10 +47,10 @@ def test_a_run_that_ended_well_is_not_called_lost(evaluate: Any) -> None:
     assert told == [
         {"kind": "finished", "title": "finished: all steps are trained"},
         {"kind": "", "title": "all 9 steps are trained; the run has ended"},
-        None,
-        None,
-        None,
-        None,
+        {"kind": "stopped", "title": "the run has ended, or cannot be reached"},
+        {"kind": "stopped", "title": "the run has ended, or cannot be reached"},
+        {"kind": "lost", "title": "cannot be reached"},
+        {"kind": "lost", "title": "cannot be reached"},
     ]
 
 

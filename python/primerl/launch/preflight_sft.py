@@ -50,7 +50,8 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
 
 def settings_of(config: SFTConfig) -> dict[str, Any]:
     """What the launcher alone understands stays here."""
-    return config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY)
+    values: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY)
+    return values
 
 
 def check(

@@ -83,9 +83,9 @@ async function look() {
     await view.now?.(last);
   } catch (error) {
     if (error.name === "AbortError") return;
-    const end = error instanceof Refused ? null : gone(last);
-    state.className = end?.kind ?? "lost";
-    state.textContent = end?.title ?? (error instanceof Refused ? "refused" : last?.is_live ? "the run has ended, or cannot be reached" : "cannot be reached");
+    const end = error instanceof Refused ? { kind: "lost", title: "refused" } : gone(last);
+    state.className = end.kind;
+    state.textContent = end.title;
     if (error instanceof Refused) tell(error);
   } finally {
     asks = false;
