@@ -30,13 +30,15 @@ def evaluate(arguments: list[str]) -> int:
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
-            from primerl.config import own_folder
             from primerl.config.evaluation import EvalConfig
             from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail, load
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
+            with checker.interrupted_after():
+                from primerl.config import own_folder
+
             with placed(config, given):
                 config = own_folder.located(config)
             keep_state(config.output_dir)

@@ -28,12 +28,14 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
     with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
         with checker.interrupted_after():
-            from primerl.config import own_folder
             from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
             given = load_run(arguments, program="primerl rl")
+            with checker.interrupted_after():
+                from primerl.config import own_folder
+
             short = is_short(arguments)
             with placed(given, arguments, short=short):
                 config = own_folder.located(given)
