@@ -10,7 +10,7 @@ from typing import Any
 import primerl.train.attention
 import pytest
 import torch
-from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
+from families import ALTERNATING, FAMILIES, WITH_STATE, gradients, packed_loss, single_loss
 from primerl.train.checkpoint import training_tensors
 from primerl.train.config import OptimConfig
 from primerl.train.memory import prepare
@@ -101,8 +101,7 @@ def test_compiled_layers_give_the_same(family: str, folders: Any) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba", {"num_hidden_layers": 1}, "layers of type linear_attention"),
-    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
-    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
+    ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
     ("bloom", {"n_layer": 2, "n_head": 4}, "with attention of its own"),
     ("phimoe", {"num_local_experts": 4}, "computes with random numbers while it is trained"),
     (

@@ -31,6 +31,7 @@ from primerl.train.model import DTYPES, ModelError, dtype_on, load_model, model_
 from primerl.train.optim import START
 from primerl.train.parallel import shard
 from primerl.train.proof import check_same, prove, sample
+from primerl.train.recurrent import check_kernels
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -73,6 +74,7 @@ def make_ready(
         ConfigError: the adapter.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
+    together(ranks, lambda: check_kernels(model, ranks.device))
     together(ranks, lambda: prove(model) if ranks.leads else None)
     adapter = None
     if lora is not None:

@@ -236,11 +236,6 @@ def longest_chunk(model: torch.nn.Module) -> int:
     return max(_chunks(model), default=0)
 
 
-def reads_last_matrix(mixer: torch.nn.Module) -> bool:
-    """Whether a fused kernel of the layer reads the weight of its last matrix (`out_proj`) itself."""
-    return hasattr(_home(mixer), "mamba2_split_conv1d_scan_combined") or untold(mixer) is not None
-
-
 def _chunks(model: torch.nn.Module) -> Iterator[int]:
     for mixer in mixers(model):
         home = _home(mixer)
