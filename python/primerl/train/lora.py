@@ -159,7 +159,9 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
     # `torch.manual_seed` would seed the GPU's generator as well, which is not restored here.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        library.inject_adapter_in_model(peft_config, model, NAME)
+        # Within another module, whose architecture peft does not know: of some mixtures it would take the names of a
+        # shared expert's matrices for those of the experts, and leave the shared expert out.
+        library.inject_adapter_in_model(peft_config, torch.nn.ModuleDict({"whole": model}), NAME)
     # As peft saves them, but in a fixed order.
     peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)
     for name, parameter in model.named_parameters():
