@@ -195,6 +195,7 @@ def _empty(folder: Path, *, but: Path) -> None:
 def _model(config: RLConfig) -> None:
     folder = Path(resolve.absolute(config.model.path))
     preflight_model.check_model(folder)
+    preflight_model.check_trainable(folder)
     if config.inference.replicas and resolve.engine_backend(config) == "vllm":
         _vllm(config, folder)
     elif config.inference.replicas:

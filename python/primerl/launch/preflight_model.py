@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.load import ConfigError
+from primerl.inference.vllm.installation import has_cuda
+from primerl.train.model_types import missing_package, refusal
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
 """Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
@@ -40,9 +42,22 @@ def check_model(folder: Path) -> None:
     _check_template(folder)
 
 
+def check_trainable(folder: Path) -> None:
+    """Whether the trainer would refuse a model of this type, once torch is imported and the model is loaded; engines
+    may serve it all the same."""
+    config = read_json(folder / "config.json")
+    problem = refusal(str(config.get("model_type")))
+    if problem is None and has_cuda():
+        problem = missing_package(config)
+    if problem is not None:
+        raise ConfigError(f"model.path: {problem}")
+
+
 def longest_sequence(folder: Path) -> int | None:
     """Tokens that the model can attend to, where its config says it."""
-    limit = read_json(folder / "config.json").get("max_position_embeddings")
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
 

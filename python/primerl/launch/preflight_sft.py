@@ -10,7 +10,7 @@ from primerl import extras
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors, preflight
-from primerl.launch.preflight_model import check_model, longest_sequence
+from primerl.launch.preflight_model import check_model, check_trainable, longest_sequence
 from primerl.train.adapter_files import check_lora_files, read_adapter_config
 from primerl.train.bad_rows import BadRow, BadRows
 from primerl.train.config import ConfigError as SettingError
@@ -56,6 +56,7 @@ def _check_model(settings: Settings) -> None:
     if settings.model.path is not None:
         folder = Path(settings.model.path)
         check_model(folder)
+        check_trainable(folder)
         limit = longest_sequence(folder)
     elif settings.model.tiny is not None:
         limit = settings.model.tiny.max_position_embeddings

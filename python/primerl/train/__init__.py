@@ -13,7 +13,8 @@ In the order in which they are best read:
 | `config`, `sft_config` | dataclasses of the settings |
 | `kinds`, `by_path` | parts that have a file a kind; functions of others |
 | `model`, `attention` | a `transformers` model over packed sequences |
-| `architectures` | what some of them need for that |
+| `packed`, `recurrent` | where sequences are in a row; layers that carry a state from token to token |
+| `architectures`, `model_types` | what some of them need for that; what `config.json` alone says of it |
 | `proof` | that it computes there what it computes by itself |
 | `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |

@@ -45,8 +45,11 @@ TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
-"""Everything of a model folder that turns text into tokens, and the rules of ending a turn."""
+"""Everything of a model folder that turns text (and images) into tokens, and the rules of ending a turn."""
 
 
 ADAPTER_FOLDER = "lora_adapters"

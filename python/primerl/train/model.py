@@ -213,12 +213,9 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
-    from transformers import AutoModelForCausalLM
-
-    load: Any = AutoModelForCausalLM.from_pretrained
     with _reading(path) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
-        model, loaded = load(folder, config=config, **how, output_loading_info=True)
+        model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -233,14 +230,27 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-
-    make: Any = AutoModelForCausalLM.from_config
     with _reading(path) as (_, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        model = make(config, dtype=torch.float32, attn_implementation=ATTENTION).to("meta").train()
+        made = _kind(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+        model = made.to("meta").train()
     annotate(model, ATTENTION)
     return model
+
+
+def _kind(config: Any) -> Any:
+    """The class of `transformers` that loads models with this config: of text, or, where there is none, of text and
+    images, whose text model is trained then. Raises ModelError."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    for kind in kinds:
+        if type(config) in kind._model_mapping:
+            return kind
+    raise ModelError(
+        f"transformers has no model of type {config.model_type!r} that continues a text; give the folder of a causal "
+        "language model (docs/models.md)"
+    )
 
 
 @contextmanager
@@ -259,6 +269,8 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
         config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
         kind = config.model_type
         yield folder, config
+    except ModelError as error:
+        raise ModelError(f"model folder {folder}: {error}") from None
     except Exception as error:  # of whatever a config or a file that is not sound runs into
         if isinstance(error, KeyError) and error.args == (ATTENTION,):
             raise ModelError(

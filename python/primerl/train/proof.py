@@ -18,6 +18,7 @@ from torch import Tensor
 from primerl.train.architectures import reached
 from primerl.train.attended import WITH_STATE
 from primerl.train.model import ATTENTION, ModelError, PackedSequences, output_head, predicted_hidden
+from primerl.train.model_types import refusal
 from primerl.train.parallel import packed_logprobs
 from primerl.train.recurrent import longest_chunk, mixers, untold
 
@@ -182,6 +183,9 @@ def _random_state(device: torch.device) -> Tensor:
 
 def _check_config(model: Any, name: str) -> None:
     config = model.config.get_text_config()
+    reason = refusal(config.model_type)
+    if reason is not None:
+        raise ModelError(f"{name}: {reason}")
     of_layers = [kind for kind in getattr(config, "layer_types", None) or () if kind not in EXACT_LAYERS]
     with_state = [kind for kind in of_layers if kind in WITH_STATE]
     known = untold(model) is None and len(with_state) <= len(mixers(model))

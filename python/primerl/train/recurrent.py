@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primerl.train.model_types import needs
 from primerl.train.packed import ModelError, PackedSequences, by_bucket
 
 MARK = "primerl_packed"
@@ -50,10 +51,7 @@ class Kernel:
         """Raises ModelError where it is needed and not there."""
         found, problem = _imported(self.module, self.name)
         if found is None and self.needed:
-            raise ModelError(
-                f"this model's layers of linear attention need the package {self.package} on a GPU ({problem}); "
-                f"install it (`pip install {self.package}`), or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
-            )
+            raise ModelError(needs(self.package, problem))
         return found
 
 
