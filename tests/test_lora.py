@@ -180,7 +180,9 @@ def test_the_matrix_that_a_kernel_reads_is_refused_before_the_start_and_by_the_t
 
 
 def test_engines_expect_an_adapter_where_the_trainer_has_one(folders: Any) -> None:
-    shapes = {name: list(tensor.shape) for name, tensor in load_file(folders("falcon_h1") / "model.safetensors").items()}
+    shapes = {
+        name: list(tensor.shape) for name, tensor in load_file(folders("falcon_h1") / "model.safetensors").items()
+    }
     model = load_model(folders("falcon_h1"))
     adapter = add_adapter(model, LoraConfig(rank=2), folders("falcon_h1"), seed=0)
     expected = adapter_shapes(shapes, 2, ["all-linear"])

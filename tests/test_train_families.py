@@ -10,7 +10,7 @@ from typing import Any
 import primerl.train.attention
 import pytest
 import torch
-from families import ALTERNATING, FAMILIES, WITH_STATE, gradients, packed_loss, single_loss
+from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
 from primerl.train import model_types
 from primerl.train.checkpoint import training_tensors
 from primerl.train.config import OptimConfig

@@ -291,4 +291,3 @@ def test_convolutions_alone_need_no_package_on_a_gpu(folders: Any, monkeypatch: 
     expected = packed_loss(model).item()
     monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
     assert packed_loss(model).item() == expected
-

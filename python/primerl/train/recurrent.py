@@ -32,7 +32,8 @@ from primerl.train.packed import ModelError, PackedSequences, by_bucket
 
 MARK = "primerl_packed"
 """Attribute of functions that are put in the place of `transformers`' own."""
-UNTOLD = ("mamba_selective_scan", "rglru_scan")
+SCAN_OPTIONS = ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit")
+UNTOLD = ("mamba_selective_scan",)
 """Functions of layers whose kernels have no argument for the beginnings of sequences (Mamba-1)."""
 
 
@@ -146,17 +147,19 @@ def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
     in_torch = inspect.unwrap(own)
 
     @wraps(own)
-    def packed_scan(hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Any:  # noqa: N803
+    def packed_scan(hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Any:
         packed = _packed_of(given)
         if packed is None:
             return own(hidden_states, dt, A, B, C, **given)
-        options = {name: given[name] for name in ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given}
+        options = {
+            name: given[name] for name in ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given
+        }
         if on_gpu(hidden_states):
             found = kernel.find()
             assert found is not None
             return found(hidden_states, dt, A, B, C, z=given.get("z"), seq_idx=packed.sequence_ids, **options)
 
-        def rule(hidden_states: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:  # noqa: N803
+        def rule(hidden_states: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
             answer: Tensor = in_torch(hidden_states, dt, A, B, C, **options)
             return answer
 
