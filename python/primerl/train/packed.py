@@ -54,7 +54,7 @@ class PackedSequences:
             raise ValueError(f"sequence lengths must be at least 1: {list(lengths)}")
         starts = [0, *accumulate(lengths)]
         positions = torch.cat([torch.arange(length) for length in lengths])
-        ids = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))
+        ids = torch.cat([torch.full((length,), place, dtype=torch.int32) for place, length in enumerate(lengths)])
         return cls(
             lengths=tuple(lengths),
             longest=max(lengths),
