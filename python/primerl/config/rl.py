@@ -71,7 +71,8 @@ class RunTimeouts(Section):
     join_s: Seconds = 600.0
     """Until env workers have joined from elsewhere, of each environment with `num_workers = 0`."""
     no_progress_s: Seconds = 600.0
-    """Longest time in which no rollout ends and no step is trained."""
+    """Longest time in which no rollout ends and no step is trained, or in which no group has a signal while the trainer
+    waits."""
     stop_s: Seconds = 10.0
     """Time a process has to end by itself before it is killed."""
 

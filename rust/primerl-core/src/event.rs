@@ -221,6 +221,17 @@ pub struct Refusal {
     pub code: String,
     /// Of HTTP.
     pub status: u16,
+    /// Where the prompt was longer than the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
+}
+
+/// A prompt that is longer than the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overflow {
+    pub prompt_tokens: u32,
+    /// The context, prompt and answer together.
+    pub most: u32,
 }
 
 impl Outcome {

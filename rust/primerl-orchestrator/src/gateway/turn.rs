@@ -15,6 +15,7 @@ use crate::engines::{
 };
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
+use primerl_core::event::Overflow;
 use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
 use primerl_render::{RenderError, Renderer};
@@ -91,9 +92,16 @@ pub(super) fn room(
             "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
              (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
         );
-        return Err(ApiError::invalid(message)
+        let error = ApiError::invalid(message)
             .param("messages")
-            .code("context_length_exceeded"));
+            .code("context_length_exceeded");
+        return Err(ApiError {
+            overflow: Some(Overflow {
+                prompt_tokens: length,
+                most: limit,
+            }),
+            ..error
+        });
     }
     rollout.budget.check()?;
     Ok(request.sampling.max_tokens.min(limit - length))
