@@ -253,6 +253,27 @@ def test_a_full_context_ends_in_order_and_has_no_turn() -> None:
     assert outcome["traces"][0]["reward"] == 0.0
 
 
+def test_a_metric_may_be_several_and_one_of_weight_0_fails_nothing() -> None:
+    outcome = trial("measures", saying("six"))
+    assert outcome["ok"], outcome["error"]
+    assert outcome["traces"][0]["reward"] == 3.0
+    assert outcome["traces"][0]["metrics"] == {"turns": 1.0, "more/y": 2.0}
+
+
+def test_of_a_taskset_without_end_the_first_examples_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter.prepare()
+    monkeypatch.setattr(adapter, "FIRST_OF_ENDLESS", 9)
+    kinds = ["plain", "measures"]
+    env = adapter.load("trial-env", {"taskset": {"bounded": False, "kinds": kinds}}, ROOT)
+    examples = adapter.list_examples(env, "trial-env", 3, held_out=1)
+    assert len(examples) == 9
+    again = [one.data.kind for one in adapter.list_examples(env, "trial-env", 3, held_out=1)]
+    assert [one.data.kind for one in examples] == again
+    assert "its first 9 are used" in (adapter.remark(env, "trial-env", "train") or "")
+    bounded = adapter.load("trial-env", {"taskset": {"kinds": kinds}}, ROOT)
+    assert adapter.remark(bounded, "trial-env", "train") is None
+
+
 def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
     async def run() -> None:
         asked = asyncio.Event()
@@ -485,7 +506,6 @@ def test_examples_depend_on_the_seed_and_nothing_else() -> None:
         ("reverse-text", {"taskset": 3}, ["reverse-text", "`taskset` must be a table"]),
         ("reverse-text", {"agent": 3}, ["reverse-text", "seat `agent` must be a table"]),
         ("reverse-text", {"agent": {"max_turn": 3}}, ["reverse-text", "agent.max_turn"]),
-        ("trial-env", {"taskset": {"bounded": False}}, ["trial-env", "endless examples"]),
         ("trial-env", {"taskset": {"empty": True}}, ["trial-env", "no examples"]),
         ("json", {}, ["json", "cannot be loaded"]),
     ],
