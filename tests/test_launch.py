@@ -550,6 +550,20 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
         launcher._ended_too_early(processes, processes.by_name["trainer"])
 
 
+def test_a_trainer_that_is_started_again_has_the_time_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launch_run.orchestrator_status, "trainer_starts", lambda *said: told.append(said))
+    settings = {"trainer": {"ckpt": {"interval": 1}}, "timeouts": {"start_s": 77}}
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch, **settings)
+    end(launcher, processes, "trainer", -9)
+    assert not processes.by_name["trainer"].ended
+    assert told == [("http://127.0.0.1:1", 77.0, "was killed by SIGKILL")]
+    end(launcher, processes, "env", -9)
+    assert len(told) == 1, "nobody else's start is told"
+
+
 def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
     assert ending.trained_again(tmp_path, Checkpoints()) is None
     write_metrics(tmp_path, 3)

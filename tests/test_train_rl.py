@@ -123,7 +123,11 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
     assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
     assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
     order = [path for path, _ in double.calls if path != "/trainer/heartbeat"]
-    assert order[:3] == ["/trainer/resume", "/trainer/weights", "/trainer/batch"]
+    assert order[:4] == ["/trainer/begin", "/trainer/resume", "/trainer/weights", "/trainer/batch"]
+    first = double.trainers[0]
+    assert first is not None
+    assert first["pid"] == os.getpid()
+    assert all(trainer == first for trainer in double.trainers), "every request says whose it is"
     # Each policy follows its batch; the next batch may be asked for before it.
     asked = [index for index, path in enumerate(order) if path == "/trainer/batch"]
     told = [index for index, path in enumerate(order) if path == "/trainer/weights"]
@@ -319,7 +323,7 @@ def test_unreachable_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
-    assert f"orchestrator at {url} did not answer /trainer/resume for 0.4 s: ConnectionRefusedError" in output
+    assert f"orchestrator at {url} did not answer /trainer/begin for 0.4 s: ConnectionRefusedError" in output
 
 
 def test_silent_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -649,6 +653,18 @@ def test_going_back_to_a_chosen_step_sets_the_later_ones_aside(folder: Path, tmp
     after = published(tmp_path / "whole", 4)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert timeless(tmp_path / "whole") == lines
+
+
+def test_a_second_trainer_ends_before_it_has_loaded_or_told_anything(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        refusal = json.dumps({"error": {"message": "this run has a trainer: process 7 on node-a"}}).encode()
+        answers = iter([waiting("a sign of the run's trainer"), (409, refusal)])
+        double.answer = lambda path, fields: next(answers)  # type: ignore[method-assign]
+        assert "this run has a trainer: process 7 on node-a" in failure(settings(double.url, folder, tmp_path), capsys)
+        assert next(answers, None) is None, "nothing else was said"
+    assert not (tmp_path / "broadcasts").exists()
 
 
 def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(

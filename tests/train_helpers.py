@@ -129,6 +129,8 @@ class OrchestratorDouble:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     before_weights: Callable[[dict[str, Any]], None] = lambda fields: None
     ahead: Callable[[int, int], Answer] = lambda step, rank: waiting("it to be asked for")
+    trainers: list[dict[str, Any] | None] = field(default_factory=list)
+    """Who made each call, as it says itself."""
 
     def __enter__(self) -> OrchestratorDouble:
         double = self
@@ -167,6 +169,7 @@ class OrchestratorDouble:
     def answer(self, path: str, fields: dict[str, Any]) -> Answer:
         if fields.pop("ahead", False):
             path = AHEAD
+        self.trainers.append(fields.pop("trainer", None))
         self.calls.append((path, fields))
         if path == AHEAD:
             return self.ahead(fields["step"], fields["rank"])

@@ -249,6 +249,8 @@ class Launcher:
             self.console.say(again)
         for process in write_configs(self.config, url, self.variables, self.run_id):
             self.described[process.name] = process
+            if process.kind == "trainer":
+                orchestrator_status.trainer_starts(url)
             start(processes, process)
         self.orchestrator.begin()
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
@@ -327,6 +329,7 @@ class Launcher:
         self.console.say(f"{process.name} was told that the run is over, which it is not; it is started again")
         del self.early[process.name]
         self.workers_seen.pop(process.name, None)
+        self._announce(process, "was told that the run is over")
         start(processes, self.described[process.name])
 
     def _ended(self, processes: Processes, process: Process) -> None:
@@ -375,6 +378,7 @@ class Launcher:
         why = tailnet.lost(self.described[killed.name], killed) or cause_of(killed)
         how = f"{killed.describe_end()}{f' ({why})' if why else ''}{left.told()}"
         self.console.say(f"{killed.name} {how}; it is started again")
+        self._announce(killed, killed.describe_end())
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":
@@ -391,6 +395,11 @@ class Launcher:
         for name in list(self.early):
             if name != "trainer" or not self.is_trained:
                 self._call_back(processes, processes.by_name[name])
+
+    def _announce(self, ended: Process, why: str) -> None:
+        """Has the orchestrator wait for a trainer that is started again for as long as a start may take."""
+        if self.described[ended.name].kind == "trainer" and self.orchestrator.url:
+            orchestrator_status.trainer_starts(self.orchestrator.url, self.config.timeouts.start_s, why)
 
     def _look(self, now: float) -> None:
         status = self.orchestrator.ask(now)

@@ -41,12 +41,20 @@ class OrchestratorClient:
     `request_timeout_s` bounds one request; failed ones are repeated for `unreachable_after_s` (0: never).
     """
 
-    def __init__(self, url: str, unreachable_after_s: float, request_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        unreachable_after_s: float,
+        request_timeout_s: float | None = None,
+        identity: dict[str, object] | None = None,
+    ) -> None:
+        """`identity`: what is sent with every request (`primerl.train.identity`)."""
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
         self.url = url
         self.unreachable_after_s = unreachable_after_s
+        self.identity = identity
         self._prefix = parts.path.rstrip("/")
         timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
@@ -63,6 +71,18 @@ class OrchestratorClient:
 
     def close(self) -> None:
         self._connection.close()
+
+    def begin(self, identity: dict[str, object]) -> None:
+        """Ask for the run, before all else. Waits while the orchestrator does not know whether a trainer that has it
+        still lives, which it does before that one's silence would end the run.
+
+        Raises OrchestratorError: the run has another trainer, which the message names.
+        """
+        while True:
+            status, body = self._post("/trainer/begin", {"trainer": identity})
+            if status != 202:
+                return self._check("/trainer/begin", status, body)
+            log.info("waiting for %s", _waiting_for(body))
 
     def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes | bytearray:
         """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
@@ -146,7 +166,7 @@ class OrchestratorClient:
 
         from primerl.run_key import run_key_header
 
-        request = msgpack.packb(fields)
+        request = msgpack.packb(fields if self.identity is None else {"trainer": self.identity, **fields})
         patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
         deadline = time.monotonic() + patience
         pause = _FIRST_PAUSE_S
@@ -214,9 +234,11 @@ class Heartbeat:
     Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
     """
 
-    def __init__(self, url: str, interval_s: float = 2.0, *, active: bool = True) -> None:
+    def __init__(
+        self, url: str, interval_s: float = 2.0, *, active: bool = True, identity: dict[str, object] | None = None
+    ) -> None:
         # A beat that failed is not repeated: the next one says more.
-        self._client = OrchestratorClient(url, unreachable_after_s=0.0, request_timeout_s=interval_s)
+        self._client = OrchestratorClient(url, 0.0, request_timeout_s=interval_s, identity=identity)
         self._interval_s = interval_s
         self._state = (0, "starting", time.monotonic())
         self._beside: tuple[str, float] | None = None

@@ -19,6 +19,7 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
+from primerl.train.identity import begin
 from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import new_publisher
 from primerl.train.loss import Loss, LossError
@@ -82,7 +83,9 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     output_dir = Path(config.output_dir)
     loss = Loss(config.loss)
     ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
-    heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
+    with ranks.naming_the_missing():
+        identity = begin(ranks, client)
+    heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads, identity=identity)
     try:
         with ranks.naming_the_missing():
             heartbeat.doing(0, "loading the model")
@@ -94,7 +97,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                     model = together(ranks, lambda: load(folder, dtype, ranks))
             adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
-            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
+            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()

@@ -79,6 +79,11 @@ pub enum RunError {
     )]
     TrainerSilent { seconds: f64, doing: String },
     #[error(
+        "the trainer {why} and was started again, and has not begun within {seconds:.0} s (timeouts.start_s): see \
+         logs/trainer.log, and raise it where the start is only slow"
+    )]
+    TrainerNotBack { seconds: f64, why: String },
+    #[error(
         "{who} has waited for {waiting_for} for {seconds:.0} s, and nothing goes on without it"
     )]
     Stuck {

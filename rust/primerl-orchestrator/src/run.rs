@@ -29,6 +29,7 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
+use crate::trainer::holder::Holder;
 use primerl_core::{Core, Event, Step};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
@@ -222,6 +223,7 @@ impl Prepared {
             bodies: Bodies::new(self.limits.bodies.clone()),
             driver,
             engines,
+            holder: Holder::open(&output_dir, self.config.timeouts.trainer_patience()),
         };
         let core_config = story.core.config().clone();
         let app = Arc::new(App::new(self.config, core_config, url, parts, finished));

@@ -51,6 +51,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route(envs::wire::LEAVE, post(envs::endpoints::leave))
         .route(envs::wire::CONFIG, get(envs::joining::config))
         .route("/engines/join", post(engines::endpoints::join))
+        .route("/trainer/begin", post(trainer::endpoints::begin))
+        .route("/trainer/starting", post(trainer::endpoints::starting))
         .route("/trainer/batch", post(trainer::endpoints::batch))
         .route("/trainer/weights", post(trainer::endpoints::weights))
         .route("/trainer/resume", post(trainer::endpoints::resume))
