@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::{LongSamples, TrajectoryStrategy};
+use crate::event::Trace;
 use crate::testing::{config, outcome, trace, turn};
 
 fn rollout() -> Box<Rollout> {
