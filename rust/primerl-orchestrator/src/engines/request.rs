@@ -3,7 +3,7 @@
 use super::body::RequestBody;
 use super::chat::ChatMessages;
 use super::error::EngineError;
-use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
+use super::generate::{Bounds, GenerateBody, Generated, SamplingParams, lowest_logprob};
 use super::ids::PromptIds;
 use super::named::Named;
 use super::pool::EnginesConfig;
@@ -98,11 +98,13 @@ impl<'a> SampleRequest<'a> {
         body.encode(&config.written_ids)
     }
 
-    pub(crate) fn bounds(&self, config: &EnginesConfig) -> Bounds {
+    pub(crate) fn bounds<'b>(&self, config: &'b EnginesConfig) -> Bounds<'b> {
         Bounds {
             max_tokens: self.max_tokens,
             top_logprobs: self.top_logprobs,
             vocabulary_size: config.vocabulary_size,
+            lowest_logprob: lowest_logprob(self.temperature, self.structured_outputs.is_some()),
+            stop_token_ids: &config.stop_token_ids,
         }
     }
 }

@@ -26,6 +26,8 @@ struct Part {
 /// Takes the bytes as they come.
 #[derive(Default)]
 pub(super) struct Assembly {
+    /// More tokens were not asked for: an engine that sends without end must not fill the memory.
+    max_tokens: usize,
     buffer: Vec<u8>,
     token_ids: Vec<u32>,
     content: Vec<TokenLogprob>,
@@ -34,6 +36,13 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
+    pub fn new(max_tokens: u32) -> Assembly {
+        Assembly {
+            max_tokens: max_tokens as usize,
+            ..Assembly::default()
+        }
+    }
+
     /// The tokens that the bytes completed.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(&[u32], &[TokenLogprob]), EngineError> {
         let before = self.token_ids.len();
@@ -44,6 +53,12 @@ impl Assembly {
             begin += length + 2;
             let part = parse(&self.buffer[event])?;
             self.add(part);
+            if self.token_ids.len() > self.max_tokens {
+                return Err(malformed(format!(
+                    "more tokens came than the {} that were asked for",
+                    self.max_tokens
+                )));
+            }
         }
         self.buffer.drain(..begin);
         if self.buffer.len() > LARGEST_EVENT {
@@ -156,7 +171,7 @@ mod tests {
             let mut cuts = cuts;
             cuts.extend([0, STREAM.len()]);
             cuts.sort_unstable();
-            let mut assembly = Assembly::default();
+            let mut assembly = Assembly::new(3);
             let mut seen = Vec::new();
             for pair in cuts.windows(2) {
                 let (ids, logprobs) = assembly.push(&STREAM.as_bytes()[pair[0]..pair[1]]).expect("is a stream");
@@ -172,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_is_no_stream_is_refused() {
-        let refused = |text: &str| match Assembly::default().push(text.as_bytes()) {
+        let refused = |text: &str| match Assembly::new(3).push(text.as_bytes()) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{text} was taken"),
         };
