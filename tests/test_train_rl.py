@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -353,9 +354,9 @@ def test_loss_that_is_not_finite_names_step_and_rollouts(
     def batch(step: int, _rank: int) -> Answer:
         samples = sequences(step)
         if step == 2:
-            # Far likelier to the trainer than it was to the engine, and to be made less likely: not masked.
-            samples[3].logprobs = [-300.0] * len(samples[3].sampled)
-            assert samples[3].advantage < 0
+            # Likelier to the trainer than it was to the engine, and to be made less likely: not masked.
+            samples[3].logprobs = [-25.0] * len(samples[3].sampled)
+            samples[3].advantage = -3e38
         return 200, encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
 
     with OrchestratorDouble(batch) as double:
@@ -366,6 +367,38 @@ def test_loss_that_is_not_finite_names_step_and_rollouts(
     assert kept.read_bytes() == batch(2, 0)[1]
     assert not (tmp_path / "broadcasts" / "step_2").exists()
     assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize("logprob", [-100.0, -1e30])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_rollout_whose_logprobs_cannot_be_the_engines_is_left_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], logprob: float, everything: bool
+) -> None:
+    """The step is that of the others, and the run continues."""
+
+    def batch(step: int, wrong: float | None) -> bytes:
+        samples = sequences(step)
+        for index, sample in enumerate(samples):
+            if step == 2 and (everything or index == 3):
+                sample.advantage = 0.0 if wrong is None else -1.0
+                # One token is enough.
+                sample.logprobs[-1] = sample.logprobs[-1] if wrong is None else wrong
+        return encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
+
+    with OrchestratorDouble(lambda step, _: (200, batch(step, logprob))) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    output = capsys.readouterr().out
+    named = ["200, 201", "202, 203", "204"] if everything else ["203"]
+    for rollouts in named:
+        assert f"step 2: rollouts {rollouts}" in output
+    assert output.count("are discarded") == len(named)
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert all(math.isfinite(value) for line in metrics for value in line.values() if isinstance(value, float))
+    if everything:
+        before, after = published(tmp_path, 1), published(tmp_path, 2)
+        assert all(bool(tensor.isfinite().all()) for tensor in after.values())
+        assert before.keys() == after.keys()
 
 
 def test_trains_in_bfloat16_with_a_loss_optimizer_and_schedule_of_choice(folder: Path, tmp_path: Path) -> None:

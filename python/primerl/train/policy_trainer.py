@@ -34,7 +34,7 @@ from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
 from primerl.train.histograms import Histograms
 from primerl.train.lora import Adapter, check_facts
-from primerl.train.loss import Loss, Targets, TokenValues
+from primerl.train.loss import MOST_LOG_RATIO, Loss, Targets, TokenValues
 from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line
 from primerl.train.model import PackedSequences
 from primerl.train.optim import Optimizer, Update
@@ -220,6 +220,7 @@ class Trainer:
                 continue
             micro_batch, own = trained[index]
             loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
+            self.tell_discarded(batch.step, micro_batch, own, values)
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
                 rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
@@ -235,6 +236,19 @@ class Trainer:
         if self.histograms is not None:
             self.histograms = self.histograms.over(self.ranks)
         return statistics.over(self.ranks)
+
+    def tell_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
+        """Names the rollouts that the loss leaves out."""
+        sequences = targets.sequences[values.discarded.cpu()].unique().tolist()
+        if sequences:
+            rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
+            log.warning(
+                "step %d: rollouts %s are discarded: of one of their tokens the engine reported a log-probability more "
+                "than %g nats below the trainer's, which no policy that sampled it has",
+                step,
+                rollouts,
+                MOST_LOG_RATIO,
+            )
 
     def micro_batch_loss(
         self, micro_batch: MicroBatch, targets: Targets, counts: torch.Tensor, step: int
