@@ -35,6 +35,7 @@ import msgpack
 import tomli_w
 from engine_helpers import VLLM_PYTHON, change, model_tensors, running, torch_command, write_checkpoint
 from primerl.models.tiny import IM_END, write_model
+from primerl.run_key import learn, run_key_header
 from primerl.train.client import OrchestratorClient
 
 GOAL = 0.95
@@ -96,6 +97,7 @@ class Agents:
                 raise SystemExit(f"the orchestrator does not start: {(folder / 'orchestrator.log').read_text()}")
             time.sleep(0.05)
         self.url = json.loads(said.read_text())["url"]
+        learn(self.url, output)
         published = output / "broadcasts" / "step_0"
         write_checkpoint(published, model_tensors(model), 0)
         OrchestratorClient(self.url, 30.0).weights(0, str(published / "manifest.json"))
@@ -104,7 +106,7 @@ class Agents:
 
     async def lease(self, session: aiohttp.ClientSession, concurrency: int) -> None:
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            headers = {"content-type": "application/msgpack"}
+            headers = {"content-type": "application/msgpack", **run_key_header(self.url)}
             async with session.post(f"{self.url}{path}", data=msgpack.packb(body), headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
                 return dict(msgpack.unpackb(await answer.read()))

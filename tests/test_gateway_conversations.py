@@ -331,7 +331,7 @@ SLOW = pytest.mark.parametrize("flags", [("--step-latency-ms", "30")])
 
 
 def running(scene: Scene) -> int:
-    [engine] = httpx.get(f"{scene.gateway.orchestrator.url}/status").json()["engines"]
+    [engine] = scene.gateway.orchestrator.status()["engines"]
     return int(engine["running"])
 
 

@@ -223,7 +223,7 @@ def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> 
 
     def attempt() -> dict[str, Any]:
         told = {"url": told_to(engine.url, orchestrator), **({} if name is None else {"name": name})}
-        return {**_post(url, told, run_key_header()), "told": told["url"]}
+        return {**_post(url, told, run_key_header(orchestrator)), "told": told["url"]}
 
     answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", attempt)
     log.info("joined %s as engine %s, to be reached at %s", orchestrator, answer.get("engine"), answer["told"])

@@ -36,7 +36,7 @@ from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
 from primerl.launch.starting import BAD_INPUT, FAILED, start
 from primerl.launch.watching import LAST_WORDS_S, Restarts, gave_up, signed_off
-from primerl.run_key import VARIABLE
+from primerl.run_key import FILE, VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
 
@@ -158,7 +158,10 @@ class _Joining:
         error = answer.get("error")
         error = error if isinstance(error, dict) else {}  # of a proxy, say
         if status == 401:
-            return f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine"
+            return (
+                f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine (of a run that "
+                f"was started without {VARIABLE}: the content of {FILE} in its folder)"
+            )
         if error.get("code") == "route_unknown":
             return f"the orchestrator at {self.config.join} is of a version that workers cannot join; update it"
         return str(error.get("message") or f"the orchestrator answers {status}")

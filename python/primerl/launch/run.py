@@ -16,6 +16,7 @@ orchestrator refused the run in the folder), 130 interrupted.
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ from primerl.launch.watching import (
     say_goodbye,
 )
 from primerl.redaction import redact, redacted
-from primerl.run_key import VARIABLE, run_key
+from primerl.run_key import FILE, VARIABLE, run_key
 
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
 WORKER_ABSENT_S = 10.0
@@ -98,11 +99,14 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
             return session.exit_code
 
 
-def page_address(url: str) -> str:
-    """The key is not printed: what is printed ends in logs."""
+def page_address(url: str, folder: Path, *, is_seen_once: bool) -> str:
+    """With the key that the run has made, where the output is a terminal; what is printed elsewhere ends in logs."""
     parts = urlsplit(url)
     url = joined.reached_at(parts.hostname or "", parts.port)
-    return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
+    file = folder / FILE
+    if not file.is_file():
+        return f"{url}/#key=... (the value of {VARIABLE})"
+    return f"{url}/#key={run_key(folder)}" if is_seen_once else f"{url}/#key=... (the content of {file})"
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables) -> int:
@@ -252,8 +256,9 @@ class Launcher:
             start(processes, process)
         self.orchestrator.begin()
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
-        self.console.say(f"the run's page: {page_address(url)}")
-        waits = joined.announcement(self.config, url)
+        page = page_address(url, self.folder, is_seen_once=sys.stdout.isatty())
+        self.console.say(f"the run's page: {page}")
+        waits = joined.announcement(self.config, url, self.folder)
         if waits is not None:
             self.console.say(waits)
         return True

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from primerl import asking
 from primerl.launch.incomplete import mark
-from primerl.run_key import VARIABLE
+from primerl.run_key import FILE, VARIABLE, learn
 from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
@@ -71,6 +71,7 @@ def find(run: str) -> str:
         raise NoRunError(f"no orchestrator was started in {folder}: there is no {file}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoRunError(f"{file} cannot be read: {error}") from None
+    learn(url, folder)
     return address_of(url)
 
 
@@ -112,7 +113,7 @@ def ask(url: str, path: str, **query: object) -> dict[str, Any]:
             "`primerl report OUTPUT_DIR` show a run that is over"
         ) from None
     if code == 401:
-        raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
+        raise UnreachableError(f"{url} needs the run's key: set {VARIABLE} (the content of {FILE} in the run's folder)")
     if code != 200:
         said = content.get("error")
         raise UnreachableError(f"{url}{path}: {said.get('message', code) if isinstance(said, dict) else code}")

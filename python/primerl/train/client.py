@@ -154,7 +154,7 @@ class OrchestratorClient:
             self._connection.close()
         while True:
             try:
-                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header()}
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header(self.url)}
                 self._connection.request("POST", self._prefix + path, request, headers)
                 response = self._connection.getresponse()
                 body = _read(response)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from primerl import run_key
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -41,6 +42,8 @@ def main(values: dict[str, Any]) -> int:
     0 trained, 1 failed (the reason is logged), 2 bad settings or model folder, 128 + n stopped by signal n."""
     try:
         config = TrainerConfig.from_dict(values)
+        # Of a trainer that is not the launcher's.
+        run_key.learn(config.orchestrator_url, config.output_dir)
         client = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
     except ValueError as error:
         print(f"primerl trainer: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
-use primerl_core::{Core, Event, Step};
+use primerl_core::{Core, Event, RolloutId, Step};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -157,7 +157,7 @@ impl Prepared {
         }
     }
 
-    /// Another key than the environment's.
+    /// Another key than the environment's; `None`: one that is made and kept in the output folder.
     pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
         Prepared { run_key, ..self }
     }
@@ -181,12 +181,7 @@ impl Prepared {
         check_exposure(address, self.run_key.as_ref())?;
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
-        let access = Access::open(&output_dir, self.run_key.as_ref()).map_err(|source| {
-            RunError::OutputFolder {
-                path: output_dir.join(access::SECRET_FILE),
-                source,
-            }
-        })?;
+        let access = Access::open(&output_dir, self.run_key.as_ref())?;
         going_back::complete(&output_dir)?;
         if let Some(step) = self.goes_back_to {
             going_back::go_back(&output_dir, step, &self.identity)?;
@@ -219,7 +214,7 @@ impl Prepared {
                 self.config.limits(),
                 self.config.spans(),
             ),
-            bodies: Bodies::new(self.limits.bodies.clone()),
+            bodies: Bodies::new(self.limits.bodies.clone().of_run(seq_len)),
             driver,
             engines,
         };
@@ -284,6 +279,16 @@ impl Running {
         &self.app.url
     }
 
+    /// What opens the model calls of a rollout, as in its lease.
+    pub fn rollout_key(&self, rollout: RolloutId) -> Secret {
+        self.app.gateway.access.rollout_key(rollout)
+    }
+
+    /// Paths of all routes that are served, as axum writes them.
+    pub fn paths(&self) -> Vec<String> {
+        server::routes(&self.app).paths().to_vec()
+    }
+
     /// Tell where we are, and look for the engines that do not join by themselves.
     fn announce(&self, output_dir: &Path) -> Result<(), RunError> {
         for engine in &self.app.config.engines {
@@ -300,7 +305,11 @@ impl Running {
             &output_dir.join(ADDRESS_FILE),
             address.to_string().as_bytes(),
         )?;
-        tracing::info!(url, output_dir = %output_dir.display(), "orchestrator is up");
+        let key = match output_dir.join(access::RUN_KEY_FILE) {
+            file if file.exists() => file.display().to_string(),
+            _ => access::RUN_KEY_VARIABLE.to_owned(),
+        };
+        tracing::info!(url, output_dir = %output_dir.display(), key, "orchestrator is up; `key` holds the run's key");
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use super::{Gateway, turn};
 use crate::config::Sampling;
 use crate::engines::{EnginesConfig, GenerateAnswer, Named, RequestBody, SampleRequest};
 use crate::http::ApiError;
+use crate::secret::Secret;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{
@@ -68,7 +69,7 @@ impl Turns {
             written_ids: Arc::default(),
             engines_render: false,
         };
-        let access = Access::new(&[0; 32], None)
+        let access = Access::new(&[0; 32], &Secret::new("measured"))
             .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
         let gateway = Gateway::new(renderer, access, "m".into(), u32::MAX);
         let lease = LeasedRollout {
