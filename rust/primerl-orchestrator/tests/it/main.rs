@@ -16,6 +16,7 @@ mod faults;
 mod gateway;
 mod going_back;
 mod page;
+mod proxies;
 mod repeats;
 mod restart;
 mod teacher;
