@@ -239,7 +239,7 @@ class Trainer:
 
     def tell_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
         """Names the rollouts that the loss leaves out."""
-        sequences = targets.sequences[values.discarded.cpu()].unique().tolist()
+        sequences = set(targets.sequences[values.discarded.cpu()].tolist())
         if sequences:
             rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
             log.warning(
