@@ -23,6 +23,8 @@ COLUMNS = {
 """Columns with one value a token, and their little-endian types, in the order of the bytes."""
 ALIGNMENT = 16
 """Of a micro-batch's first column among the bytes."""
+_CHECKSUM_KEY = b"\xa4xxh3\xc4\x08"
+"""Of the third entry, with msgpack's mark of 8 bytes."""
 MAX_LOGPROB = 1e-4
 """An engine's rounding may put a log-probability this far above 0, nats."""
 
@@ -98,7 +100,7 @@ def decode_batch(body: bytes | bytearray) -> Batch:
     are copied once.
 
     Raises:
-        BatchError: the bytes are no batch, or its columns contradict each other.
+        BatchError: the bytes are no batch, do not match the checksum that they end with, or contradict each other.
     """
     import msgpack  # only batches of an orchestrator are packed by it
 
@@ -126,11 +128,33 @@ def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
     """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
     import msgpack
 
-    header, rest = _bytes_of(b"\x82\xa6header\xc6", memoryview(body))
+    view = memoryview(body)
+    # Two entries, as earlier versions wrote it: without a checksum.
+    checked = bytes(view[:1]) != b"\x82"
+    header, rest = _bytes_of((b"\x83" if checked else b"\x82") + b"\xa6header\xc6", view)
     columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
+    if checked:
+        rest = _check_sum(view, rest)
     if rest:
         raise BatchError(f"not a batch: {len(rest)} bytes follow it")
     return msgpack.unpackb(header), columns
+
+
+def _check_sum(view: memoryview, end: memoryview) -> memoryview:
+    """What follows the checksum, which stands where `end` begins and is of all bytes before it."""
+    import xxhash
+
+    start = len(_CHECKSUM_KEY)
+    if end[:start] != _CHECKSUM_KEY or len(end) < start + 8:
+        raise BatchError(f"not a batch: {bytes(end[: start + 8])!r} is no checksum")
+    stated = int.from_bytes(end[start : start + 8], "little")
+    found = xxhash.xxh3_64_intdigest(view[: len(view) - len(end)])
+    if found != stated:
+        raise BatchError(
+            f"the batch is damaged: its bytes have the checksum {found:016x}, it says {stated:016x}; nothing of it is "
+            "trained. The orchestrator writes a damaged file of the spool again from its journal when it is started"
+        )
+    return end[start + 8 :]
 
 
 def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:

@@ -143,6 +143,9 @@ pub struct Batches {
     #[serde(default)]
     perhaps_fetched: Option<Step>,
     last_metrics: Option<BTreeMap<String, f64>>,
+    /// Of the kept batches that are in the spool: for each rank the checksum of its bytes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    checksums: BTreeMap<Step, Vec<u64>>,
 }
 
 impl Default for Batches {
@@ -154,6 +157,7 @@ impl Default for Batches {
             newest_fetched: None,
             perhaps_fetched: None,
             last_metrics: None,
+            checksums: BTreeMap::new(),
         }
     }
 }
@@ -210,9 +214,22 @@ impl Batches {
         self.perhaps_fetched = None;
     }
 
+    /// The batch of `step` is in the spool.
+    pub fn written(&mut self, step: Step, checksums: Vec<u64>) {
+        if step >= self.kept_from {
+            self.checksums.insert(step, checksums);
+        }
+    }
+
+    /// Of the kept batches that are in the spool: for each rank the checksum of its bytes.
+    pub fn checksums(&self) -> &BTreeMap<Step, Vec<u64>> {
+        &self.checksums
+    }
+
     fn keep_from(&mut self, step: Step) -> bool {
         let is_news = step > self.kept_from;
         self.kept_from = self.kept_from.max(step);
+        self.checksums = self.checksums.split_off(&self.kept_from);
         is_news
     }
 }

@@ -123,6 +123,11 @@ pub enum Event {
         step: Step,
         rank: u32,
     },
+    /// The batch of a step is in the spool: for each rank the checksum of its bytes, by which it is known from now on.
+    BatchWritten {
+        step: Step,
+        checksums: Vec<u64>,
+    },
     /// The trainer published weights; the shell has checked the manifest.
     WeightsPublished {
         version: PolicyVersion,
@@ -179,6 +184,7 @@ impl Event {
                 | Event::Noted { .. }
                 | Event::TurnFailed { .. }
                 | Event::EngineLoad { .. }
+                | Event::BatchWritten { .. }
                 | Event::Tick
         )
     }
@@ -340,6 +346,10 @@ mod tests {
             Event::TeacherScored {
                 group: GroupId(5),
                 result: Ok(vec![TokenLogprobs([0.0, -1.25e-3].into())]),
+            },
+            Event::BatchWritten {
+                step: Step(2),
+                checksums: vec![u64::MAX, 0],
             },
             Event::Tick,
         ];

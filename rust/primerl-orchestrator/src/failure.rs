@@ -51,10 +51,16 @@ pub enum RunError {
         folder: PathBuf,
         why: String,
     },
-    #[error("cannot read the batch in {path}: {source}")]
-    Spool {
+    #[error(
+        "{path} is not the batch of step {step} that the journal tells of ({problem}), and it cannot be written again \
+         ({why}): it is given to no trainer; go back to a checkpoint (--ckpt.resume-step), or begin a new run in another \
+         --output-dir"
+    )]
+    DamagedBatch {
+        step: u64,
         path: PathBuf,
-        source: std::io::Error,
+        problem: String,
+        why: String,
     },
     #[error("{error}: {}", error.source)]
     Write { error: WriteError },

@@ -15,6 +15,7 @@
 
 mod address;
 mod app;
+mod batches;
 pub mod clients;
 mod command;
 pub mod config;
@@ -47,6 +48,7 @@ mod teacher;
 pub mod telemetry;
 pub mod tls;
 pub mod trainer;
+mod unknown;
 
 pub use app::App;
 pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};

@@ -8,6 +8,7 @@
 
 use crate::address::{ADDRESS_FILE, check_exposure};
 use crate::app::{App, Parts};
+use crate::batches::Batches;
 use crate::clients::{self, Endpoint, Scorer};
 use crate::config::{ClientType, Config, ConfigError, flops_model};
 use crate::connections::{self, Bodies, Limits};
@@ -29,6 +30,7 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
+use crate::unknown;
 use primerl_core::{Core, Event, Step};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
@@ -196,6 +198,7 @@ impl Prepared {
         if self.measures_again {
             story = story.measuring_again()?;
         }
+        unknown::set_aside(&output_dir, &story.core)?;
         let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (finished_sender, finished) = watch::channel(None);
@@ -231,12 +234,11 @@ impl Prepared {
             keep_spool: app.config.retention.keep_spool,
             journal_bytes: app.config.retention.journal_mb << 20,
         };
-        let (recorder, recorder_thread) =
-            Recorder::start(place, &app, finished_sender).map_err(|source| {
-                RunError::OutputFolder {
-                    path: output_dir.clone(),
-                    source,
-                }
+        let batches = Batches::new(&output_dir, &story.core, app.driver.clone());
+        let (recorder, recorder_thread) = Recorder::start(place, batches, &app, finished_sender)
+            .map_err(|source| RunError::OutputFolder {
+                path: output_dir.clone(),
+                source,
             })?;
         let is_over = story.core.is_over();
         let advantages = self

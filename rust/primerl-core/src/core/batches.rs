@@ -115,6 +115,13 @@ impl Core {
         }
     }
 
+    pub(super) fn batch_written(&mut self, step: Step, checksums: Vec<u64>) {
+        if step >= self.next_step {
+            return self.ignore("batch_written of a step that was not cut");
+        }
+        self.batches.written(step, checksums);
+    }
+
     /// Tells the shell which batches nobody will ask for.
     pub(super) fn forget_batches(&mut self) {
         let before = self.batches.kept_from();

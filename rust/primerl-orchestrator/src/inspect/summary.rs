@@ -69,6 +69,7 @@ fn kind(event: &Event) -> &'static str {
         Event::EngineLoad { .. } => "engine_load",
         Event::BatchRequested { .. } => "batch_requested",
         Event::NextBatchRequested { .. } => "next_batch_requested",
+        Event::BatchWritten { .. } => "batch_written",
         Event::WeightsPublished { .. } => "weights_published",
         Event::TrainerResumed { .. } => "trainer_resumed",
         Event::CheckpointSaved { .. } => "checkpoint_saved",

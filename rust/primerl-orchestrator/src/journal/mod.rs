@@ -22,8 +22,8 @@ mod writer;
 pub use ahead::read_from;
 pub use follow::{Follower, Place, read_at};
 pub use reader::{Entry, ReadError, Tail};
-pub(crate) use restore::newest_snapshot;
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
+pub(crate) use restore::{cut_again, newest_snapshot};
 pub use snapshot::{Identity, Snapshot, link_before, retain, write as write_snapshot};
 pub use writer::{Journal, JournalError, Progress, begin_segment};
 

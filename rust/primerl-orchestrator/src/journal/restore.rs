@@ -1,11 +1,13 @@
 //! From a journal to the core it describes.
 
 use super::ahead::read_from;
-use super::reader::{ReadError, Tail};
+use super::reader::{ReadError, Tail, decode_from};
 use super::snapshot::{self, Identity, Snapshot};
 use super::{Entry, SEGMENT, SNAPSHOT, files};
-use primerl_core::{Core, Effect};
+use primerl_core::pack::PackedBatch;
+use primerl_core::{Core, Effect, Step};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -73,6 +75,35 @@ pub fn restore(folder: &Path) -> Result<Restored, RestoreError> {
 /// There is none, or it is damaged.
 pub fn oldest(folder: &Path) -> Result<Snapshot, RestoreError> {
     pick(folder, list(folder)?.into_iter()).map(|(snapshot, _)| snapshot)
+}
+
+/// The batch of `step`, cut once more: by the newest whole snapshot of before that, and the events since. `None` where
+/// these are not kept any more. Only reads, also a journal that grows.
+///
+/// # Errors
+/// The events since are damaged.
+pub fn cut_again(folder: &Path, step: Step) -> Result<Option<Arc<PackedBatch>>, RestoreError> {
+    let whole = list(folder)?
+        .into_iter()
+        .rev()
+        .filter_map(|(_, path)| snapshot::read(&path).ok());
+    let mut before = whole.filter(|snapshot| snapshot.core.next_step() <= step);
+    let Some(Snapshot {
+        number, mut core, ..
+    }) = before.next()
+    else {
+        return Ok(None);
+    };
+    let mut found = None;
+    decode_from(folder, number, |Entry(now, event)| {
+        let said = core.handle(event, now).into_iter();
+        found = said.into_iter().find_map(|effect| match effect {
+            Effect::BatchCut { batch } if batch.step == step => Some(batch),
+            _ => None,
+        });
+        found.is_none()
+    })?;
+    Ok(found)
 }
 
 /// How many events the newest snapshot covers.

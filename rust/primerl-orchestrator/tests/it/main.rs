@@ -10,6 +10,7 @@ mod common;
 mod admission;
 mod client_types;
 mod command;
+mod damage;
 mod engine_health;
 mod env_client;
 mod faults;

@@ -12,6 +12,8 @@ use std::sync::Arc;
 struct Frame {
     header: ByteBuf,
     columns: ByteBuf,
+    #[serde(with = "serde_bytes")]
+    xxh3: [u8; CHECKSUM_BYTES],
 }
 
 #[derive(Deserialize)]
@@ -108,7 +110,9 @@ fn batch(samples: Vec<Weighted>, ranks: usize) -> PackedBatch {
 fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
     let frame: Frame = rmp_serde::from_slice(body).expect("is a map");
     let header: DecodedHeader = rmp_serde::from_slice(&frame.header).expect("is a map");
-    assert_eq!((body.len() - frame.columns.len()) % ALIGNMENT, 0);
+    let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
+    assert_eq!((body.len() - end - frame.columns.len()) % ALIGNMENT, 0);
+    assert_eq!(checksum(body).map(u64::to_le_bytes), Some(frame.xxh3));
     let mut rest = frame.columns.as_slice();
     let columns = header.micro_batches.iter().map(|micro_batch| {
         let mut take = |bytes: usize| {
