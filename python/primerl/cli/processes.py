@@ -120,7 +120,7 @@ def store_worker(arguments: list[str]) -> int:
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     # Of the binary, not of the config: what holds for one start of a run.
-    once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"]) else []
+    once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"], ["--skip-event"]) else []
     checked = arguments[: len(arguments) - len(once)]
     is_file = is_resolved_file(checked)
     if is_file and is_checked():

@@ -91,6 +91,9 @@ class RLConfig(Monitored):
     """Seed of every random choice."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
+    skip_event: LargeCount | None = None
+    """Leave this event out of the journal of the run in output_dir, from this start on: one that cannot be played back
+    would be refused at every start, with a message that names it. What it said is lost to the run."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
@@ -127,6 +130,12 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_skip(self) -> Self:
+        if self.clean_output_dir and self.skip_event is not None:
+            raise ValueError("clean_output_dir deletes the journal that skip_event is about; leave one of the two out")
         return self
 
     @model_validator(mode="after")

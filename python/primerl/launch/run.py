@@ -212,7 +212,11 @@ class Launcher:
     def _same_command(self) -> str:
         ckpt = self.config.trainer.ckpt
         goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
-        given = {"--clean-output-dir": self.config.clean_output_dir, "ckpt.resume_step": goes_back}
+        given = {
+            "--clean-output-dir": self.config.clean_output_dir,
+            "ckpt.resume_step": goes_back,
+            "skip_event": self.config.skip_event is not None,
+        }
         but = " and ".join(name for name, is_given in given.items() if is_given)
         return f"the same command without {but}" if but else "the same command"
 

@@ -173,6 +173,41 @@ pub enum Event {
 }
 
 impl Event {
+    /// Its name in the journal.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::EnvironmentReady { .. } => "environment_ready",
+            Event::WorkerJoined { .. } => "worker_joined",
+            Event::WorkerSeen { .. } => "worker_seen",
+            Event::WorkerBlocked { .. } => "worker_blocked",
+            Event::WorkerLeft { .. } => "worker_left",
+            Event::LeaseRequested { .. } => "lease_requested",
+            Event::RequestDropped { .. } => "request_dropped",
+            Event::SamplingStarted { .. } => "sampling_started",
+            Event::TurnFinished { .. } => "turn_finished",
+            Event::Noted { .. } => "noted",
+            Event::TurnFailed { .. } => "turn_failed",
+            Event::RolloutFinished { .. } => "rollout_finished",
+            Event::EngineJoined { .. } => "engine_joined",
+            Event::EngineProved { .. } => "engine_proved",
+            Event::EngineLost { .. } => "engine_lost",
+            Event::EngineLoad { .. } => "engine_load",
+            Event::BatchRequested { .. } => "batch_requested",
+            Event::NextBatchRequested { .. } => "next_batch_requested",
+            Event::BatchWritten { .. } => "batch_written",
+            Event::WeightsPublished { .. } => "weights_published",
+            Event::TrainerResumed { .. } => "trainer_resumed",
+            Event::CheckpointSaved { .. } => "checkpoint_saved",
+            Event::AdvantagesComputed { .. } => "advantages_computed",
+            Event::TeacherScored { .. } => "teacher_scored",
+            Event::Reconfigured(_) => "reconfigured",
+            Event::MeasureAgain => "measure_again",
+            Event::Restarted => "restarted",
+            Event::Tick => "tick",
+            Event::ShutdownRequested { .. } => "shutdown_requested",
+        }
+    }
+
     /// Decisions do not rest on what such an event changes, unless it leads to an effect (a turn, to a cancellation; a
     /// load, to another limit).
     pub(crate) fn is_only_noted(&self) -> bool {

@@ -38,6 +38,10 @@ struct Arguments {
     /// Measure again, at this start, what a run that only evaluates has measured as failed, or did not measure in time
     #[arg(long)]
     measure_again: bool,
+    /// Leave this event of the journal out, from this start on: one that cannot be played back would be refused at every
+    /// start
+    #[arg(long, value_name = "NUMBER")]
+    skip_event: Option<u64>,
 }
 
 /// Run the command with `arguments` (without the program's name); the result is the exit code. `functions` calls
@@ -73,7 +77,8 @@ where
     }
     let prepared = prepared
         .going_back_to(arguments.resume_step.map(Step))
-        .measuring_again(arguments.measure_again);
+        .measuring_again(arguments.measure_again)
+        .skipping(arguments.skip_event);
     log::to_stderr(&prepared.config().log.level);
     let runtime = match runtime::build() {
         Ok(runtime) => runtime,

@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::files::WriteError;
-use crate::journal::{JournalError, RestoreError};
+use crate::journal::{JournalError, RestoreError, SkipError};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -32,6 +32,8 @@ pub enum RunError {
     Journal(JournalError),
     #[error(transparent)]
     Restore(RestoreError),
+    #[error(transparent)]
+    Skip(#[from] SkipError),
     #[error(
         "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: go on with the same config, or \
          begin a new run in another --output-dir (--clean-output-dir deletes this one)"
@@ -113,6 +115,7 @@ impl RunError {
                 | RunError::OutputFolderInUse { .. }
                 | RunError::Changed { .. }
                 | RunError::Restore(_)
+                | RunError::Skip(_)
                 | RunError::NoState { .. }
         )
     }

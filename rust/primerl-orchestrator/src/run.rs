@@ -71,6 +71,8 @@ pub struct Prepared {
     goes_back_to: Option<Step>,
     /// What a run that only evaluates has measured as failed is measured once more.
     measures_again: bool,
+    /// An event of the journal that cannot be played back, and is left out.
+    skips: Option<u64>,
 }
 
 /// A run that is going on.
@@ -140,6 +142,7 @@ impl Prepared {
             limits: Limits::default(),
             goes_back_to: None,
             measures_again: false,
+            skips: None,
         })
     }
 
@@ -155,6 +158,14 @@ impl Prepared {
     pub fn measuring_again(self, measures_again: bool) -> Prepared {
         Prepared {
             measures_again,
+            ..self
+        }
+    }
+
+    /// Leave this event of the journal out, from this start on.
+    pub fn skipping(self, event: Option<u64>) -> Prepared {
+        Prepared {
+            skips: event,
             ..self
         }
     }
@@ -194,6 +205,9 @@ impl Prepared {
             going_back::go_back(&output_dir, step, &self.identity)?;
         }
         let folder = output_dir.join("journal");
+        if let Some(event) = self.skips {
+            story::skip(&folder, event)?;
+        }
         let mut story = Story::open(&folder, self.core, &self.identity)?;
         if self.measures_again {
             story = story.measuring_again()?;
@@ -201,6 +215,9 @@ impl Prepared {
         unknown::set_aside(&output_dir, &story.core)?;
         let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        if story.owed.is_some() {
+            story::look_at_unread(folder, stop.clone()).map_err(RunError::Thread)?;
+        }
         let (finished_sender, finished) = watch::channel(None);
         let (driver, inbox) = driver::channel();
         let engines = Engines::new(

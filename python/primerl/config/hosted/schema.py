@@ -328,6 +328,9 @@ class HostedConfig(Section):
     """Ours: delete what an earlier run left in output_dir."""
     fork_server: bool = True
     """Ours: fork the processes of this machine from servers that import their libraries once for all of them."""
+    skip_event: LargeCount | None = None
+    """Ours: leave this event out of the journal of the run in output_dir, from this start on; the message of a run that
+    cannot go on because of it names it."""
     dry_run: bool = False
     """Ours: check everything and write the full form to `configs/rl.toml` of output_dir, but start nothing."""
 
