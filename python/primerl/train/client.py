@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,14 @@ class OrchestratorError(Exception):
 
 class BatchTimeout(Exception):  # noqa: N818 (named as the wait it ends)
     """No batch came in time; the message says what the orchestrator was waiting for."""
+
+
+class ManifestRefused(OrchestratorError):  # noqa: N818 (named as what happened)
+    """The orchestrator cannot read the weights that it was told of, or finds them damaged."""
+
+
+class PublishAgain(Exception):  # noqa: N818 (a request, not an error)
+    """No engine can load the policy that is trained on, from where it was published. The message says why."""
 
 
 class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
@@ -73,6 +82,7 @@ class OrchestratorClient:
 
         Raises:
             NoMoreBatches: there is none and there will be none.
+            PublishAgain: engines need the weights of policy `step` - 1, and can load them no more.
             BatchTimeout: `deadline_s` passed.
             OrchestratorError: no answer, or a refusal.
         """
@@ -85,7 +95,11 @@ class OrchestratorClient:
                 raise NoMoreBatches(_message(body))
             if status != 202:
                 raise OrchestratorError(f"{self.url} refused batch {step} ({status}): {_message(body)}")
-            reason = _waiting_for(body)
+            answer = _fields(body)
+            broken = answer.get("publish_again")
+            if broken is not None and broken["version"] == step - 1:
+                raise PublishAgain(broken["why"])
+            reason = str(answer.get("waiting_for", "no reason given"))
             waiting(reason)
             if time.monotonic() > deadline:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
@@ -101,11 +115,19 @@ class OrchestratorClient:
         return body if status == 200 else None
 
     def weights(self, version: int, manifest: str) -> None:
-        """Tell that policy `version` is published. Raises OrchestratorError; NoMoreBatches where the run is over."""
+        """Tell that policy `version` is published.
+
+        Raises:
+            ManifestRefused: the files are not there, or not what the manifest says.
+            NoMoreBatches: the run is over.
+            OrchestratorError: no answer, or another refusal.
+        """
         path = "/trainer/weights"
         status, body = self._post(path, {"version": version, "manifest": manifest})
         if status == 410:
             raise NoMoreBatches(_message(body))
+        if status == 400 and _error_of(body).get("param") == "manifest":
+            raise ManifestRefused(f"{self.url}{path} refused ({status}): {_message(body)}")
         self._check(path, status, body)
 
     def resume(self, step: int) -> None:
@@ -195,10 +217,17 @@ def _message(body: bytes | bytearray) -> str:
         return body[:200].decode("utf-8", errors="replace")
 
 
-def _waiting_for(body: bytes | bytearray) -> str:
+def _error_of(body: bytes | bytearray) -> dict[str, Any]:
+    try:
+        return dict(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _fields(body: bytes | bytearray) -> dict[str, Any]:
     import msgpack
 
-    return str(msgpack.unpackb(body).get("waiting_for", "no reason given"))
+    return dict(msgpack.unpackb(body))
 
 
 def _for_long(what: str, since: float) -> str:

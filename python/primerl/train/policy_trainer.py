@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from primerl.train.batches import Batches, Received
-from primerl.train.broadcast import Broadcasts
+from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
-from primerl.train.client import Heartbeat, NoMoreBatches, OrchestratorClient
+from primerl.train.client import Heartbeat, NoMoreBatches, OrchestratorClient, PublishAgain
 from primerl.train.config import CheckpointConfig, TrainerConfig
 from primerl.train.data import Batch, MicroBatch
 from primerl.train.distributed import Ranks
@@ -64,6 +64,10 @@ SHOWN = {
 """Metrics of the console line, with their short names."""
 
 
+IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0
+"""What came of asking for a batch; what is largest counts for all ranks."""
+
+
 class Trainer:
     """The loop over steps, and the parts it is made of."""
 
@@ -98,6 +102,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.trained = Trained()
         self.weights_saved: int | None = None  # their step
+        self.published_again: int | None = None  # the version
         self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
     def restore(self) -> int:
@@ -187,17 +192,39 @@ class Trainer:
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
-        self.doing(step, "waiting for the batch")
         received, over = None, NoMoreBatches("another rank was told so")
-        try:
-            received = self.batches.take(step, self.config.batch_timeout_s, waiting)
-        except NoMoreBatches as end:
-            over = end
-        # A run that is stopped may have given some ranks theirs.
-        is_over = self.ranks.largest(torch.tensor([float(received is None)], device=self.ranks.device)).item()
-        if received is None or is_over:
-            raise over
-        return received
+        while True:
+            self.doing(step, "waiting for the batch")
+            outcome, why = IS_THERE, "another rank was told so"
+            try:
+                if received is None:
+                    received = self.batches.take(step, self.config.batch_timeout_s, waiting)
+            except NoMoreBatches as end:
+                outcome, over = IS_OVER, end
+            except PublishAgain as asked:
+                outcome, why = IS_ASKED, str(asked)
+            # A run that is stopped may have given some ranks theirs.
+            outcome = self.ranks.largest(torch.tensor([outcome], device=self.ranks.device)).item()
+            if outcome == IS_ASKED:
+                self.publish_again(step - 1, why)
+            elif received is None or outcome == IS_OVER:
+                raise over
+            else:
+                return received
+
+    def publish_again(self, version: int, why: str) -> None:
+        """Write weights that no engine can load any more, which are still the model's; once. All ranks have to call it.
+
+        Raises:
+            BroadcastError: they were written again before, or cannot be.
+        """
+        if self.published_again == version:
+            raise BroadcastError(f"no engine can load policy {version}, though its weights were written again: {why}")
+        self.published_again = version
+        log.warning("no engine can load policy %d, its weights are written again: %s", version, why)
+        self.doing(version, f"publishing the weights of policy {version} again")
+        self.broadcasts.begin(self.model, version)
+        self.broadcasts.finish()
 
     def forward_backward(self, batch: Batch) -> Statistics:
         """Accumulate the gradients of this rank's micro-batches, then sum them over the ranks."""

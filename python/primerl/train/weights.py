@@ -22,6 +22,8 @@ from primerl.train.step_folders import remove_step, saved_steps
 from primerl.train.tensors import NAMES, tensor_hash
 from primerl.train.transfer import Sender
 
+_PIECE_BYTES = 1 << 24
+
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
     """Contents of `manifest.json` for tensors, contiguous on the CPU, all in one file of `file_bytes` bytes."""
@@ -106,15 +108,16 @@ class WeightsPublisher:
         """Write these tensors, contiguous on the CPU, as this rank's share of policy `version`, and return when all
         ranks have: the path of its manifest.
 
-        A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
-        stay as they are, for an engine may be reading them; others replace them.
+        A trainer that went on from a checkpoint comes by versions that are there already. Files that are the same,
+        byte by byte, stay as they are, for an engine may be reading them; others, or damaged ones, are replaced.
 
         Raises:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
         with self.meeting.folder(manifest.parent) as folder:
-            parts = self.meeting.each(lambda: self._share(folder, version, files), "write its share of the weights")
+            share = lambda: self._share(folder, manifest.parent, version, files)  # noqa: E731 (one line)
+            parts = self.meeting.each(share, "write its share of the weights")
             self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
@@ -124,7 +127,7 @@ class WeightsPublisher:
         if self._sender is not None:
             self._sender.close()
 
-    def _share(self, folder: Path, version: int, files: Files) -> dict[str, Any]:
+    def _share(self, folder: Path, target: Path, version: int, files: Files) -> dict[str, Any]:
         tensors = tensor_entries(files)
         self._write(folder, files)
         entries: list[dict[str, Any]] = []
@@ -134,7 +137,8 @@ class WeightsPublisher:
         if self._sender is not None and files:
             address = self._sender.offer(version, files)
             entries = [{**entry, "sender": address} for entry in entries]
-        return {"files": entries, "tensors": tensors}
+        there = target.is_dir() and all(_same_bytes(folder / file, target / file) for file in files)
+        return {"files": entries, "tensors": tensors, "there": there}
 
     def _write(self, folder: Path, files: Files) -> None:
         for file, tensors in files.items():
@@ -150,7 +154,8 @@ class WeightsPublisher:
         if self._probe is not None:
             contents["probe"] = self._probe
         target = self.folder / f"step_{version}"
-        held = self._held(target)
+        # What is there by a size that is right may be damaged: an engine would refuse it, at every start.
+        held = self._held(target) if all(part["there"] for part in parts) else None
         if held is not None and _weights_of(held) == _weights_of(contents):
             if held != contents:
                 write_text(target / "manifest.json", json.dumps(contents) + "\n")
@@ -174,6 +179,19 @@ class WeightsPublisher:
         for version in saved_steps(self.folder):
             if version < oldest:
                 remove_step(self.folder / f"step_{version}")
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    try:
+        with one.open("rb") as a, other.open("rb") as b:
+            while True:
+                piece = a.read(_PIECE_BYTES)
+                if piece != b.read(_PIECE_BYTES):
+                    return False
+                if not piece:
+                    return True
+    except OSError:
+        return False
 
 
 def _weights_of(contents: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 use super::manifest;
 use crate::app::App;
 use crate::driver::BatchReply;
+use crate::engines::BrokenWeights;
 use crate::http::{ApiError, MSGPACK, Wire, encoded};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -25,6 +26,9 @@ pub struct BatchRequest {
 #[derive(Debug, Serialize)]
 struct NotReady {
     waiting_for: String,
+    /// Weights that the trainer is to write again: no engine can load what it wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    publish_again: Option<BrokenWeights>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -111,7 +115,12 @@ pub async fn batch(
     match reply {
         BatchReply::Batch(bytes) => Ok(encoded(MSGPACK, Bytes::clone(&bytes))),
         BatchReply::NotReady { waiting_for } => {
-            Ok(encoding.respond(StatusCode::ACCEPTED, &NotReady { waiting_for }))
+            let publish_again = app.engines.broken_weights();
+            let answer = NotReady {
+                waiting_for,
+                publish_again,
+            };
+            Ok(encoding.respond(StatusCode::ACCEPTED, &answer))
         }
         BatchReply::NoMore => Err(ApiError::gone(
             "no_more_batches",
@@ -134,6 +143,7 @@ pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result
         .await
         .map_err(|_| app.over())?
         .map_err(|why| ApiError::conflict("version_not_due", why).param("version"))?;
+    app.engines.note_published();
     tracing::info!(%version, manifest = %path.display(), "weights published");
     Ok(())
 }

@@ -2,12 +2,13 @@
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use crate::common::{Orchestrator, PATIENCE, Place, all_proved, chat, client, trainer, user};
 use primerl_core::event::{Outcome, Refusal, RolloutError};
 use primerl_engine::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 fn slow() -> MockConfig {
@@ -477,4 +478,80 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     let end = trace.end.unwrap();
     assert_eq!(end.error, Some(primerl_core::ErrorKind::Model));
     assert_eq!(end.reason.as_deref(), Some("model"));
+}
+
+/// What the trainer that waits for a batch is told.
+async fn told_to_publish_again(url: &str) -> Value {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let body = rmp_serde::to_vec_named(&json!({"step": 1, "rank": 0})).unwrap();
+        let request = client()
+            .post(format!("{url}/trainer/batch"))
+            .header("content-type", "application/msgpack")
+            .body(body);
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 202);
+        let answer: Value = rmp_serde::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        if !answer["publish_again"].is_null() {
+            return answer["publish_again"].clone();
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_no_engine_can_load_are_asked_for_again() {
+    let damages: [(&str, fn(&Path), &str); 4] = [
+        (
+            "gone",
+            |folder| std::fs::remove_dir_all(folder).unwrap(),
+            "cannot read",
+        ),
+        (
+            "an empty manifest",
+            |folder| std::fs::write(folder.join("manifest.json"), b"").unwrap(),
+            "is no manifest",
+        ),
+        (
+            "no weights",
+            |folder| std::fs::remove_file(folder.join("model.safetensors")).unwrap(),
+            "cannot read",
+        ),
+        (
+            "a bit that flipped",
+            |folder| {
+                let file = folder.join("model.safetensors");
+                let mut bytes = std::fs::read(&file).unwrap();
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(file, bytes).unwrap();
+            },
+            "the bytes of w have",
+        ),
+    ];
+    for (name, damage, words) in damages {
+        let place = Place::new();
+        let tables = "no_engine_s = 60.0";
+        let config = place.toml("", "").replace("no_engine_s = 3.0", tables);
+        let config = config.replace("long_poll_s = 2.0", "long_poll_s = 0.2");
+        let config = primerl_orchestrator::Config::from_toml(&config, "test").unwrap();
+        let orchestrator = Orchestrator::start(config).await;
+        trainer::publish(&orchestrator.url, &place.output(), 0).await;
+        damage(&place.output().join("broadcasts/step_0"));
+        let engine = Engine::start(MockConfig::default()).await;
+        orchestrator.join(&engine.url).await;
+        let told = told_to_publish_again(&orchestrator.url).await;
+        assert_eq!(told["version"], 0, "{name}");
+        let why = told["why"].as_str().unwrap();
+        assert!(why.contains(words), "{name}: {why}");
+        // Written again, they are what was published before.
+        trainer::publish(&orchestrator.url, &place.output(), 0).await;
+        orchestrator
+            .until("the engine is proved", |status| {
+                status["engines"][0]["version"] == 0
+            })
+            .await;
+        orchestrator.shutdown.cancel();
+        orchestrator.end().await.unwrap();
+        engine.stop().await;
+    }
 }
