@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -27,7 +28,7 @@ from primerl.train.weights import WeightsPublisher
 from safetensors.torch import load_file
 from test_train_rl import published, settings, timeless, whole_batch
 from test_train_weights import small_models
-from train_helpers import Answer, OrchestratorDouble, asks_again, gone, unreadable_manifest, waiting
+from train_helpers import Answer, OrchestratorDouble, asks_again, gone, no_room, unreadable_manifest, waiting
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -252,6 +253,20 @@ def test_what_engines_lack_of_another_version_is_not_the_trainers(folder: Path, 
         assert rl.main(settings(double.url, folder, tmp_path)) == 0
     assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 2, 3]
     assert answers == []
+
+
+def test_a_disk_without_room_is_named_before_it_is_full(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_room(monkeypatch, 1000)
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+    target = tmp_path / "broadcasts" / "step_0"
+    pattern = (
+        rf"BroadcastError: .*: the disk mounted at /\S* has 1000 bytes free, and {target} needs \d+ bytes: make room"
+    )
+    assert re.search(pattern, capsys.readouterr().out)
+    assert not (tmp_path / "broadcasts").exists()
 
 
 def test_a_failure_is_seen_while_the_trainer_waits_for_a_batch(

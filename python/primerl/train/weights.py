@@ -14,10 +14,10 @@ from torch import Tensor
 
 from primerl.train.digest import digest_of
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import settle, sync, write_text
+from primerl.train.files import check_room, settle, sync, write_text
 from primerl.train.meeting import Meeting
 from primerl.train.probe import Probe, probe_of
-from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, plan, shares
+from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, bytes_of, plan, shares
 from primerl.train.step_folders import remove_step, saved_steps
 from primerl.train.tensors import NAMES, tensor_hash
 from primerl.train.transfer import Sender
@@ -115,6 +115,8 @@ class WeightsPublisher:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
+        sizes = self.meeting.each(lambda: bytes_of(files), "say how much it will write")
+        self.meeting.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
         with self.meeting.folder(manifest.parent) as folder:
             share = lambda: self._share(folder, manifest.parent, version, files)  # noqa: E731 (one line)
             parts = self.meeting.each(share, "write its share of the weights")
