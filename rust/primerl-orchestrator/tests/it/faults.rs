@@ -480,6 +480,9 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     assert_eq!(end.reason.as_deref(), Some("model"));
 }
 
+/// What happens to a folder of published weights.
+type Damage = fn(&Path);
+
 /// What the trainer that waits for a batch is told.
 async fn told_to_publish_again(url: &str) -> Value {
     let deadline = tokio::time::Instant::now() + PATIENCE;
@@ -501,7 +504,7 @@ async fn told_to_publish_again(url: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_no_engine_can_load_are_asked_for_again() {
-    let damages: [(&str, fn(&Path), &str); 4] = [
+    let damages: [(&str, Damage, &str); 4] = [
         (
             "gone",
             |folder| std::fs::remove_dir_all(folder).unwrap(),
