@@ -123,6 +123,7 @@ def steps(backend: TorchBackend) -> Iterator[Any]:
         top_k=None,
         min_p=None,
         banned=None,
+        allowed=None,
         top=0,
         prompt_rows=integers([0, 3, 4]),
         prompt_targets=integers([6, 41, 42]),

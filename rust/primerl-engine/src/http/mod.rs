@@ -6,9 +6,11 @@ mod chat;
 mod error;
 mod generate;
 mod rendering;
+mod structured;
 mod wire;
 
 use self::rendering::Rendering;
+use self::structured::Structured;
 use crate::backend::ModelInfo;
 use crate::config::Config;
 use crate::handle::EngineHandle;
@@ -33,6 +35,7 @@ pub struct App {
     engine: EngineHandle,
     metrics: Arc<Metrics>,
     rendering: Rendering,
+    structured: Structured,
     /// Generate calls in flight.
     load: AtomicU64,
     /// Makes request ids that clients did not choose unique over restarts, too.
@@ -51,6 +54,7 @@ impl App {
             .map_or(0, |since| since.as_nanos());
         App {
             rendering: Rendering::new(config.chat_model.clone()),
+            structured: Structured::default(),
             config,
             model,
             engine,
