@@ -12,7 +12,7 @@
 use super::client::{EngineClient, parse};
 use super::error::{EngineError, STANDS_STILL};
 use super::generate::{
-    Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
+    Applied, Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
 };
 use super::named::Named;
 use super::pool::EnginesConfig;
@@ -79,6 +79,7 @@ struct ChatChoice {
     token_ids: Option<Vec<u32>>,
     finish_reason: Option<String>,
     logprobs: Option<ChatLogprobs>,
+    grammar: Option<Applied>,
 }
 
 #[derive(Deserialize)]
@@ -227,6 +228,7 @@ fn read(bytes: &[u8], prompt: &[u32], label: &str, named: &Named) -> Result<Choi
         finish_reason: choice.finish_reason,
         logprobs: Some(Logprobs { content: content? }),
         weight_versions: Some(vec![span]),
+        grammar: choice.grammar,
     })
 }
 

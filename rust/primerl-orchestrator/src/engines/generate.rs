@@ -4,9 +4,10 @@ use super::body::RequestBody;
 use super::error::EngineError;
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
-use primerl_core::{PolicyVersion, Truncation, VersionRun, VersionRuns};
+use primerl_core::{Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
@@ -45,6 +46,8 @@ pub struct SamplingParams<'a> {
     pub detokenize: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<&'a serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_reasoning: Option<&'a serde_json::Value>,
 }
 
 /// Follows an answer while it is sampled.
@@ -67,6 +70,8 @@ pub struct Generated {
     pub finish: FinishReason,
     /// Most likely tokens at each position, in order; empty where none were asked for.
     pub top: Vec<Vec<(u32, f32)>>,
+    /// What decided which tokens were allowed, where the engine says it.
+    pub grammar: Option<Arc<Grammar>>,
 }
 
 #[derive(Deserialize)]
@@ -82,6 +87,23 @@ pub(super) struct Choice {
     pub finish_reason: Option<String>,
     pub logprobs: Option<Logprobs>,
     pub weight_versions: Option<Vec<VersionSpan>>,
+    pub grammar: Option<Applied>,
+}
+
+/// Vocabulary and library by name, and what they were told to enforce.
+#[derive(Clone, Deserialize)]
+pub(super) struct Applied {
+    pub masks: Arc<str>,
+    pub spec: serde_json::Value,
+}
+
+impl From<Applied> for Grammar {
+    fn from(applied: Applied) -> Grammar {
+        Grammar {
+            masks: applied.masks,
+            spec: applied.spec.to_string().into(),
+        }
+    }
 }
 
 #[derive(Clone, Deserialize)]
@@ -216,6 +238,7 @@ impl Choice {
             token_ids: self.token_ids,
             versions,
             finish,
+            grammar: self.grammar.map(|applied| Arc::new(applied.into())),
         })
     }
 }

@@ -107,6 +107,7 @@ async fn ask(
             stop_token_ids: &[],
             detokenize: false,
             structured_outputs: None,
+            structured_reasoning: None,
         },
         cache_salt: named.version.to_string(),
         stream: false,

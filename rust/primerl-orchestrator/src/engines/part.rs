@@ -245,6 +245,7 @@ mod tests {
                 content: ids.iter().map(|id| logprob(*id)).collect(),
             }),
             weight_versions: None,
+            grammar: None,
         }
     }
 
@@ -341,6 +342,7 @@ mod tests {
             versions: [run].into_iter().collect(),
             finish: FinishReason::Length,
             top: Vec::new(),
+            grammar: None,
         }
     }
 

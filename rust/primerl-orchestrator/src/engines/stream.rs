@@ -1,7 +1,7 @@
 //! A streamed answer of `/inference/v1/generate`: server-sent events put together to the answer they are parts of.
 
 use super::error::EngineError;
-use super::generate::{Choice, Logprobs, TokenLogprob, VersionSpan};
+use super::generate::{Applied, Choice, Logprobs, TokenLogprob, VersionSpan};
 use serde::Deserialize;
 
 /// An event larger than this is none.
@@ -21,6 +21,7 @@ struct Part {
     finish_reason: Option<String>,
     logprobs: Option<Logprobs>,
     weight_versions: Option<Vec<VersionSpan>>,
+    grammar: Option<Applied>,
 }
 
 /// Takes the bytes as they come.
@@ -31,6 +32,7 @@ pub(super) struct Assembly {
     content: Vec<TokenLogprob>,
     finish_reason: Option<String>,
     weight_versions: Option<Vec<VersionSpan>>,
+    grammar: Option<Applied>,
 }
 
 impl Assembly {
@@ -65,6 +67,7 @@ impl Assembly {
         self.content.extend(content.unwrap_or_default());
         self.finish_reason = part.finish_reason.or(self.finish_reason.take());
         self.weight_versions = part.weight_versions.or(self.weight_versions.take());
+        self.grammar = part.grammar.or(self.grammar.take());
     }
 
     /// The whole answer. One that was cut off, or that nobody but the engine ended, is none, and stays here.
@@ -87,6 +90,7 @@ impl Assembly {
                 content: all.content,
             }),
             weight_versions: all.weight_versions,
+            grammar: all.grammar,
         }
     }
 }

@@ -136,6 +136,7 @@ impl Turns {
             max_tokens: LONGEST_ANSWER,
             top_logprobs: 0,
             structured_outputs: None,
+            structured_reasoning: None,
             resident: None,
             first_of: None,
             deadline: Instant::now(),

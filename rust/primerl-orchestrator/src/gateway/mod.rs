@@ -44,6 +44,7 @@ mod request;
 mod restore;
 pub(crate) mod rollouts;
 mod sampling;
+mod structure;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;

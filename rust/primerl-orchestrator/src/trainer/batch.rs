@@ -12,11 +12,12 @@
 
 use crate::failure::RunError;
 use bytes::Bytes;
-use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, TruncatedRun};
+use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
 use primerl_core::sample::{Segment, Trained};
-use primerl_core::{EnvironmentId, RolloutId, Step, Truncation};
+use primerl_core::{EnvironmentId, Grammar, RolloutId, Step, Truncation};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 /// Of a micro-batch's first column, in bytes; a multiple of every value's size.
 const ALIGNMENT: usize = 16;
@@ -55,6 +56,9 @@ struct MicroBatchHeader {
     /// Which tokens were sampled from fewer than all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncations: Vec<TruncationHeader>,
+    /// Which answers were sampled by a grammar.
+    #[serde(skip_serializing_if = "Grammars::is_empty")]
+    grammars: Grammars,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     extra_columns: Vec<ExtraColumn>,
 }
@@ -87,6 +91,40 @@ struct TruncationHeader {
     top_p: f32,
     top_k: u32,
     min_p: f32,
+}
+
+/// Different grammars, and the answers that they hold for.
+#[derive(Default, Serialize)]
+struct Grammars {
+    kinds: Vec<Arc<Grammar>>,
+    /// First token among the N, the token after the last, and the place among `kinds`.
+    runs: Vec<(usize, usize, usize)>,
+}
+
+impl Grammars {
+    fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+impl From<Vec<GrammarRun>> for Grammars {
+    fn from(found: Vec<GrammarRun>) -> Self {
+        let mut places: HashMap<Arc<Grammar>, usize> = HashMap::new();
+        let mut grammars = Grammars::default();
+        for GrammarRun {
+            begin,
+            end,
+            grammar,
+        } in found
+        {
+            let place = *places.entry(grammar).or_insert_with_key(|grammar| {
+                grammars.kinds.push(Arc::clone(grammar));
+                grammars.kinds.len() - 1
+            });
+            grammars.runs.push((begin, end, place));
+        }
+        grammars
+    }
 }
 
 impl From<TruncatedRun> for TruncationHeader {
@@ -125,6 +163,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .into_iter()
                 .map(TruncationHeader::from)
                 .collect(),
+            grammars: micro_batch.grammars().into(),
             extra_columns: ExtraColumn::of(micro_batch),
         }
     }

@@ -18,6 +18,7 @@ mod going_back;
 mod page;
 mod repeats;
 mod restart;
+mod structured;
 mod teacher;
 mod trainer;
 mod truncation;

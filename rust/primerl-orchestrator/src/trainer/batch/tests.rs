@@ -33,7 +33,15 @@ struct DecodedMicroBatch {
     #[serde(default)]
     truncations: Vec<DecodedTruncation>,
     #[serde(default)]
+    grammars: DecodedGrammars,
+    #[serde(default)]
     extra_columns: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct DecodedGrammars {
+    kinds: Vec<Grammar>,
+    runs: Vec<(usize, usize, usize)>,
 }
 
 #[derive(Deserialize)]
@@ -52,6 +60,12 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
     second.temperature = 0.7;
     if tokens % 2 == 1 {
         second.truncation.top_p = 0.9;
+    }
+    if tokens % 4 == 3 {
+        second.grammar = Some(Arc::new(Grammar {
+            masks: "library/vocabulary".into(),
+            spec: "{}".into(),
+        }));
     }
     second.logprobs = (0..tokens).map(|at| -0.5 - at as f32).collect();
     let crossing = tokens / 3;
@@ -165,6 +179,13 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 .collect(),
             ce_weights: Vec::new(),
             teacher_logprobs: Vec::new(),
+            grammars: (micro_batch.grammars.runs.iter())
+                .map(|&(begin, end, kind)| GrammarRun {
+                    begin,
+                    end,
+                    grammar: Arc::new(micro_batch.grammars.kinds[kind].clone()),
+                })
+                .collect(),
         };
         take((21 * n).next_multiple_of(16) - 21 * n);
         for name in &micro_batch.extra_columns {
@@ -261,6 +282,19 @@ fn where_nothing_is_truncated_nothing_is_said() {
     };
     assert!(!said(2));
     assert!(said(3));
+}
+
+#[test]
+fn a_grammar_is_named_once() {
+    let samples = (0..4).map(|rollout| weighted(rollout, 7)).collect();
+    let batch = batch(samples, 1);
+    let (header, columns) = decode(&encode(&batch, 0).expect("encodes"));
+    let grammars = &header.micro_batches[0].grammars;
+    assert_eq!((grammars.kinds.len(), grammars.runs.len()), (1, 4));
+    assert_eq!(columns[0], batch.ranks[0][0].columns());
+    let plain = encode(&self::batch(vec![weighted(0, 2)], 1), 0).expect("encodes");
+    let frame: Frame = rmp_serde::from_slice(&plain).expect("is a map");
+    assert!(!String::from_utf8_lossy(&frame.header).contains("grammars"));
 }
 
 #[test]
