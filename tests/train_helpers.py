@@ -97,12 +97,15 @@ def encode_batch(
     loss_tokens: int | None = None,
     metrics: dict[str, float] | None = None,
     truncations: dict[int, list[dict[str, Any]]] | None = None,
+    grammars: dict[int, dict[str, Any]] | None = None,
 ) -> bytes:
-    """`truncations`: runs of truncated tokens by the micro-batch's number."""
+    """`truncations`: runs of truncated tokens by the micro-batch's number; `grammars`: kinds and runs, likewise."""
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
     encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
     for number, runs in (truncations or {}).items():
         encoded[number][0]["truncations"] = runs
+    for number, structured in (grammars or {}).items():
+        encoded[number][0]["grammars"] = structured
     fields = {
         "step": step,
         "rank": rank,

@@ -15,7 +15,8 @@ In the order in which they are best read:
 | `model`, `attention` | a `transformers` model over packed sequences |
 | `architectures` | what some of them need for that |
 | `proof` | that it computes there what it computes by itself |
-| `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
+| `logprobs` | log-probabilities and entropies in chunks |
+| `truncation`, `grammar` | truncated sampling and structured outputs, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
 | `loading` | from a model folder to what is trained, also divided among ranks |
 | **what is learnt** | |

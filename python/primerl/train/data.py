@@ -32,6 +32,18 @@ class BatchError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarRun:
+    """Tokens `begin` to before `end`: an answer, or its first tokens, that was sampled by a grammar."""
+
+    begin: int
+    end: int
+    masks: str
+    """The library and the vocabulary by which the engine found the allowed tokens."""
+    spec: str
+    """What was enforced, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Sequences one after another, without padding; the columns have T values, T = sum of `sequence_lengths`.
 
@@ -54,6 +66,8 @@ class MicroBatch:
     truncation: Truncation | None = None
     """[T], what the engine left out before it sampled (`primerl.train.truncation` leaves out the same); None where it
     left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    grammars: tuple[GrammarRun, ...] = ()
+    """Answers in which only some tokens were allowed (`primerl.train.grammar` finds which)."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
 
@@ -174,6 +188,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             rollouts=rollouts,
             environments=environments,
             truncation=truncation,
+            grammars=_grammars(header["grammars"], tokens) if header.get("grammars") else (),
             extra=extra,
         )
     if offset != len(columns):
@@ -192,6 +207,15 @@ def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
         own.top_k.fill_(top_k)
         own.min_p.fill_(min_p)
     return truncation
+
+
+def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
+    kinds, runs = header["kinds"], []
+    for begin, end, kind in header["runs"]:
+        if not (0 <= begin < end <= tokens and 0 <= kind < len(kinds)):
+            raise BatchError(f"grammars: {begin}, {end}, {kind} is none of {tokens} tokens and {len(kinds)} kinds")
+        runs.append(GrammarRun(begin, end, str(kinds[kind]["masks"]), str(kinds[kind]["spec"])))
+    return tuple(runs)
 
 
 def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:

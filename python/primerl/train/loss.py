@@ -9,7 +9,7 @@ A component's tokens are those the policy sampled (`loss_mask`), or, where the b
 those it gives a value above 0, which their loss is multiplied by. A component of weight 0 is not computed.
 
 p is what the engine sampled from, as the trainer's weights have it: at the sampling temperature and, where truncation
-is replayed, among the tokens that were kept (`truncation`).
+or a grammar is replayed, among the tokens that were kept (`truncation`, `grammar`).
 
 ref_kl, on-policy distillation: the reverse KL divergence from the policy to a teacher, of which the batch holds the
 log-probabilities of the sampled tokens (column `teacher_logprobs`). They are the teacher's own, at temperature 1 and of
@@ -142,7 +142,8 @@ class Loss:
             return None
         chosen = targets.weights["ref_kl"].nonzero().squeeze(1)
         temperatures = micro_batch.temperatures[targets.indices[chosen].to(micro_batch.temperatures.device)]
-        return chosen if micro_batch.truncation is not None or bool((temperatures != 1).any()) else None
+        narrowed = micro_batch.truncation is not None or bool(micro_batch.grammars)
+        return chosen if narrowed or bool((temperatures != 1).any()) else None
 
     def counts(self, targets: list[Targets]) -> Tensor:
         """Tokens of each component of COMPONENTS, [3] fp64."""

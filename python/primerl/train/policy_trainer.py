@@ -32,6 +32,7 @@ from primerl.train.data import Batch, MicroBatch
 from primerl.train.distributed import Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
+from primerl.train.grammar import Replay, leaving_out
 from primerl.train.histograms import Histograms
 from primerl.train.lora import Adapter, check_facts
 from primerl.train.loss import Loss, Targets, TokenValues
@@ -97,6 +98,7 @@ class Trainer:
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.trained = Trained()
+        self.grammars = Replay(Path(config.model.path))
         self.weights_saved: int | None = None  # their step
         self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
@@ -246,6 +248,9 @@ class Trainer:
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        allowed = self.grammars.allowed(micro_batch)
+        if allowed is not None:
+            hook = leaving_out(allowed[targets.indices.cpu()].to(device), hook)
         wanted = self.loss.plain(targets, micro_batch)
         with self.routing.recording():
             logprobs, entropy, plain = packed_logprobs(
