@@ -5,10 +5,13 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
-	"$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
-	&& command -v "$$candidate" && break; done)
 VENV := .venv
+# That of the environment, once there is one: to look for another takes longer than all the rest of a make without work.
+ifndef PYTHON
+PYTHON := $(or $(wildcard $(VENV)/bin/python),$(shell for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
+	"$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
+	&& command -v "$$candidate" && break; done))
+endif
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
 CLASSIC_VENV := .venv-classic

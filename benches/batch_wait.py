@@ -36,7 +36,7 @@ def primerl(*arguments: str) -> list[str]:
 
 
 def lines(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def leave_batches(folder: Path, output: Path, steps: int) -> None:
@@ -56,7 +56,7 @@ def train_again(output: Path, steps: int) -> None:
     configs = output / "configs"
     # More steps than there are, so that the run is not over.
     more = primerl("orchestrator", "@", str(configs / "orchestrator.toml"), "--max-steps", str(steps + 1000))
-    with (output / "logs" / "again.log").open("w") as log:
+    with (output / "logs" / "again.log").open("w", encoding="utf-8") as log:
         orchestrator = subprocess.Popen(more, stdout=log, stderr=subprocess.STDOUT)
         try:
             deadline = time.monotonic() + STARTS_WITHIN_S
@@ -64,7 +64,7 @@ def train_again(output: Path, steps: int) -> None:
                 if orchestrator.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"the orchestrator does not start: {log.name}")
                 time.sleep(0.05)
-            url = json.loads(said.read_text())["url"]
+            url = json.loads(said.read_text(encoding="utf-8"))["url"]
             again = primerl("trainer", "@", str(configs / "trainer.toml"), "--orchestrator-url", url)
             subprocess.run(again, check=True, stdout=log, stderr=subprocess.STDOUT)
         finally:

@@ -64,7 +64,7 @@ def cases(folder: Path) -> list[Case]:
 def timed(case: Case) -> tuple[float, float]:
     """Wall and CPU seconds. Raises RuntimeError where the command did something else."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(case.command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(case.command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, encoding="utf-8")
     wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != case.exit_code or case.says not in done.stdout + done.stderr:
         raise RuntimeError(f"{case.name}: exit code {done.returncode}\n{done.stdout}{done.stderr}")

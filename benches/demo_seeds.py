@@ -24,7 +24,9 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text"
 def timed(*command: str) -> float:
     """Wall seconds of a command that has to succeed."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} exited {done.returncode}:\n{done.stdout[-3000:]}")
     return time.monotonic() - began

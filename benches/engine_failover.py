@@ -51,7 +51,7 @@ class Load:
         paths = ["--model.path", str(model), "--output-dir", str(output), "--clean-output-dir"]
         config = ["@", str(EXAMPLE / "rl-ci.toml"), *paths, *engines, *work, "--orchestrator.eval.env", "[]"]
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        with (self.output.parent / f"{self.output.name}.log").open("w") as log:
+        with (self.output.parent / f"{self.output.name}.log").open("w", encoding="utf-8") as log:
             command = [sys.executable, "-m", "primerl", "rl", *config]
             self.launcher = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -59,7 +59,7 @@ class Load:
         if self.launcher.poll() is not None:
             raise SystemExit(f"the run has ended; see {self.output.parent / self.output.name}.log")
         try:
-            address = json.loads((self.output / "run" / "orchestrator.json").read_text())["url"]
+            address = json.loads((self.output / "run" / "orchestrator.json").read_text(encoding="utf-8"))["url"]
         except OSError:
             return {}
         return orchestrator_status.fetch(address) or {}

@@ -31,7 +31,7 @@ PROMPT_TOKENS = 22
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -66,7 +66,7 @@ async def measure_updates(url: str, model: Path, concurrency: int) -> list[float
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     contents = manifest(1, tensors, "model.safetensors", (folder / "model.safetensors").stat().st_size)
-    (folder / "manifest.json").write_text(json.dumps(contents))
+    (folder / "manifest.json").write_text(json.dumps(contents), encoding="utf-8")
     calls: list[tuple[str, dict[str, object]]] = [
         ("/pause?mode=keep&clear_cache=false", {}),
         ("/start_weight_update", {}),
@@ -99,10 +99,10 @@ async def measure_updates(url: str, model: Path, concurrency: int) -> list[float
 def measure_engine(model: Path, arguments: argparse.Namespace) -> float:
     settings = f'max_model_len = 512\nmax_num_seqs = {arguments.concurrency}\n[model]\npath = "{model}"\nname = "m"\n'
     file = model / "inference.toml"
-    file.write_text(settings)
+    file.write_text(settings, encoding="utf-8")
     command = [sys.executable, "-m", "primerl", "inference", "@", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, encoding="utf-8") as server:
         assert server.stdout is not None
         try:
             url = server.stdout.readline().split()[-1]

@@ -61,7 +61,7 @@ def write_metrics(output: Path, steps: int) -> None:
     generator = random.Random(1)
     names = CURVES.split(",")
     names += [f"other/{number}/mean" for number in range(COLUMNS - len(names))]
-    with (output / "metrics.jsonl").open("w") as file:
+    with (output / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for step in range(1, steps + 1):
             values = {name: math.tanh(step / steps) + generator.gauss(0, 0.1) for name in names}
             file.write(json.dumps({"step": step, "timestamp": 1.7e9 + step, **values}) + "\n")
@@ -69,7 +69,7 @@ def write_metrics(output: Path, steps: int) -> None:
 
 def memory_mb() -> float:
     """Held by this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

@@ -63,7 +63,7 @@ MODELS = {
 }
 SEQ_LEN = 512
 LR = 1e-4
-NOWHERE = open(os.devnull, "w")  # noqa: SIM115 (for the log, to the end)
+NOWHERE = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the log, to the end)
 LONGEST_WAIT_S = 0.002
 """Goal: of the median step for a batch, which a thread has made ready."""
 
@@ -77,7 +77,7 @@ def write_rows(path: Path, rows: int) -> None:
             generator.choices(string.ascii_lowercase + " ", k=min(180, int(generator.lognormvariate(4, 0.8))))
         )
 
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for _ in range(rows):
             file.write(json.dumps({"prompt": text(), "completion": text()}) + "\n")
 
@@ -168,7 +168,10 @@ def alone(values: dict[str, Any], now: Callable[[], float]) -> list[dict[str, An
     sft.Clock = Clock  # type: ignore[misc]
     if code:
         raise SystemExit(code)
-    return [json.loads(line) for line in (Path(values["output_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (Path(values["output_dir"]) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def labels_of(rows: Rows, index: int) -> list[int]:

@@ -92,7 +92,7 @@ def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time
         server.join()
     if code:
         raise SystemExit(code)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 

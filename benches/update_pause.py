@@ -73,7 +73,7 @@ def update_often(backend: str, folder: Path, steps: int) -> tuple[list[float], i
     # Where a verification looks for the shape of the model.
     model.config.save_pretrained(output / "weights" / "step_0")
     lost = status["failovers"] + status["rollouts"]["failed"]
-    log = (output / "logs" / "orchestrator.log").read_text()
+    log = (output / "logs" / "orchestrator.log").read_text(encoding="utf-8")
     pauses = re.findall(r"engine proved its weights.*\bpaused_ms=(\S+)", log)
     return [float(pause) for pause in pauses], lost, output
 

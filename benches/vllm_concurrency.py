@@ -35,6 +35,7 @@ import msgpack
 import tomli_w
 from engine_helpers import VLLM_PYTHON, change, model_tensors, running, torch_command, write_checkpoint
 from primerl.models.tiny import IM_END, write_model
+from primerl.run_key import learn, run_key_header
 from primerl.train.client import OrchestratorClient
 
 GOAL = 0.95
@@ -50,7 +51,7 @@ def cpu_seconds(root: int) -> float:
     seconds = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{entry}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(entry))
@@ -85,17 +86,20 @@ class Agents:
             "timeouts": {"worker_s": 3600.0, "rollout_s": 3600.0},
         }
         file = folder / "orchestrator.toml"
-        file.write_text(tomli_w.dumps(settings))
+        file.write_text(tomli_w.dumps(settings), encoding="utf-8")
         said = output / "run" / "orchestrator.json"
-        with (folder / "orchestrator.log").open("w") as log:
+        with (folder / "orchestrator.log").open("w", encoding="utf-8") as log:
             command = [sys.executable, "-m", "primerl", "orchestrator", "@", str(file)]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + STARTS_WITHIN_S
         while not said.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the orchestrator does not start: {(folder / 'orchestrator.log').read_text()}")
+                raise SystemExit(
+                    f"the orchestrator does not start: {(folder / 'orchestrator.log').read_text(encoding='utf-8')}"
+                )
             time.sleep(0.05)
-        self.url = json.loads(said.read_text())["url"]
+        self.url = json.loads(said.read_text(encoding="utf-8"))["url"]
+        learn(self.url, output)
         published = output / "broadcasts" / "step_0"
         write_checkpoint(published, model_tensors(model), 0)
         OrchestratorClient(self.url, 30.0).weights(0, str(published / "manifest.json"))
@@ -104,7 +108,7 @@ class Agents:
 
     async def lease(self, session: aiohttp.ClientSession, concurrency: int) -> None:
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
-            headers = {"content-type": "application/msgpack"}
+            headers = {"content-type": "application/msgpack", **run_key_header(self.url)}
             async with session.post(f"{self.url}{path}", data=msgpack.packb(body), headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
                 return dict(msgpack.unpackb(await answer.read()))

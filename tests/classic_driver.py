@@ -185,6 +185,8 @@ SCENARIOS: dict[str, Callable[[], Awaitable[Any]]] = {
     "reward_raises": lambda: one("reward_raises", lambda _: "hello"),
     "reward_is_none": lambda: one("reward_is_none", lambda _: "hello"),
     "reward_is_nan": lambda: one("reward_is_nan", lambda _: "hello"),
+    "measures": lambda: one("measures", lambda _: "hello"),
+    "group_measures": lambda: group("group_measures", by_number),
     "overflow": lambda: one("single", lambda _: (400, OVERFLOW)),
     "engine_fails": lambda: one("single", lambda _: (503, {"error": {"message": "no engine"}})),
     "empty_answer": lambda: one("single", lambda _: ""),

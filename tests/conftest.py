@@ -11,6 +11,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as executor:
         yield executor
+
+
+@pytest.fixture(scope="session")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with a family's own chat template (`mask_helpers`)."""
+    from mask_helpers import write_model
+
+    return partial(write_model, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -44,11 +44,21 @@ LATENT_ATTENTION = {
     "v_head_dim": 8,
     "head_dim": 4,
 }
+DELTA_RULE = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 BY_LAYER = {"vocab_size_per_layer_input": 264, "hidden_size_per_layer_input": 8}
 
 DENSE: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
+    "bamba": {**MAMBA_2, "attn_layer_indices": [1]},
     "biogpt": {},
     "bitnet": {},
     "cohere": {"logit_scale": 0.25, "use_qk_norm": True},
@@ -58,6 +68,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "diffllama": {},
     "ernie4_5": {},
     "exaone4": ALTERNATING,
+    "falcon_h1": {**MAMBA_2, "mamba_d_head": 8, "mamba_d_ssm": 32},
     "gemma": {},
     "gemma2": {
         **ALTERNATING,
@@ -97,8 +108,9 @@ DENSE: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {},
     "hyperclovax": {},
     "jais2": {},
-    "lfm2": {"layer_types": ["full_attention", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "llama": {"attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16},
     "minicpm3": {**LATENT_ATTENTION, "head_dim": 12, "scale_emb": 1.0},
     "ministral": {"sliding_window": 8},
     "ministral3": {},
@@ -108,18 +120,31 @@ DENSE: dict[str, dict[str, Any]] = {
     "olmo": {},
     "olmo2": {},
     "olmo3": ALTERNATING,
+    "olmo_hybrid": DELTA_RULE,
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "persimmon": {},
     "phi": {},
     "phi3": {},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
+    "qwen3_5_text": DELTA_RULE,
     "seed_oss": {},
     "smollm3": {},
     "stablelm": {},
     "starcoder2": {"use_bias": True},
     "vaultgemma": {**ALTERNATING, "query_pre_attn_scalar": 16},
     "youtu": LATENT_ATTENTION,
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "mamba_d_state": 8,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "mamba_ngroups": 1,
+        "chunk_size": 16,
+        "attention_head_dim": 16,
+        "adapter_rank": 4,
+        "num_mem_blocks": 1,
+    },
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "afmoe": {**EXPERTS, **ALTERNATING, "num_shared_experts": 1, "num_dense_layers": 1},
@@ -143,19 +168,26 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**LOCAL_EXPERTS, **ALTERNATING},
     "granitemoe": LOCAL_EXPERTS,
     "granitemoe_swa": {**LOCAL_EXPERTS, **ALTERNATING},
-    # Those of its family that have no Mamba in them.
     "granitemoehybrid": {
         **LOCAL_EXPERTS,
+        **MAMBA_2,
         "shared_intermediate_size": 24,
-        "layer_types": ["attention", "attention"],
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
+        "layer_types": ["mamba", "attention"],
     },
     "granitemoeshared": {**LOCAL_EXPERTS, "shared_intermediate_size": 24},
     "hunyuan_v1_moe": {**TOP_2, "num_experts": 4, "moe_topk": 2},
     "hy_v3": {**EXPERTS, "first_k_dense_replace": 1, "num_shared_experts": 1},
     "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "kimi_linear": {
+        **ROUTED_EXPERTS,
+        **LATENT_ATTENTION,
+        "num_local_experts": 4,
+        "layer_types": DELTA_RULE["layer_types"],
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+    },
     "laguna": {**EXPERTS, "shared_expert_intermediate_size": 24},
+    "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     # Queries in chunks of 8 tokens, and in the other layer scaled by their place.
     "llama4_text": {
         **LOCAL_EXPERTS,
@@ -179,12 +211,32 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "minimax_m2": LOCAL_EXPERTS,
     "minimax_m3_vl_text": LOCAL_EXPERTS,
     "mixtral": {**LOCAL_EXPERTS, "sliding_window": None},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 24,
+    },
     "olmoe": {**TOP_2, "num_experts": 4},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24},
+    "qwen3_5_moe_text": {**EXPERTS, **DELTA_RULE, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
+    "qwen3_next": {**EXPERTS, **DELTA_RULE, "shared_expert_intermediate_size": 24, "decoder_sparse_step": 1},
     "solar_open": ROUTED_EXPERTS,
 }
 FAMILIES = DENSE | MIXTURES
+
+WITH_STATE = {
+    *("bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "mamba2", "nemotron_h"),
+    *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba2"),
+}
+"""Families with layers that carry a state from token to token."""
 
 NOT_UNDERSTOOD = {"jetmoe", "llama4_text"}
 """Mixtures whose routers do not answer with logits, weights and chosen experts."""

@@ -16,7 +16,8 @@ import render_helpers
 from engine_helpers import mock_command, running
 from primerl._core import Orchestrator
 from primerl.render import Renderer
-from test_orchestrator_in_process import PATIENCE_S, post, publish, settings
+from primerl.run_key import run_key_header
+from test_orchestrator_in_process import PATIENCE_S, begin, post, publish, settings
 
 Message = dict[str, Any]
 
@@ -55,7 +56,8 @@ class Gateway:
 
     def turns(self) -> dict[str, int]:
         """Recorded turns by how their prompts were made, such as `extended`."""
-        metrics = httpx.get(f"{self.orchestrator.url}/metrics").text
+        url = f"{self.orchestrator.url}/metrics"
+        metrics = httpx.get(url, headers=run_key_header(url)).text
         lines = [line for line in metrics.splitlines() if line.startswith("primerl_turns_total")]
         return {line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in lines}
 
@@ -106,7 +108,7 @@ def gateway(
         defaults = {"sampling": {"max_tokens": 200}, "seq_len": 1000, "batch_size": 64}
         config = settings(model, output, engines=[url], **{**defaults, **changes})
         with Orchestrator(config) as orchestrator:
-            orchestrator.start()
+            begin(orchestrator, output)
             publish(orchestrator, output, 0)
             registration = {"environment": "task", "role": "train", "name": "w", "pid": 1, "examples": 10}
             worker = post(f"{orchestrator.url}/envs/register", registration)["worker"]

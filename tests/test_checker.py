@@ -47,7 +47,7 @@ def test_the_process_started_ahead_is_the_one_that_is_asked_once(setting: Any) -
 
 def test_nothing_is_left_of_it_where_the_config_is_refused() -> None:
     with forks.plain(), checker.environments_ahead():
-        process = checker._ahead[0]
+        [(process, _)] = checker._ahead
         assert process.poll() is None
     assert process.returncode is not None
     assert checker._ahead == []
@@ -65,6 +65,37 @@ def test_nothing_is_left_of_a_fork_server_where_the_config_is_refused() -> None:
         assert server.poll() is None
     assert server.returncode is not None
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["@", "rl.toml", "--no-fork-server"], ["@", "rl.toml"]])
+@pytest.mark.parametrize("checks", [True, False])
+def test_the_command_line_decides_what_is_imported_ahead(
+    arguments: list[str], checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all commands that run env workers: nothing for help, and without fork servers the process that checks."""
+    begun: list[str] = []
+
+    @contextlib.contextmanager
+    def launched(*kinds: str, wanted: bool) -> Iterator[None]:
+        begun.extend(kinds if wanted else [])
+        yield
+
+    @contextlib.contextmanager
+    def running(module: str) -> Iterator[None]:
+        begun.append(module)
+        yield
+
+    monkeypatch.setattr(servers, "launched", launched)
+    monkeypatch.setattr(servers, "address", lambda kind: kind if kind in begun else None)
+    monkeypatch.setattr(checker, "running", running)
+    monkeypatch.delenv(servers.VARIABLE, raising=False)
+    with checker.environments_ahead(arguments, checks=checks):
+        if arguments == ["--help"]:
+            assert begun == []
+        elif "--no-fork-server" in arguments:
+            assert begun == ([checker.ENVIRONMENTS] if checks else [])
+        else:
+            assert begun == [ENVIRONMENTS]
 
 
 def test_who_does_not_end_in_time_is_told_apart() -> None:

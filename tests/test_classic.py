@@ -99,6 +99,17 @@ def test_what_fails_is_an_error_and_never_a_silent_zero(
     assert words in outcome["error"]["message"]
 
 
+def test_a_metric_may_be_several_numbers_and_fails_nothing(found: dict[str, Any]) -> None:
+    outcome = found["measures"]["outcome"]
+    assert outcome["ok"], outcome["error"]
+    assert outcome["traces"][0]["reward"] == 0.5
+    measured = {"half": 0.5, "several/x": 1.0, "several/inner/y": 2.5, "num_turns": 1.0}
+    assert outcome["traces"][0]["metrics"] == measured
+    outcomes = found["group_measures"]["outcomes"]
+    assert [outcome["traces"][0]["metrics"]["several_each/place"] for outcome in outcomes] == [0.0, 1.0, 2.0]
+    assert all("several_each" not in outcome["traces"][0]["metrics"] for outcome in outcomes)
+
+
 def test_a_prompt_that_is_too_long_ends_the_rollout_in_order(found: dict[str, Any]) -> None:
     outcome = found["overflow"]["outcome"]
     assert outcome["ok"]

@@ -379,6 +379,13 @@ def test_each_process_gets_its_part() -> None:
     assert trainer.environments == ["reverse-text"]
 
 
+@pytest.mark.parametrize(("backend", "seeds"), [("torch", [7, 7]), ("vllm", [7, 8])])
+def test_replicas_that_seed_requests_by_their_ids_share_the_runs_seed(backend: str, seeds: list[int]) -> None:
+    config = RLConfig.model_validate(tree(seed=7, inference__replicas=2, inference__backend=backend))
+    engines = [engine.config for engine in resolve.inference(config, "http://o:1")]
+    assert [engine.seed for engine in engines if isinstance(engine, InferenceConfig)] == seeds
+
+
 @pytest.mark.parametrize(
     ("changes", "mode"),
     [
@@ -461,6 +468,8 @@ def test_process_reads_the_same_keys_with_the_same_defaults(process: str) -> Non
     assert keys == dataclass_keys(read)
     # By dotted names.
     defaults = {name: value for name, value in model_defaults(written).items() if name.split(".")[0] not in extra}
+    if process == "sft":  # whose command chooses a folder within
+        assert defaults.pop("output_dir") == "outputs/sft"
     assert defaults == dataclass_defaults(read)
 
 

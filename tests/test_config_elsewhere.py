@@ -128,6 +128,34 @@ def test_a_model_by_its_name_is_told_of_the_path() -> None:
     )
 
 
+def test_what_is_missing_is_not_explained_by_other_keys() -> None:
+    """Each of these is told where it stands; of the missing key they say nothing."""
+    given = {**{name: value for name, value in FULL.items() if name != "max_steps"}, "slurm": {"a": 1}, "tokenizer": 1}
+    first, *others = refusal("rl", given).splitlines()
+    assert first == "max_steps (in run.toml): missing; it has no default, so set it"
+    assert len(others) == 2
+    env = {"name": "b", "max_turns": 3, "timeout": 4}
+    said = refusal("rl", {**FULL, "orchestrator": {**FULL["orchestrator"], "train": {"env": [env]}}})
+    assert "orchestrator.train.env.id: missing; it has no default, so set it\n" in said + "\n"
+
+
+@pytest.mark.parametrize("form", ["rl", "sft"])
+def test_a_table_where_there_is_a_list_is_told_what_was_meant(form: str) -> None:
+    base = FORMS[form][0]
+    assert refusal(form, {**base, "monitors": {"mine": {"path": "a:B"}}}) == (
+        "monitors: `monitors` is a list: write `[[monitors]]` instead of `[monitors.mine]`"
+    )
+    assert refusal(form, {**base, "monitors": {"path": "a:B"}}) == (
+        "monitors: `monitors` is a list: write `[[monitors]]` instead of `[monitors]`"
+    )
+
+
+def test_environments_of_a_fine_tuning_are_told_of_their_command() -> None:
+    said = refusal("sft", {**FORMS["sft"][0], "eval": {"env": [{"id": "a"}]}})
+    assert said.startswith("eval: no key here: rows are measured by [val]")
+    assert "primerl eval" in said
+
+
 def test_an_id_within_the_taskset_is_told_of_its_place() -> None:
     mend = "the environment's id stands beside taskset, not in it: as id"
     for form, config in (("rl", FULL), ("hosted", SHORT)):

@@ -128,7 +128,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", [],
      "env (in run.toml): missing; it has no default, so set it"),
     (SHORT, "[[env]]", "[env]", [],
-     "env (in run.toml, line 9): several of these may stand here, each under [[env]]; write it for [env]"),
+     "env (in run.toml, line 9): `env` is a list: write `[[env]]` instead of `[env]`"),
     (SHORT, "max_tokens = 64", "max_tokens = 64\nmin_tokens = 4", [],
      "sampling.min_tokens (in run.toml, line 8): no key here: it changes what is sampled from, and the trainer would "
      "compute other log-probabilities"),
@@ -184,7 +184,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "no_such_key (on the command line): unknown key; known keys here: adapters, batch_size, buffer, "
      "checkpoint_id, checkpoints, clean_output_dir, dry_run, env, env_file, env_files, eval, fork_server, "
      "infrastructure, learning_rate, lora_alpha, loss, max_async_level, max_steps, model, output_dir, "
-     "oversampling_factor, rollouts_per_example, sampling, seed, seq_len, tailscale, trajectory_strategy, val, wandb"),
+     "oversampling_factor, rollouts_per_example, sampling, seed, seq_len, skip_event, tailscale, trajectory_strategy, "
+     "val, wandb"),
     (SHORT, "", "", ["--clean-output-dir", "--dry-run"],
      "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
      "(--no-clean-output-dir where the file sets it), or dry_run to delete and start (on the command line)"),
@@ -239,8 +240,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, '[model]\npath = "model"', "[foo]\nmodel = 1", [],
      "model (in run.toml): missing; it has no default, so set it\nfoo (in run.toml, line 3): unknown key; known "
      "keys here: checkpoint_id, ckpt, clean_output_dir, dry_run, env_files, fork_server, inference, keep_broadcasts, "
-     "log, max_steps, model, monitor, monitors, orchestrator, output_dir, restarts, seed, seq_len, store, "
-     "tailscale, timeouts, trainer, wandb"),
+     "log, max_steps, model, monitor, monitors, orchestrator, output_dir, restarts, seed, seq_len, skip_event, "
+     "store, tailscale, timeouts, trainer, wandb"),
     (FULL, "", "", ["--model.path"],
      "--model.path requires a value"),
     (FULL, "", "", ["--trainer.optim.lr", "0"],
@@ -261,7 +262,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "orchestrator.eval.env[0] (in run.toml, line 15): two environments are called 'reverse-text-val'; give one of "
      "them another `name` (it names metrics, logs and files)"),
     (SHORT, "[sampling]", "[[sampling]]", [],
-     "sampling (in run.toml, line 6): only one of these may stand here, under [sampling]; write it for [[sampling]]"),
+     "sampling (in run.toml, line 6): `sampling` is one table: write `[sampling]` instead of `[[sampling]]`"),
     (SHORT, "[sampling]\nmax_tokens = 64\n", "", ["--sampling=3"],
      "--sampling: [sampling] is a section; set keys of it, as in --sampling.max-tokens VALUE"),
     (SHORT, "max_steps = 10", "max_steps = 10\nwandb = 5", [],

@@ -16,7 +16,7 @@ from engine_helpers import Engine, mock_command, running
 from primerl._core import Orchestrator, PrimerlError, orchestrate
 from primerl.advantages import Group, Sample, Trace, compute, load
 from primerl.train.data import decode_batch
-from test_orchestrator_in_process import PATIENCE_S, GoneError, publish, settings, work, write_toml
+from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, publish, settings, work, write_toml
 
 SEEN: list[tuple[Group, int]] = []
 """What the functions below were called with, and on which thread."""
@@ -58,7 +58,7 @@ def test_each_token_gets_its_own_advantage(model: Path, engine: Engine, tmp_path
     output = tmp_path / "out"
     config = settings(model, output, engines=[engine.url], algorithm=custom("by_token"), max_steps=1)
     with Orchestrator(config) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         worker = threading.Thread(target=work, args=(orchestrator.url,))
         worker.start()
         publish(orchestrator, output, 0)
@@ -105,7 +105,7 @@ def test_a_function_that_only_fails_ends_the_run(
     output = tmp_path / "out"
     config = settings(model, output, engines=[engine.url], algorithm=custom(function, timeout_s=0.05))
     with Orchestrator(config) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         worker = threading.Thread(target=work_until_the_run_fails, args=(orchestrator.url,))
         worker.start()
         publish(orchestrator, output, 0)

@@ -88,6 +88,10 @@ def held(value: Any) -> Any:
     return value.held if isinstance(value, Placed) else value
 
 
+WORDS = 9
+"""Of 32 tokens each, that hold the vocabulary."""
+
+
 def integers(values: list[int]) -> bytearray:
     return bytearray(array.array("q", values).tobytes())
 
@@ -123,6 +127,7 @@ def steps(backend: TorchBackend) -> Iterator[Any]:
         top_k=None,
         min_p=None,
         banned=None,
+        allowed=None,
         top=0,
         prompt_rows=integers([0, 3, 4]),
         prompt_targets=integers([6, 41, 42]),
@@ -143,6 +148,7 @@ def steps(backend: TorchBackend) -> Iterator[Any]:
         top_k=integers([0, 20, 0]),
         min_p=numbers([0.0, 0.01, 0.0]),
         banned=(integers([0, 1]), integers([3, 4])),
+        allowed=lambda: (integers([0, 2]), bytearray([0b10101010]) * (2 * WORDS * 4)),
         top=2,
         prompt_rows=None,
         prompt_targets=None,

@@ -106,6 +106,7 @@ def step(backend: TorchBackend, parts: list[tuple[int, int, list[int]]], cuts: l
         top_k=None,
         min_p=None,
         banned=None,
+        allowed=None,
         top=top,
         prompt_rows=None,
         prompt_targets=None,

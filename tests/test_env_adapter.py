@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
+from primerl import run_key
 from primerl.envs import adapter, harness, interception, patches
 from primerl.envs import limits as rollout_limits
 from primerl.envs.interface import Address
@@ -54,7 +55,8 @@ class Gateway:
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     async def post(self, url: str, api_key: str, session: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        assert api_key == key_of(7)
+        # What an agent has opens chat routes only.
+        assert api_key == ("the-run's" if url.endswith("/limits") else key_of(7))
         request = json.loads(body)
         self.calls.append((url, session, request))
         answer = self.answer(request)
@@ -253,6 +255,27 @@ def test_a_full_context_ends_in_order_and_has_no_turn() -> None:
     assert outcome["traces"][0]["reward"] == 0.0
 
 
+def test_a_metric_may_be_several_and_one_of_weight_0_fails_nothing() -> None:
+    outcome = trial("measures", saying("six"))
+    assert outcome["ok"], outcome["error"]
+    assert outcome["traces"][0]["reward"] == 3.0
+    assert outcome["traces"][0]["metrics"] == {"turns": 1.0, "more/y": 2.0}
+
+
+def test_of_a_taskset_without_end_the_first_examples_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter.prepare()
+    monkeypatch.setattr(adapter, "FIRST_OF_ENDLESS", 9)
+    kinds = ["plain", "measures"]
+    env = adapter.load("trial-env", {"taskset": {"bounded": False, "kinds": kinds}}, ROOT)
+    examples = adapter.list_examples(env, "trial-env", 3, held_out=1)
+    assert len(examples) == 9
+    again = [one.data.kind for one in adapter.list_examples(env, "trial-env", 3, held_out=1)]
+    assert [one.data.kind for one in examples] == again
+    assert "its first 9 are used" in (adapter.remark(env, "trial-env", "train") or "")
+    bounded = adapter.load("trial-env", {"taskset": {"kinds": kinds}}, ROOT)
+    assert adapter.remark(bounded, "trial-env", "train") is None
+
+
 def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
     async def run() -> None:
         asked = asyncio.Event()
@@ -347,7 +370,9 @@ def test_a_seat_with_an_endpoint_of_its_own_never_reaches_the_gateway(monkeypatc
     assert [session for _, session, _ in gateway.calls] == [sessions["asks"]]
 
 
-def test_the_limits_of_an_example_are_told_before_anything_is_asked() -> None:
+def test_the_limits_of_an_example_are_told_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(run_key.VARIABLE, "the-run's")
+
     async def told(request: dict[str, Any]) -> tuple[int, bytes]:
         return (200, b"{}") if "messages" not in request else (200, chat_completion("yes"))
 
@@ -485,7 +510,6 @@ def test_examples_depend_on_the_seed_and_nothing_else() -> None:
         ("reverse-text", {"taskset": 3}, ["reverse-text", "`taskset` must be a table"]),
         ("reverse-text", {"agent": 3}, ["reverse-text", "seat `agent` must be a table"]),
         ("reverse-text", {"agent": {"max_turn": 3}}, ["reverse-text", "agent.max_turn"]),
-        ("trial-env", {"taskset": {"bounded": False}}, ["trial-env", "endless examples"]),
         ("trial-env", {"taskset": {"empty": True}}, ["trial-env", "no examples"]),
         ("json", {}, ["json", "cannot be loaded"]),
     ],

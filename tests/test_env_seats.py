@@ -14,9 +14,10 @@ import pytest
 import tomli_w
 from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, inspect_run
+from primerl.run_key import VARIABLE, run_key
 from primerl.runs.trace import rollout as tell_rollout
 from primerl.train.data import Batch, decode_batch
-from test_orchestrator_in_process import PATIENCE_S, publish, settings
+from test_orchestrator_in_process import PATIENCE_S, begin, publish, settings
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 Trace = dict[str, Any]
@@ -33,6 +34,7 @@ def start_worker(url: str, arguments: dict[str, Any], folder: Path) -> subproces
     config = {"orchestrator_url": url, "environment": "task", "id": "seats-env", "args": arguments}
     file.write_text(tomli_w.dumps(config))
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ENVIRONMENTS), *sys.path])}
+    variables[VARIABLE] = run_key(folder / "out") or ""
     with (folder / "worker.log").open("w") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "primerl", "env-worker", "@", str(file)], stderr=log, env=variables
@@ -46,7 +48,7 @@ def train_a_step(
     output = folder / "out"
     config = settings(model, output, engines=[engine_url], max_steps=1, algorithm={"type": "rloo"})
     with Orchestrator(config) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         worker = start_worker(orchestrator.url, arguments, folder)
         try:
             publish(orchestrator, output, 0)

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import httpx
@@ -27,6 +28,10 @@ from primerl.config.load import ConfigError, load
 from primerl.config.resolve_evaluation import model_name, orchestrator
 from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
+from primerl.forking import servers
+from primerl.launch.evaluation import Evaluation
+from primerl.launch.processes import Process
+from primerl.launch.watching import Interrupted
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.redaction import MARK
 from primerl.runs.registry import Registry
@@ -105,6 +110,23 @@ def test_another_evaluation_in_the_folder_is_named_by_its_field(tmp_path: Path) 
         with pytest.raises(ConfigError) as refused:
             same_evaluation(config(**{"output_dir": str(tmp_path), "env": begun.model_dump()["env"], **changed}))
         assert said in str(refused.value)
+
+
+def test_a_lost_fork_server_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_current", SimpleNamespace(lost=lambda: ["torch"]))
+    said: list[str] = []
+    console: Any = SimpleNamespace(say=said.append)
+    evaluation = Evaluation(config(output_dir=str(tmp_path)), tmp_path, console, {})
+    orchestrator = Process("orchestrator", tmp_path / "log")
+    processes: Any = SimpleNamespace(poll=lambda _: [], guard_end=None, by_name={"orchestrator": orchestrator})
+
+    def interrupted(_: float) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(evaluation, "_look", interrupted)
+    with pytest.raises(Interrupted):
+        evaluation._watch(processes)
+    assert said == ["the fork server of torch has ended; its processes continue, and new ones start without it"]
 
 
 def test_an_endpoint_is_asked_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

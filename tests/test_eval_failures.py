@@ -12,8 +12,8 @@ from end_to_end import read_lines
 from eval_endpoint import KEY, Endpoint, config, evaluate, of_endpoint, serving
 from primerl.evals import greedy, results
 from primerl.evals.preflight import measures_again
+from primerl.launch.evaluated import Evaluated
 from primerl.launch.evaluation import line
-from primerl.launch.incomplete import Incomplete
 
 
 def rewards(output: Path) -> dict[float | None, int]:
@@ -183,10 +183,10 @@ def test_an_evaluation_of_which_nothing_is_known_is_not_measured_again(tmp_path:
 
 def test_evaluations_that_are_not_complete_are_told_of_once() -> None:
     said: list[str] = []
-    watch = Incomplete(said.append)
     whole = {"environment": "a", "version": 0, "rollouts": 72, "expected": 72, "complete": True}
     before = {**whole, "version": 3, "rollouts": 5, "complete": False}
     now = {**before, "version": 6, "rollouts": 32}
+    watch = Evaluated(said.append, [whole, before])
     watch.look([whole, before])
     watch.look([whole, before])
     assert said == [], "the start before has told of it"
@@ -194,6 +194,20 @@ def test_evaluations_that_are_not_complete_are_told_of_once() -> None:
     watch.look([whole, before, now])
     (told,) = said
     assert "the evaluation of 'a' at version 6 was closed with 32 of 72 rollouts" in told
+
+
+def test_scores_are_told_once() -> None:
+    said: list[str] = []
+    watch = Evaluated(said.append)
+    report = {"environment": "a", "version": 20, "rollouts": 128, "expected": 128, "complete": True, "failed": 3}
+    report |= {"mean_reward": 0.53125, "avg@4": 0.53125, "avg@4/low": 0.49, "avg@4/high": 0.572, "pass@4": 0.8}
+    other = {**report, "environment": "b", "mean_reward": None, "failed": 0, "pass@4": None}
+    for reports in ([], [report], [report, other], [other]):
+        watch.look(reports)
+    assert said == [
+        "evaluation of 'a' at version 20: reward 0.531 (0.490 to 0.572), pass@4 0.800; 128 rollouts, 3 failed",
+        "evaluation of 'b' at version 20: no reward; 128 rollouts",
+    ]
 
 
 def test_the_line_says_what_is_waited_for() -> None:

@@ -56,7 +56,7 @@ def test_a_run_outlives_its_fork_servers(tmp_path: Path, monkeypatch: pytest.Mon
         run.kill()
     assert code == 130
     for kind in (ENVIRONMENTS, TORCH):
-        assert f"the fork server of {kind} has ended; what it has started goes on" in output
+        assert f"the fork server of {kind} has ended; its processes continue" in output
     assert re.search(rf"{WORKER} was killed by SIGKILL.*; it is started again", output)
 
 

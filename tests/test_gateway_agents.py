@@ -29,6 +29,7 @@ from agents import (
 )
 from anthropic import beta_tool
 from gateway_helpers import Gateway, gateway
+from primerl.run_key import run_key
 from primerl.train.data import decode_batch
 from test_orchestrator_in_process import PATIENCE_S, post, publish
 
@@ -283,7 +284,7 @@ def test_the_example_of_the_documentation(mock_binary: Path, tmp_path: Path) -> 
     with gateway(tmp_path, mock_binary, answers=answers, template="qwen3", before=before, **sizes) as served:
         url = served.orchestrator.url
         post(f"{url}/envs/leave", {"worker": served.worker})
-        worker = threading.Thread(target=lambda: asyncio.run(example["work"](url)))
+        worker = threading.Thread(target=lambda: asyncio.run(example["work"](url, run_key(served.output))))
         worker.start()
         body = served.orchestrator.next_batch(1, 0)
         publish(served.orchestrator, served.output, 1)

@@ -20,7 +20,7 @@ from gateway_helpers import QWEN_PROMPT_END, Gateway, gateway, lease, scripted
 from primerl._core import Orchestrator, PrimerlError
 from primerl.render import Renderer
 from render_helpers import TOOLS
-from test_orchestrator_in_process import post, publish, settings
+from test_orchestrator_in_process import begin, post, publish, settings
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>'
 ANSWERS = [
@@ -231,7 +231,7 @@ def measured(mock_binary: Path, tmp_path: Path) -> Iterator[Measured]:
         environment = {"id": "task", "name": "baseline", "num_examples": 2, "client": baseline}
         changes: dict[str, Any] = {"sampling": {"max_tokens": 100}, "eval": {"env": [environment]}}
         with Orchestrator(settings(model, output, engines=[engine.url], **changes)) as orchestrator:
-            orchestrator.start()
+            begin(orchestrator, output)
             publish(orchestrator, output, 0)
             registration = {"environment": "baseline", "role": "eval", "name": "w", "pid": 1, "examples": 10}
             worker = post(f"{orchestrator.url}/envs/register", registration)["worker"]

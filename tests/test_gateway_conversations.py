@@ -29,6 +29,7 @@ ANSWERS = [
     ("Talk plainly.", "Zürich 🚆 – ¡vámonos! 漢字<|im_end|>"),
     ("Say more.", "one two three four five six seven eight nine ten<|im_end|>"),
     ("Compress.", "We went to Zürich.<|im_end|>"),
+    ("Run it.", "Thought.\n<code>\nx = 1\n</code>\nObservation: 2<|im_end|>"),
 ]
 TOOLS = [
     {
@@ -241,7 +242,7 @@ def test_thinking_blocks(scene: Scene) -> None:
 def test_other_reasoning_is_another_answer(scene: Scene) -> None:
     answer = scene.ask([user("And then?")])
     scene.ask([user("And then?"), {**answer, "reasoning_content": "Abroad."}, user("Say more.")])
-    assert scene.prompts() == {"first_turn": 1, "history_edited": 1}
+    assert scene.prompts() == {"first_turn": 1, "answer_edited": 1}
     scene.finish(trained=2)
 
 
@@ -252,8 +253,8 @@ def test_the_system_prompt_changes(scene: Scene) -> None:
     scene.finish(trained=2)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_history_is_edited(scene: Scene, place: int) -> None:
+@pytest.mark.parametrize(("place", "fork"), [(0, "history_edited"), (1, "answer_edited"), (2, "history_edited")])
+def test_a_history_is_edited(scene: Scene, place: int, fork: str) -> None:
     messages = [SYSTEM, user("And then?")]
     messages.append(scene.ask(messages))
     messages.append(user("Say more."))
@@ -261,8 +262,24 @@ def test_a_history_is_edited(scene: Scene, place: int) -> None:
     edited = [dict(message) for message in messages]
     edited[place + 1]["content"] = "Something else."
     scene.ask([*edited, user("And then?")])
-    assert scene.prompts() == {"first_turn": 1, "extended": 1, "history_edited": 1}
+    assert scene.prompts() == {"first_turn": 1, "extended": 1, fork: 1}
     scene.finish(trained=2)
+
+
+def test_an_agent_writes_on_behind_its_stop_sequence(scene: Scene) -> None:
+    sampled = "Thought.\n<code>\nx = 1\n</code>"
+    answer = scene.ask([user("Run it.")], stop=["</code>"])
+    assert answer["content"] == sampled.removesuffix("</code>")
+    written = f"{sampled}\nCalling tools:\n[{{'id': 'call_1'}}]"
+    messages = [user("Run it."), {"role": "assistant", "content": [{"type": "text", "text": written}]}]
+    answer = scene.ask([*messages, user("Say more.")], stop=["</code>"])
+    assert scene.prompts() == {"first_turn": 1, "extended": 1}
+    first, second = scene.seen()
+    text = scene.gateway.renderer.decode
+    assert text(second.prompt).startswith(f"{text(first.prompt)}{written}<|im_end|>\n")
+    # The next request has both, and is known by what was recorded.
+    scene.ask([*messages, user("Say more."), answer, user("Talk plainly.")], stop=["</code>"])
+    assert scene.prompts() == {"first_turn": 1, "extended": 2}
 
 
 def test_a_history_is_compacted(scene: Scene) -> None:
@@ -331,7 +348,7 @@ SLOW = pytest.mark.parametrize("flags", [("--step-latency-ms", "30")])
 
 
 def running(scene: Scene) -> int:
-    [engine] = httpx.get(f"{scene.gateway.orchestrator.url}/status").json()["engines"]
+    [engine] = scene.gateway.orchestrator.status()["engines"]
     return int(engine["running"])
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from gateway_helpers import Gateway, gateway
 from primerl._core import Orchestrator, PrimerlError, inspect_run
+from primerl.run_key import run_key_header
 from test_orchestrator_in_process import PATIENCE_S, post, settings
 
 REFUSED = {"type": "rollout_limit", "code": "context_length_exceeded"}
@@ -66,12 +67,13 @@ def test_turns_are_counted_over_all_conversations(tmp_path: Path, mock_binary: P
 def test_an_examples_limits_are_lower_than_its_environments(tmp_path: Path, mock_binary: Path) -> None:
     with gateway(tmp_path, mock_binary, **limited(turns=2)) as open_gateway:
         url = f"{open_gateway.root_url}/limits"
-        headers = {"authorization": f"Bearer {open_gateway.api_key}"}
+        headers = run_key_header(url)
         for limits, problem in [({"turns": 0}, "limits.turns is 0"), ({"turn": 1}, "unknown field `turn`")]:
             answer = httpx.post(url, json=limits, headers=headers, timeout=PATIENCE_S)
             assert answer.status_code == 400
             assert problem in answer.json()["error"]["message"]
-        assert httpx.post(url, json={"turns": 1}, timeout=PATIENCE_S).status_code == 401
+        for wrong in ({}, {"authorization": f"Bearer {open_gateway.api_key}"}):
+            assert httpx.post(url, json={"turns": 1}, headers=wrong, timeout=PATIENCE_S).status_code == 401
         for limits, counts in [
             ({"turns": 5}, {"turns": 2}),
             ({"turns": 1, "tokens": 900}, {"turns": 1, "tokens": 900}),

@@ -215,7 +215,7 @@ def test_histories_with_tools_and_thinking(served: Gateway, client: anthropic.An
         ({"top_k": 5}, "top_k"),
         ({"temperature": 0.5}, "temperature"),
         ({"container": "c"}, "container"),
-        ({"tool_choice": {"type": "any"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "always"}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),

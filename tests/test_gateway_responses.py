@@ -217,11 +217,11 @@ def test_refusals_name_their_field(client: openai.OpenAI) -> None:
         ({"top_p": 0.5}, "top_p"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "always"}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"input": [image]}, "input[0].content[0].type"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "shoe"}}}, "text.format"),
     ]
     for changes, param in refusals:
         with pytest.raises(openai.BadRequestError) as refused:

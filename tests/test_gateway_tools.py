@@ -117,9 +117,9 @@ def test_an_edited_answer_forks(served: Gateway) -> None:
         messages: list[Any] = [{"role": "user", "content": "Weather?"}]
         message = ask(agent, messages).choices[0].message.model_dump(exclude_none=True)
         message["tool_calls"][0]["function"]["arguments"] = '{"city": "Bern"}'
-        before = served.turns().get("history_edited", 0)
+        before = served.turns().get("answer_edited", 0)
         ask(agent, [*messages, message, {"role": "tool", "tool_call_id": "x", "content": "?"}], max_tokens=5)
-        assert served.turns()["history_edited"] == before + 1
+        assert served.turns()["answer_edited"] == before + 1
 
 
 def test_anthropics_sdk_goes_through_the_same_conversation(served: Gateway) -> None:

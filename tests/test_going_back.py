@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from end_to_end import launch, primerl, read_lines, until
+from primerl.config import run_file
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch import going_back
@@ -85,6 +86,21 @@ def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp
         going_back.check(config(output, resume_step=step), output)
         assert going_back.flags(config(output, resume_step=step), output) == flags
     assert folders(output) == ["step_2", "step_4", "step_6"]
+
+
+def test_an_event_is_left_out_at_the_first_start_and_by_nothing_that_is_kept(tmp_path: Path) -> None:
+    output = with_checkpoints(tmp_path, 2, 4)
+    (output / "journal").mkdir()
+    (output / "journal" / "000000000000.snapshot").touch()
+    skipping = config(output).model_copy(update={"skip_event": 17})
+    assert going_back.flags(skipping, output) == ["--skip-event", "17"]
+    back = config(output, resume_step=2).model_copy(update={"skip_event": 17})
+    assert going_back.flags(back, output) == ["--resume-step", "2", "--skip-event", "17"]
+    given = RLConfig.model_validate({**run_file.settings(config(output)), "skip_event": 17})
+    assert given.skip_event == 17
+    assert "skip_event" not in run_file.settings(given)
+    with pytest.raises(ValidationError, match="clean_output_dir deletes the journal that skip_event is about"):
+        RLConfig.model_validate({**run_file.settings(given), "skip_event": 17, "clean_output_dir": True})
 
 
 def test_a_run_without_a_journal_goes_back_to_a_checkpoint_in_any_case(tmp_path: Path) -> None:

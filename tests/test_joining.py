@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -28,11 +29,14 @@ from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.envs import adapter, listing
+from primerl.forking import servers
 from primerl.launch import joined, joining
 from primerl.launch.console import Console
+from primerl.launch.processes import Process
+from primerl.run_key import FILE, run_key, run_key_header
 from pydantic import Field
 from run_helpers import write_run
-from test_orchestrator_in_process import settings
+from test_orchestrator_in_process import begin, settings
 
 # Of a loaded machine, for an import of verifiers.
 START_S = 180.0
@@ -102,15 +106,16 @@ def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
 def register(url: str, name: str, examples: int = 10, **fields: Any) -> httpx.Response:
     own = {"digest": "d", "first": "a", "last": "b", "packages": {"task": "0.1.0", "verifiers": "0.4.0"}, **fields}
     body = {"environment": "task", "role": "train", "name": name, "pid": 1, "examples": examples, "listing": own}
-    return httpx.post(f"{url}/envs/register", json=body)
+    return httpx.post(f"{url}/envs/register", json=body, headers=run_key_header(url))
 
 
 def test_workers_are_told_their_environment_and_refused_where_they_differ(model: Path, tmp_path: Path) -> None:
     worker = {"args": {"agent": {"max_turns": 2}}, "seed": 3, "variables": ["JUDGE_KEY"]}
     environments = {"env": [{"id": "owner/task-env", "name": "task", "limits": {"turns": 4}, "worker": worker}]}
     with Orchestrator(settings(model, tmp_path / "out", train=environments)) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, tmp_path / "out")
         url = orchestrator.url
+        key = run_key_header(url)
         ask = f"{url}/envs/config?environment=task"
         told = {
             "environment": "task",
@@ -121,12 +126,12 @@ def test_workers_are_told_their_environment_and_refused_where_they_differ(model:
             "worker": worker,
             "first": None,
         }
-        assert httpx.get(ask).json() == told
+        assert httpx.get(ask, headers=key).json() == told
         for query in ("environment=tusk", "environment=task&role=eval"):
-            answer = httpx.get(f"{url}/envs/config?{query}")
+            answer = httpx.get(f"{url}/envs/config?{query}", headers=key)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "environment_unknown")
         assert register(url, "first").status_code == 200
-        assert httpx.get(ask).json()["first"]["listing"]["packages"]["task"] == "0.1.0"
+        assert httpx.get(ask, headers=key).json()["first"]["listing"]["packages"]["task"] == "0.1.0"
         assert register(url, "second").status_code == 200
         newer = {"task": "0.2.0", "verifiers": "0.4.0"}
         for name, changes, difference in [
@@ -217,6 +222,23 @@ def run_says(**settings: Any) -> dict[str, Any]:
     }
 
 
+def test_a_lost_fork_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [["environments"], []]
+    monkeypatch.setattr(servers, "_current", SimpleNamespace(lost=lambda: lost.pop(0)))
+    said: list[str] = []
+    processes: Any = SimpleNamespace(poll=lambda _: [], guard_end=None, by_name={"it": Process("it", Path("log"))})
+
+    def say(message: str) -> None:
+        said.append(message)
+        workers.stop.set()
+        processes.stop = lambda **_: None
+
+    console: Any = SimpleNamespace(say=say)
+    workers = joining._Joining(JoinConfig(join="http://o:1", env="e"), {}, console)
+    assert workers._watch(processes, {}) == 0
+    assert said[0].startswith("the fork server of environments has ended; its processes continue")
+
+
 @pytest.mark.processes
 def test_a_worker_waits_for_its_orchestrator_and_hands_back_what_runs(join: Join) -> None:
     held = asyncio.Event()
@@ -292,10 +314,15 @@ def test_what_waiting_does_not_mend_ends_at_once(join: Join, model: Path, tmp_pa
     """One real orchestrator, and none."""
     with Orchestrator(settings(model, tmp_path / "out")) as orchestrator:
         orchestrator.start()
-        wrong = join("--join", orchestrator.url, "--env", "tusk")
+        key = run_key(tmp_path / "out")
+        assert key is not None
+        wrong = join("--join", orchestrator.url, "--env", "tusk", PRIMERL_API_KEY=key)
+        stranger = join("--join", orchestrator.url, "--env", "task")
         nobody = join("--join", "http://127.0.0.1:9", "--env", "task", "--wait-s", "0.5")
         assert wrong.exit_code() == 2
         assert "the run has no environment `tusk`; it has" in wrong.text()
+        assert stranger.exit_code() == 2
+        assert "the content of run/key in its folder" in stranger.text()
         assert nobody.exit_code() == 1
         assert "no orchestrator answered at http://127.0.0.1:9 within wait_s = 0.5 s" in nobody.text()
 
@@ -330,8 +357,14 @@ def test_the_run_says_whom_it_waits_for(tmp_path: Path) -> None:
     environment = {"id": "reverse-text", "num_workers": 0}
     orchestrator = {"train": {"env": [environment, {"id": "here"}]}, "host": "0.0.0.0"}
     config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "m"}, "orchestrator": orchestrator})
-    said = joined.announcement(config, "http://0.0.0.0:77")
+    said = joined.announcement(config, "http://0.0.0.0:77", tmp_path)
     assert said is not None
+    assert "(with the run's PRIMERL_API_KEY in the environment)" in said
+    (tmp_path / "run").mkdir()
+    (tmp_path / FILE).write_text("k\n")
+    made = joined.announcement(config, "http://0.0.0.0:77", tmp_path)
+    assert made is not None
+    assert f"PRIMERL_API_KEY=$(cat {tmp_path}/run/key)" in made
     assert "--env reverse-text" in said
     assert "--env here" not in said
     assert ":77 " in said

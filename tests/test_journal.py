@@ -15,7 +15,7 @@ from primerl._core import Orchestrator, PrimerlError, inspect_buffer, inspect_ru
 from primerl.cli import main
 from primerl.runs.tables import table
 from primerl.runs.trace import end_line
-from test_orchestrator_in_process import PATIENCE_S, publish, settings, work
+from test_orchestrator_in_process import PATIENCE_S, begin, publish, settings, work
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def run(model: Path, mock_binary: Path, tmp_path_factory: pytest.TempPathFactory
         running("mock", mock_command(mock_binary), None, log) as engine,
         Orchestrator(settings(model, output, engines=[engine.url])) as orchestrator,
     ):
-        orchestrator.start()
+        begin(orchestrator, output)
         worker = threading.Thread(target=work, args=(orchestrator.url,))
         worker.start()
         publish(orchestrator, output, 0)

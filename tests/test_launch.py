@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 import torch
 from primerl.config.environment import EnvWorkerConfig
@@ -27,7 +28,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
 from primerl.forking.servers import Servers
-from primerl.launch import ending, preflight, preflight_model, summary
+from primerl.launch import ending, preflight, preflight_model, summary, trees
 from primerl.launch import run as launch_run
 from primerl.launch.console import Console, failures, line
 from primerl.launch.guard import MARK, marked
@@ -143,7 +144,11 @@ def test_what_is_to_be_hidden_is_not_in_the_log_whoever_writes_it(tmp_path: Path
 @pytest.mark.processes
 @linux
 def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, fork: str | None) -> None:
-    code = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); print('value-1')"
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); time.sleep(600)"
+    code = (
+        f"import subprocess, sys; stray = subprocess.Popen([sys.executable, '-c', {stubborn!r}], stderr=2, "
+        "stdout=subprocess.PIPE, start_new_session=True); stray.stdout.read(1); print('value-1')"
+    )
     with Processes() as processes:
         process = processes.start(
             "tells",
@@ -158,8 +163,150 @@ def test_a_stray_that_holds_a_log_open_holds_up_no_end(tmp_path: Path, fork: str
         assert time.monotonic() - began < 20
         assert process.code == 0
         assert (tmp_path / "log").read_text() == "<secret>\n"
-        assert len(marked(processes.mark)) == 1
-    assert marked(processes.mark) == []
+        # Killed while the run goes on, once it has had time to end.
+        until(lambda: marked(processes.mark) == [])
+
+
+LEAVES = """
+import os, subprocess, sys, time
+code = "import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+if len(sys.argv) > 1:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+@linux
+def test_what_a_process_leaves_in_other_sessions_ends_with_it(fork: str | None, tmp_path: Path) -> None:
+    with Processes() as processes:
+
+        def leave(name: str, *stays: str) -> Process:
+            command = [sys.executable, "-c", LEAVES, *stays]
+            return processes.start(name, command, log=tmp_path / name, environment=dict(os.environ), fork=fork)
+
+        other = leave("other", "stays")
+        until(lambda: processes.poll(0.1) is not None and len(marked(processes.mark)) == 2)
+        others = marked(processes.mark)
+        wait_ended(processes, leave("one"))
+        until(lambda: marked(processes.mark) == others)
+        assert not other.ended
+        processes.stop(grace_s=5, names=["other"])
+        until(lambda: marked(processes.mark) == [])
+
+
+def running_with(text: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.processes
+@linux
+def test_what_has_lost_its_mark_ends_with_the_run(tmp_path: Path) -> None:
+    """Orphans become children of the guard; where control groups can be had, they end with their process."""
+    word = f"{tmp_path}/far"
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', "
+        f"{word!r}], env={{}}, start_new_session=True)"
+    )
+    with Processes() as processes:
+        process = processes.start("one", [sys.executable, "-c", code], log=tmp_path / "log", environment={})
+        wait_ended(processes, process)
+        assert marked(processes.mark) == []
+    until(lambda: running_with(word) == [])
+
+
+@pytest.mark.processes
+@linux
+def test_a_control_group_holds_what_its_process_has_started(tmp_path: Path) -> None:
+    groups = trees.Groups("0" * 32)
+    tree = trees.Tree(groups, 1)
+    if tree._group is None:
+        pytest.skip("no control group can be made here")
+    word = f"{tmp_path}/far"
+    code = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import signal, time; "
+        f"signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)', {word!r}], "
+        "env={}, start_new_session=True, stdout=subprocess.PIPE).stdout.read(1)"
+    )
+    try:
+        with forks.plain():
+            subprocess.run([sys.executable, "-c", code], check=True, preexec_fn=lambda: tree.take(0))
+        assert tree.left() == running_with(word) != []
+        with open(f"/proc/{tree.left()[0]}/cgroup") as file:
+            assert trees.without_own_group(file.read()) == Path("/proc/self/cgroup").read_text()
+        assert tree.terminate()
+        assert tree.left() != []
+        tree.kill()
+        assert tree.left() == []
+    finally:
+        groups.kill()
+    assert not Path(tree._group).exists()
+    assert not Path(tree._group).parent.exists()
+
+
+@pytest.mark.processes
+@linux
+def test_who_is_told_of_the_end_by_itself_gets_no_second_signal(tmp_path: Path) -> None:
+    """As the daemon of a tailnet, which logs its node out: in the control group, but with the run's mark alone."""
+    groups = trees.Groups("1" * 32)
+    tree = trees.Tree(groups, 1)
+    if tree._group is None:
+        pytest.skip("no control group can be made here")
+    command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+    started = []
+    try:
+        with forks.plain():
+            for marks in ({MARK: groups.mark}, {MARK: groups.mark, trees.PART: tree.mark}, {}):
+                options: dict[str, Any] = {"env": marks, "stdout": subprocess.PIPE, "start_new_session": True}
+                started.append(subprocess.Popen(command, preexec_fn=lambda: tree.take(0), **options))
+                assert started[-1].stdout is not None
+                started[-1].stdout.readline()
+        assert tree.terminate()
+        assert [one.wait(30) for one in started[1:]] == [-signal.SIGTERM, -signal.SIGTERM]
+        assert started[0].poll() is None
+        tree.kill()
+        assert started[0].wait(30) == -signal.SIGKILL
+    finally:
+        groups.kill()
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.processes
+@linux
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_guard_and_owner_gone_at_once_leaves_nothing(tmp_path: Path, number: signal.Signals, fork: str | None) -> None:
+    owner = f"""
+import os
+from pathlib import Path
+from primerl.launch.processes import Processes
+processes = Processes()
+folder = Path({os.fspath(tmp_path)!r})
+command = [{sys.executable!r}, "-c", {STUBBORN!r}]
+processes.start("stubborn", command, log=folder / "log", environment=dict(os.environ), fork={fork!r})
+(folder / "told.new").write_text(f"{{processes.mark}} {{processes.guard_pid}}")
+(folder / "told.new").rename(folder / "told")
+while True:
+    processes.poll(1)
+"""
+    with forks.plain():
+        child = subprocess.Popen([sys.executable, "-c", owner], start_new_session=True)
+    until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "ready\n")
+    mark, guard_pid = (tmp_path / "told").read_text().split()
+    assert len(marked(mark)) == 2
+    os.kill(int(guard_pid), number)
+    child.kill()
+    child.wait(10)
+    until(lambda: marked(mark) == [])
+    until(lambda: running_with(mark) == [])
 
 
 @pytest.mark.processes
@@ -548,6 +695,20 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
     end(launcher, processes, "trainer", 0)
     with pytest.raises(RunFailedError, match=r"^trainer ended before the run had, and `restarts` = 1 does not allow"):
         launcher._ended_too_early(processes, processes.by_name["trainer"])
+
+
+def test_a_trainer_that_is_started_again_has_the_time_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launch_run.orchestrator_status, "trainer_starts", lambda *said: told.append(said))
+    settings = {"trainer": {"ckpt": {"interval": 1}}, "timeouts": {"start_s": 77}}
+    launcher, processes = launcher_of_three(tmp_path, monkeypatch, **settings)
+    end(launcher, processes, "trainer", -9)
+    assert not processes.by_name["trainer"].ended
+    assert told == [("http://127.0.0.1:1", 77.0, "was killed by SIGKILL")]
+    end(launcher, processes, "env", -9)
+    assert len(told) == 1, "nobody else's start is told"
 
 
 def test_what_is_trained_again_is_told(tmp_path: Path) -> None:

@@ -64,3 +64,25 @@ def test_importing_the_package_imports_nothing_else(tmp_path: Path) -> None:
 )
 def test_a_command_imports_only_what_it_uses(command: str, allowed: list[str], tmp_path: Path) -> None:
     assert set(imported(COMMAND.format(arguments=command.split()), tmp_path)) <= set(allowed)
+
+
+SCANS = """
+import sys
+from primerl.startup import import_transformers
+import_transformers()
+import transformers.models
+from transformers.utils import import_utils
+
+shared = transformers.models
+misses = import_utils.define_import_structure.cache_info().misses
+read = import_utils.define_import_structure.__wrapped__(shared.__file__)
+own = type(shared)(shared.__name__, shared.__file__, read, module_spec=shared.__spec__)
+same = all(getattr(shared, name) == getattr(own, name) for name in ("_class_to_module", "_object_missing_backend"))
+modules = shared._modules == own._modules and shared._import_structure.keys() == own._import_structure.keys()
+print(misses, len(own._class_to_module) > 3000, same, modules, set(dir(shared)) == set(dir(own)))
+"""
+
+
+def test_sources_of_models_are_read_once_for_transformers_and_its_models() -> None:
+    done = subprocess.run([sys.executable, "-c", SCANS], capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["1", "True", "True", "True", "True"], done.stderr

@@ -12,7 +12,14 @@ import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.reference import adapted_model
 from primerl.train import staging
-from primerl.train.adapter_files import ADAPTER_CONFIG, LORA_ALPHA, check_lora_files, folder_digest, published_scale
+from primerl.train.adapter_files import (
+    ADAPTER_CONFIG,
+    LORA_ALPHA,
+    adapter_shapes,
+    check_lora_files,
+    folder_digest,
+    published_scale,
+)
 from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
 from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
 from primerl.train.distributed import ALONE
@@ -145,9 +152,47 @@ def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def test_layers_that_cannot_be_adapted_are_named(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "qwen3_5_moe_text", "nemotron_h", "kimi_linear"])
+def test_an_adapter_is_of_all_linear_layers_and_of_nothing_else(family: str, folders: Any) -> None:
+    """Of shared experts too, and neither of stacks of experts nor of the kernels of convolutions."""
+    base = folders(family)
+    plain, model = load_model(base), load_model(base)
+    add_adapter(model, LoraConfig(rank=2), base, seed=0)
+    linear = {name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)}
+    read_by_kernel = {name for name in linear if name.endswith("mixer.out_proj")}
+    trained = {name.partition(".lora_")[0] for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == linear - read_by_kernel - {"lm_head"}
+    assert bool(read_by_kernel) == (family == "nemotron_h")
+    assert any("shared_expert" in name for name in trained)
+
+
+def test_the_matrix_that_a_kernel_reads_is_refused_before_the_start_and_by_the_trainer(folders: Any) -> None:
+    base = folders("nemotron_h")
+    config = LoraConfig(rank=2, target_modules=["in_proj", "out_proj"])
+    message = r"model\.lora\.target_modules: .*layers\.0\.mixer\.out_proj is the last matrix of a Mamba layer, whose"
+    with pytest.raises(ConfigError, match=message):
+        add_adapter(load_model(base), config, base, seed=0)
+    with pytest.raises(ConfigError, match=message):
+        check_lora_files(config, base, "model.lora.")
+    # Others of that name can have one.
+    add_adapter(load_model(folders("lfm2")), config, folders("lfm2"), seed=0)
+    check_lora_files(config, folders("lfm2"), "model.lora.")
+
+
+def test_engines_expect_an_adapter_where_the_trainer_has_one(folders: Any) -> None:
+    shapes = {
+        name: list(tensor.shape) for name, tensor in load_file(folders("falcon_h1") / "model.safetensors").items()
+    }
+    model = load_model(folders("falcon_h1"))
+    adapter = add_adapter(model, LoraConfig(rank=2), folders("falcon_h1"), seed=0)
+    expected = adapter_shapes(shapes, 2, ["all-linear"])
+    assert {name: tuple(tensor.shape) for name, tensor in adapter.tensors().items()} == expected
+
+
+def test_layers_that_cannot_be_adapted_are_named(folder: Path, tmp_path: Path, folders: Any) -> None:
     mixture = experts(tmp_path)
     for base, target, message in [
+        (folders("qwen3_5_text"), "conv1d", "layers.0.linear_attn.conv1d is a Conv1d, and no linear layer"),
         (folder, "q_prok", "no layer of the model is called 'q_prok'; there are down_proj, gate_proj, k_proj, o_proj"),
         (folder, "embed_tokens", "model.embed_tokens is the embedding or output layer"),
         (folder, "lm_head", "lm_head is the embedding or output layer"),

@@ -20,7 +20,7 @@ from primerl import verify
 from primerl.config import resolve
 from primerl.config.load import ConfigError as CommandError
 from primerl.config.rl import RLConfig
-from primerl.launch import preflight
+from primerl.launch import preflight, preflight_policy
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import rl
 from primerl.train.config import LoraConfig
@@ -159,8 +159,8 @@ def test_adapters_that_vllm_may_read_again_are_kept(backend: str, changes: dict[
 
 def test_too_few_kept_adapters_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the launcher asks vLLM, which is not needed to know.
-    monkeypatch.setattr(preflight.installation, "find", lambda python: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(preflight.installation, "check_model", lambda folder, device: None)
+    monkeypatch.setattr(preflight_policy.installation, "find", lambda python: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(preflight_policy.installation, "check_model", lambda folder, device: None)
     given = {"model__path": str(folder), "trainer__model__lora__rank": RANK, "inference__backend": "vllm"}
     few = {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 1}
     few["trainer__weights__keep_last"] = 22

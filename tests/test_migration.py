@@ -69,7 +69,7 @@ def test_every_section_of_a_run_has_its_row(rows: list[Row]) -> None:
 
 def test_the_whole_short_form_has_its_rows(rows: list[Row]) -> None:
     """What it has of its own is in docs/hosted.md."""
-    own = {"output_dir", "clean_output_dir", "fork_server", "dry_run", "seq_len", "seed"}
+    own = {"output_dir", "clean_output_dir", "fork_server", "skip_event", "dry_run", "seq_len", "seed"}
     theirs = " ".join(row.theirs for row in rows if row.section == "Hosted Training")
     named = set(re.findall(r"\w+", theirs))
     assert {knob.path.split(".")[0].removesuffix("[]") for knob in forms.tree("hosted").all_knobs()} - own <= named

@@ -273,8 +273,9 @@ def test_tokens_are_counted_in_fixed_bins() -> None:
     histograms = Histograms()
     sampled = torch.tensor([True, True, True, False])
     columns = {"entropy": torch.tensor([0.1, 99.0, 0.3, 5.0]), "log_ratio": torch.tensor([-7.0, 0.01, 0.03, 0.0])}
-    histograms.add(TokenValues(columns, sampled))
-    histograms.add(TokenValues(columns, sampled))
+    none = torch.zeros_like(sampled)
+    histograms.add(TokenValues(columns, sampled, none))
+    histograms.add(TokenValues(columns, sampled, none))
     found = histograms.over(ALONE).line()
     assert len(found["entropy"]["edges"]) == 49
     assert {place: count for place, count in enumerate(found["entropy"]["counts"]) if count} == {0: 2, 1: 2, 47: 2}

@@ -62,6 +62,35 @@ def test_logins_are_looked_for_nowhere() -> None:
     assert not _has_login()
 
 
+def test_a_home_that_cannot_be_written_to_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Docker sets it for an id without a user: HOME=/."""
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    monkeypatch.setenv("HOME", str(home))
+    for name in (state.VARIABLE, "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "")
+    # Tests may be run by root, who may write everywhere.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home and access(path, mode))
+    keep_state("out")
+    folder = tmp_path / "out" / "run" / "state"
+    told = capsys.readouterr().err
+    assert f"may not write to {home}: the state folder" in told
+    assert str(folder) in told
+    assert state.state_folder() == folder
+    assert not list(home.iterdir())
+    # What is there is used, and what is named is not exchanged in silence.
+    monkeypatch.setenv(state.VARIABLE, str(home / "mine"))
+    assert state.within_run("out") is None
+    monkeypatch.setenv(state.VARIABLE, "")
+    home.chmod(0o700)
+    (home / ".local" / "state" / "primerl").mkdir(parents=True)
+    assert state.within_run("out") is None
+
+
 def test_a_home_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(state.VARIABLE, raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from engine_helpers import Engine, mock_command, running, write_checkpoint
 from primerl._core import Orchestrator, PrimerlError, orchestrate
+from primerl.run_key import learn, run_key_header
 from primerl.train.data import decode_batch
 
 PATIENCE_S = 60.0
@@ -52,9 +53,8 @@ class GoneError(Exception):
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = httpx.post(
-        url, content=msgpack.packb(body), headers={"content-type": "application/msgpack"}, timeout=PATIENCE_S
-    )
+    headers = {"content-type": "application/msgpack", **run_key_header(url)}
+    answer = httpx.post(url, content=msgpack.packb(body), headers=headers, timeout=PATIENCE_S)
     if answer.status_code == 410:
         raise GoneError(answer.text)
     assert answer.status_code == 200, answer.text
@@ -87,6 +87,12 @@ def work_until_it_is_gone(url: str) -> None:
         work(url)
 
 
+def begin(orchestrator: Orchestrator, output: Path) -> None:
+    """Starts it; requests of this process show the run's key from then on."""
+    orchestrator.start()
+    learn(orchestrator.url, output)
+
+
 def publish(orchestrator: Orchestrator, output: Path, version: int) -> None:
     folder = output / f"broadcasts/step_{version}"
     write_checkpoint(folder, {"w": torch.full((3,), float(version))}, version)
@@ -96,7 +102,7 @@ def publish(orchestrator: Orchestrator, output: Path, version: int) -> None:
 def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with Orchestrator(settings(model, output, engines=[engine.url])) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         assert json.loads((output / "run/orchestrator.json").read_text())["url"] == orchestrator.url
         worker = threading.Thread(target=work, args=(orchestrator.url,))
         worker.start()
@@ -124,7 +130,7 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
     output = tmp_path / "out"
     config = settings(model, output, engines=[engine.url], max_steps=3)
     with Orchestrator(config) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         first_url = orchestrator.url
         worker = threading.Thread(target=work_until_it_is_gone, args=(first_url,))
         worker.start()
@@ -138,7 +144,7 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
         orchestrator.checkpoint_saved(1)
     worker.join(PATIENCE_S)
     with Orchestrator(config) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         assert orchestrator.url == first_url
         with pytest.raises(PrimerlError, match="batches before step 2 are gone"):
             orchestrator.resume_after(0)

@@ -22,8 +22,9 @@ from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, PageServer, PrimerlError
 from primerl.cli import main
 from primerl.launch.run import page_address
+from primerl.run_key import run_key, run_key_header
 from primerl.train.metrics import MetricsWriter
-from test_orchestrator_in_process import PATIENCE_S, GoneError, post, publish, settings
+from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, post, publish, settings
 
 CHROMIUM = browser.installed()
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt install chromium)")
@@ -36,6 +37,10 @@ class Run:
     url: str
     output: Path
     model: Path
+
+    def page(self, view: str = "") -> str:
+        """Its address, as a launcher prints it."""
+        return f"{self.url}/#key={run_key(self.output)}/{view}"
 
 
 def work(url: str) -> None:
@@ -71,6 +76,11 @@ def work_until_it_is_gone(url: str) -> None:
         return
 
 
+def rollouts_of(url: str, **query: Any) -> dict[str, Any]:
+    answer = httpx.get(f"{url}/page/rollouts", params=query, headers=run_key_header(url))
+    return dict(answer.json())
+
+
 @pytest.fixture(scope="module")
 def run(model: Path, mock_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Three of nine steps are trained, and it goes on."""
@@ -80,7 +90,7 @@ def run(model: Path, mock_binary: Path, tmp_path_factory: pytest.TempPathFactory
         running("mock", mock_command(mock_binary), None, log) as engine,
         Orchestrator(settings(model, output, engines=[engine.url], max_steps=9)) as orchestrator,
     ):
-        orchestrator.start()
+        begin(orchestrator, output)
         worker = threading.Thread(target=work_until_it_is_gone, args=(orchestrator.url,))
         worker.start()
         publish(orchestrator, output, 0)
@@ -90,7 +100,7 @@ def run(model: Path, mock_binary: Path, tmp_path_factory: pytest.TempPathFactory
                 metrics.write(step, {"reward/all/mean": step / 4, "loss/mean": -0.5 * step, "staleness/mean": 1.0})
                 publish(orchestrator, output, step)
         deadline = time.monotonic() + PATIENCE_S
-        while httpx.get(f"{orchestrator.url}/page/rollouts", params={"fate": "trained"}).json()["matching"] < 12:
+        while rollouts_of(orchestrator.url, fate="trained")["matching"] < 12:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         yield Run(orchestrator.url, output, model)
@@ -115,7 +125,7 @@ def check_nothing_is_wrong(tab: browser.Tab) -> None:
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (800, True)])
 def test_the_overview(run: Run, tab: browser.Tab, width: int, dark: bool) -> None:
     tab.size(width, 900, dark=dark)
-    tab.goto(f"{run.url}/")
+    tab.goto(run.page())
     tab.until("document.querySelectorAll('.chart path').length >= 3")
     text = tab.until("document.querySelector('#idle .shares') && document.body.innerText")
     assert re.search(r"\d / 9", text)
@@ -137,7 +147,7 @@ def test_the_overview(run: Run, tab: browser.Tab, width: int, dark: bool) -> Non
 @needs_browser
 def test_from_the_list_to_a_rollout_to_its_group(run: Run, tab: browser.Tab) -> None:
     tab.size(1280, 900)
-    tab.goto(f"{run.url}/#/rollouts?fate=trained&step=2")
+    tab.goto(run.page("rollouts?fate=trained&step=2"))
     tab.until("document.querySelectorAll('.list tbody tr').length === 4")
     tab.evaluate("document.querySelector('.list tbody a').click()")
     tab.until("document.querySelectorAll('.tokens').length === 2 && document.querySelectorAll('.tokens span').length")
@@ -163,13 +173,13 @@ def test_from_the_list_to_a_rollout_to_its_group(run: Run, tab: browser.Tab) -> 
 
 @needs_browser
 def test_a_group_is_drawn_whatever_one_of_its_rollouts_answers(run: Run, tab: browser.Tab) -> None:
-    trained = httpx.get(f"{run.url}/page/rollouts", params={"fate": "trained"}).json()["rollouts"]
+    trained = rollouts_of(run.url, fate="trained")["rollouts"]
     group = trained[-1]["group"]
-    members = httpx.get(f"{run.url}/page/rollouts", params={"group": group}).json()["rollouts"]
+    members = rollouts_of(run.url, group=group)["rollouts"]
     assert len(members) >= 2
     # They are drawn with the best first.
     lost = min(members, key=lambda one: (-(one["reward"] or 0), one["rollout"]))["rollout"]
-    tab.goto(f"{run.url}/#/rollouts")
+    tab.goto(run.page("rollouts"))
     tab.until("document.querySelector('.list tbody a') !== null")
     gone = f"/page/rollouts/{lost}/turns/"
     tab.evaluate(f"""{{
@@ -219,11 +229,11 @@ def test_a_key_is_asked_for_and_kept_out_of_the_address(
 
 @needs_browser
 def test_a_failure_is_told_and_what_is_unknown_is_said(run: Run, tab: browser.Tab) -> None:
-    failed = httpx.get(f"{run.url}/page/rollouts", params={"fate": "failed"}).json()["rollouts"][0]["rollout"]
-    tab.goto(f"{run.url}/#/rollouts/{failed}")
+    failed = rollouts_of(run.url, fate="failed")["rollouts"][0]["rollout"]
+    tab.goto(run.page(f"rollouts/{failed}"))
     tab.until(f"document.body?.innerText.includes({'environment: ValueError: ' + HOSTILE!r})")
     check_nothing_is_wrong(tab)
-    tab.goto(f"{run.url}/#/rollouts/999999")
+    tab.goto(run.page("rollouts/999999"))
     tab.until("document.body?.innerText.includes('there is no rollout 999999')")
     # The browser itself tells of the 404.
     assert all("404" in complaint for complaint in tab.complaints)
@@ -271,12 +281,18 @@ def test_the_command_serves_until_it_is_interrupted(run: Run) -> None:
         process.stdout and process.stdout.close()
 
 
-def test_the_key_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PRIMERL_API_KEY", raising=False)
-    assert page_address("http://127.0.0.1:5") == "http://127.0.0.1:5/"
-    assert page_address("http://[::1]:5") == "http://[::1]:5/"
-    for everywhere in ("http://0.0.0.0:5", "http://[::]:5"):
-        assert page_address(everywhere) == f"http://{socket.gethostname()}:5/"
-    monkeypatch.setenv("PRIMERL_API_KEY", "secret")
-    assert "secret" not in page_address("http://127.0.0.1:5")
-    assert "#key=" in page_address("http://127.0.0.1:5")
+def test_the_key_is_printed_only_where_no_log_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMERL_API_KEY", "configured")
+    for url, shown in [
+        ("http://127.0.0.1:5", "http://127.0.0.1:5/"),
+        ("http://[::1]:5", "http://[::1]:5/"),
+        ("http://0.0.0.0:5", f"http://{socket.gethostname()}:5/"),
+        ("http://[::]:5", f"http://{socket.gethostname()}:5/"),
+    ]:
+        address = page_address(url, tmp_path, is_seen_once=True)
+        assert address == f"{shown}#key=... (the value of PRIMERL_API_KEY)"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "key").write_text("made\n")
+    kept = page_address("http://127.0.0.1:5", tmp_path, is_seen_once=False)
+    assert kept == f"http://127.0.0.1:5/#key=... (the content of {tmp_path / 'run' / 'key'})"
+    assert page_address("http://127.0.0.1:5", tmp_path, is_seen_once=True) == "http://127.0.0.1:5/#key=made"

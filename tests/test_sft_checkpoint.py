@@ -29,6 +29,7 @@ from primerl.train.metrics import MetricsWriter
 from primerl.train.optim import Optimizer
 from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, set_aside_after
 from sft_helpers import metrics, settings, write_rows
+from train_helpers import no_room
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -434,6 +435,21 @@ def test_a_disk_without_room_for_the_model_is_told(tmp_path: Path, capsys: pytes
         assert sft.main(values(tmp_path, "run")) == 1
     assert re.search(rf"{tmp_path}/run/weights/step_0 cannot be written: .*Make room there", capsys.readouterr().out)
     assert not (tmp_path / "run" / "weights").exists()
+
+
+@pytest.mark.parametrize(("on", "what"), [("weights", "weights/step_3"), ("checkpoints", "checkpoints/step_3")])
+def test_room_is_looked_for_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str, what: str
+) -> None:
+    write_data(tmp_path)
+    with monkeypatch.context() as patched:
+        no_room(patched, 2000, on=on)
+        assert sft.main(values(tmp_path, "run")) == 1
+    pattern = (
+        rf"the disk mounted at /\S* has 2000 bytes free, and {tmp_path}/run/{what} needs \d+ bytes: make room on it"
+    )
+    assert re.search(pattern, capsys.readouterr().out)
+    assert not list((tmp_path / "run").rglob(".step_*"))
 
 
 def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from primerl.train.weights import WeightsPublisher
 from safetensors.torch import load_file
 from test_train_rl import published, settings, timeless, whole_batch
 from test_train_weights import small_models
-from train_helpers import Answer, OrchestratorDouble, gone, waiting
+from train_helpers import Answer, OrchestratorDouble, asks_again, gone, no_room, unreadable_manifest, waiting
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -172,6 +174,99 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_path(folder: Path, tmp_
     assert f"BroadcastError: the weights of policy 0 cannot be written to {tmp_path / 'broadcasts'}: " in done.stdout
     assert "File too large" in done.stdout
     assert list((tmp_path / "broadcasts").iterdir()) == []
+
+
+def test_weights_that_are_lost_before_they_are_read_are_written_again(folder: Path, tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    def read(fields: dict[str, Any]) -> Answer | None:
+        manifest = Path(fields["manifest"])
+        if fields["version"] == 1 and len(found) == 1:
+            manifest.write_text("")
+        whole = bool(manifest.read_text())
+        found.append(whole)
+        return None if whole else unreadable_manifest(f"{manifest} is no manifest")
+
+    with OrchestratorDouble(whole_batch, before_weights=read) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 1, 2, 3]
+    assert found == [True, False, True, True, True]
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "plain")) == 0
+    written, expected = published(tmp_path, 1), published(tmp_path / "plain", 1)
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_weights_that_cannot_be_read_twice_end_the_run_with_the_reason(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OrchestratorDouble(whole_batch, before_weights=lambda _: unreadable_manifest("it is a pipe")) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+    assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 0]
+    said = capsys.readouterr().out
+    assert f"BroadcastError: the weights of policy 0 were written to {tmp_path / 'broadcasts'} twice" in said
+    assert "it is a pipe" in said
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_weights_that_no_engine_can_load_are_written_again_once(
+    folder: Path, tmp_path: Path, comes_back: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer waits for a batch that waits for an engine, which waits for weights that are gone."""
+    lost: list[int] = []
+
+    def batch(step: int, rank: int) -> Answer:
+        if step != 2 or (lost and comes_back):
+            return whole_batch(step, rank)
+        if not any(fields["version"] == 1 for fields in double.called("/trainer/weights")):
+            return waiting("policy 1 to be published")
+        lost.append(step)
+        shutil.rmtree(tmp_path / "broadcasts" / "step_1")
+        return asks_again(1, "the manifest is gone")
+
+    with OrchestratorDouble(batch) as double:
+        code = rl.main(settings(double.url, folder, tmp_path))
+    versions = [fields["version"] for fields in double.called("/trainer/weights")]
+    said = capsys.readouterr().out
+    assert "no engine can load policy 1, its weights are written again: the manifest is gone" in said
+    if not comes_back:
+        assert (code, versions) == (1, [0, 1, 1])
+        assert (
+            "BroadcastError: no engine can load policy 1, though its weights were written again: the manifest" in said
+        )
+        return
+    assert (code, versions) == (0, [0, 1, 1, 2, 3])
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path / "plain")) == 0
+    for version in (1, 3):
+        written, expected = published(tmp_path, version), published(tmp_path / "plain", version)
+        assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_what_engines_lack_of_another_version_is_not_the_trainers(folder: Path, tmp_path: Path) -> None:
+    answers = [asks_again(0, "an older one"), asks_again(2, "a later one")]
+
+    def batch(step: int, rank: int) -> Answer:
+        return answers.pop() if step == 2 and answers else whole_batch(step, rank)
+
+    with OrchestratorDouble(batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 2, 3]
+    assert answers == []
+
+
+def test_a_disk_without_room_is_named_before_it_is_full(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_room(monkeypatch, 1000)
+    with OrchestratorDouble(whole_batch) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+    target = tmp_path / "broadcasts" / "step_0"
+    pattern = (
+        rf"BroadcastError: .*: the disk mounted at /\S* has 1000 bytes free, and {target} needs \d+ bytes: make room"
+    )
+    assert re.search(pattern, capsys.readouterr().out)
+    assert not (tmp_path / "broadcasts").exists()
 
 
 def test_a_failure_is_seen_while_the_trainer_waits_for_a_batch(

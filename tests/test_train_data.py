@@ -90,7 +90,8 @@ def test_second_sequence_may_not_start_with_a_trained_token() -> None:
 
 
 def test_a_bytearray_is_not_copied() -> None:
-    body = bytearray(encode_batch(3, [two_sequences(), two_sequences()]))
+    # Without a checksum, which would not be that of what is written into it.
+    body = bytearray(encode_batch(3, [two_sequences(), two_sequences()], checked=False))
     first, second = decode_batch(body).micro_batches
     second.token_ids[0] = 77
     assert [micro_batch.token_ids[0].item() for micro_batch in decode_batch(body).micro_batches] == [5, 77]
@@ -126,6 +127,29 @@ def test_a_torn_body_is_refused() -> None:
         decode_batch(body + b"\0")
 
 
+def test_a_damaged_body_is_refused_wherever_the_damage_is() -> None:
+    body = encode_batch(3, [two_sequences()])
+    decode_batch(body)
+    for place in range(len(body)):
+        damaged = bytearray(body)
+        damaged[place] ^= 1
+        with pytest.raises(BatchError):
+            decode_batch(damaged)
+    # A token that would be trained in another's place, and nothing else says so.
+    changed = bytearray(body)
+    changed[body.index(b"\x07\0\0\0\x08\0\0\0")] = 9
+    with pytest.raises(BatchError, match=r"the batch is damaged: its bytes have the checksum [0-9a-f]{16}, it says"):
+        decode_batch(changed)
+
+
+def test_a_batch_of_an_earlier_version_has_no_checksum() -> None:
+    now, before = (decode_batch(encode_batch(3, [two_sequences()], checked=checked)) for checked in (True, False))
+    assert now.micro_batches[0].token_ids.tolist() == before.micro_batches[0].token_ids.tolist()
+    cut = encode_batch(3, [two_sequences()])[:-15]
+    with pytest.raises(BatchError, match="is no checksum"):
+        decode_batch(cut)
+
+
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"not msgpack", msgpack.packb([1]), msgpack.packb({"step": 1})])
 def test_bytes_that_are_no_batch(body: bytes) -> None:
     with pytest.raises(BatchError, match="not a batch"):
@@ -134,7 +158,7 @@ def test_bytes_that_are_no_batch(body: bytes) -> None:
 
 @pytest.mark.parametrize("value", [2, 255])
 def test_a_mask_that_is_none(value: int) -> None:
-    body = bytearray(encode_batch(3, [two_sequences()]))
+    body = bytearray(encode_batch(3, [two_sequences()], checked=False))
     (micro_batch,) = decode_batch(body).micro_batches
     micro_batch.loss_mask[4] = value
     with pytest.raises(BatchError, match=r"rollout 11: loss_mask is neither 0 nor 1 \(packed token 4\)"):

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, MIXTURES, NOT_UNDERSTOOD, SMALL
+from families import FAMILIES, MIXTURES, NOT_UNDERSTOOD, SMALL, WITH_STATE
+from primerl.models.tiny import TinyConfig, write_model
 from primerl.train import sft
 from primerl.train.attended import COMPUTE_MORE
 from primerl.train.flops import ModelShape
 from primerl.train.memory import layers
-from primerl.train.model import load_model
+from primerl.train.model import ModelError, load_model
+from safetensors.torch import load_file
 from sft_helpers import metrics, settings, write_rows
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 pytestmark = [
     pytest.mark.usefixtures("own_logging"),
@@ -25,7 +28,7 @@ pytestmark = [
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_trained_and_saved(family: str, folders: Any, tmp_path: Path) -> None:
     line = a_step(folders(family), tmp_path)
-    assert ("perf/mfu" in line) == (family not in COMPUTE_MORE)
+    assert ("perf/mfu" in line) == (family not in {*COMPUTE_MORE, *WITH_STATE})
     assert ("max_vio/mean" in line) == (family in set(MIXTURES) - NOT_UNDERSTOOD)
 
 
@@ -46,14 +49,63 @@ def test_a_model_that_also_reads_images_trains_as_its_text_model_does(folders: A
     assert line["perf/mfu"] > 0
 
 
-def a_step(folder: Path, tmp_path: Path) -> dict[str, Any]:
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4}
+TOWER = {**VISION, "out_hidden_size": 32, "num_position_embeddings": 16}
+IDS = {"image_token_id": 250, "video_token_id": 251, "vision_start_token_id": 252, "vision_end_token_id": 253}
+ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_interleaved": True}
+
+
+def whole(folder: Path, family: str, **text: Any) -> Path:
+    """As the hub has them: text model and vision tower."""
+    given = {**SMALL, "hidden_size": 32, **text}
+    config = AutoConfig.for_model(family, text_config=given, vision_config=dict(TOWER), **IDS)
+    if family == "qwen3_vl":
+        config.vision_config.deepstack_visual_indexes = [0]
+    write_model(folder, TinyConfig(), seed=0)
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_text_and_images_is_trained_on_text_and_saved_whole(tmp_path: Path) -> None:
+    """One that `transformers` has as a whole only."""
+    folder = whole(tmp_path / "whole", "qwen3_vl", rope_parameters={**ROPE, "mrope_section": [2, 1, 1]})
+    a_step(folder, tmp_path, weight_decay=0.1)
+    before, after = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "run" / "weights" / "step_1"))
+    assert before.keys() == after.keys()
+    unchanged = {name for name, tensor in before.items() if torch.equal(tensor, after[name])}
+    vision = {name for name in before if ".visual." in name}
+    assert vision
+    assert vision <= unchanged
+    assert len(unchanged - vision) < 0.2 * len(before)
+    for name in ("config.json", "tokenizer.json"):
+        assert (tmp_path / "run" / "weights" / "step_1" / name).is_file()
+
+
+def test_the_text_model_is_taken_out_of_a_whole(tmp_path: Path) -> None:
+    text = {**FAMILIES["qwen3_5_text"], "rope_parameters": {**ROPE, "mrope_section": [1, 0, 0]}}
+    folder = whole(tmp_path / "whole", "qwen3_5", **text)
+    a_step(folder, tmp_path)
+    saved = AutoConfig.from_pretrained(tmp_path / "run" / "weights" / "step_1")
+    assert saved.model_type == "qwen3_5_text"
+
+
+def test_a_model_that_continues_no_text_is_refused_with_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "clip"
+    AutoConfig.for_model("clip").save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"clip: transformers has no model of type 'clip' that continues a text; give"):
+        load_model(folder)
+
+
+def a_step(folder: Path, tmp_path: Path, **optim: float) -> dict[str, Any]:
     """Its metrics."""
     write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": "xyz"[:n]} for n in (1, 2, 3)))
     values = settings(
         tmp_path,
         model={"path": str(folder)},
         data={"batch_size": 64, "seq_len": 64},
-        optim={"lr": 1e-2, "warmup_steps": 0},
+        optim={"lr": 1e-2, "warmup_steps": 0, **optim},
         max_steps=1,
         peak_tflops=1e-3,
     )

@@ -11,6 +11,7 @@ import primerl.train.attention
 import pytest
 import torch
 from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
+from primerl.train import model_types
 from primerl.train.checkpoint import training_tensors
 from primerl.train.config import OptimConfig
 from primerl.train.memory import prepare
@@ -47,6 +48,18 @@ def test_the_page_lists_what_is_tested(repository: Path) -> None:
     table = text.partition("## Supported\n")[2].partition("\n\n")[0]
     listed = re.findall(r"`(\w+)`", table.partition("|---|")[2].replace("`h`", "h"))
     assert sorted(listed) == sorted(FAMILIES)
+
+
+def test_the_page_lists_what_is_refused_by_its_type(repository: Path) -> None:
+    text = (repository / "docs" / "models.md").read_text()
+    table = text.partition("## Refused\n")[2].partition("\n\n")[0]
+    (row,) = [row for row in table.splitlines() if "`mamba`" in row]
+    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(model_types.REFUSED)
+    (row,) = [row for row in text.splitlines() if row.startswith("| `flash-linear-attention`")]
+    fla = {family for family, needed in model_types.ON_GPUS.items() if needed == model_types.FLASH_LINEAR_ATTENTION}
+    assert set(re.findall(r"`(\w+)`", row.partition("|")[2])) >= fla
+    (row,) = [row for row in text.splitlines() if row.startswith("| `mamba-ssm`")]
+    assert set(re.findall(r"`(\w+)`", row)) >= set(model_types.ON_GPUS) - fla
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -99,10 +112,14 @@ def test_compiled_layers_give_the_same(family: str, folders: Any) -> None:
     assert counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
 
 
+JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mamba", {"num_hidden_layers": 1}, "layers of type linear_attention"),
-    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
-    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
+    ("mamba", {"num_hidden_layers": 1}, "the scan of its Mamba-1 layers cannot be told where packed sequences begin"),
+    ("falcon_mamba", {}, "the scan of its Mamba-1 layers cannot be told"),
+    ("jamba", JAMBA, "the scan of its Mamba-1 layers cannot be told"),
+    ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "its lightning attention cannot be told"),
+    ("recurrent_gemma", {"lru_width": 32, "num_hidden_layers": 3}, "its recurrence cannot be told"),
+    ("xlstm", {}, "its recurrence cannot be told"),
     ("bloom", {"n_layer": 2, "n_head": 4}, "with attention of its own"),
     ("phimoe", {"num_local_experts": 4}, "computes with random numbers while it is trained"),
     (
@@ -125,6 +142,27 @@ def test_what_cannot_be_exact_is_refused(family: str, changes: dict[str, Any], m
     told = str(caught.value)
     assert type(model).__name__ in told or "Attention" in told
     assert "not supported" in told or "docs/models.md" in told or "train a decoder" in told
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("mamba", {"num_hidden_layers": 1}, "layers of type linear_attention, which cannot be told"),
+        ("jamba", JAMBA, "layers of type linear_attention, which cannot be told"),
+        ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
+        ("recurrent_gemma", {"lru_width": 32, "num_hidden_layers": 3}, "depend on the sequences it is packed with"),
+        ("xlstm", {}, "depend on the sequences it is packed with"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of models that are not trained
+def test_what_is_refused_by_its_type_is_refused_by_the_proof_too(
+    family: str, changes: dict[str, Any], message: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the list refuses nothing that could be trained, and others of the kind are found out."""
+    monkeypatch.delitem(model_types.REFUSED, family)
+    model = load_model(folders(family, **changes))
+    with pytest.raises(ModelError, match=message):
+        prove(model)
 
 
 @pytest.mark.parametrize(("family", "changes"), [("gptj", {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4})])

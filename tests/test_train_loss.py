@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,52 @@ from primerl.train.statistics import Groups, Statistics
 from torch import Tensor
 
 LENGTHS = (40, 3, 57, 20)
+
+
+def test_a_sequence_with_a_token_that_the_engine_cannot_have_sampled_is_left_out() -> None:
+    """Loss and gradient are those of the others; of a component without the engine's word, too."""
+    lengths, wrong = (5, 4, 6), 1
+    begins = torch.tensor([0, 5, 9])
+    generator = torch.Generator().manual_seed(7)
+    mask = torch.ones(15, dtype=torch.uint8)
+    mask[begins] = 0
+    engine = -3 * torch.rand(15, generator=generator)
+    engine[7] = -90.0
+    micro_batch = MicroBatch(
+        token_ids=torch.zeros(15, dtype=torch.int32),
+        logprobs=engine,
+        advantages=torch.randn(15, generator=generator),
+        versions=torch.zeros(15, dtype=torch.int32),
+        temperatures=torch.ones(15),
+        loss_mask=mask,
+        sequence_lengths=lengths,
+        rollouts=(4, 5, 6),
+        environments=(0, 0, 0),
+    )
+    loss = Loss(LossConfig(entropy_weight=0.1))
+    targets = loss.targets(micro_batch)
+    counts = loss.counts([targets])
+    ours = -3 * torch.rand(len(targets.indices), generator=generator)
+    entropy = torch.rand(len(targets.indices), generator=generator)
+
+    def computed(batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs = ours.clone().requires_grad_()
+        total, values = loss(targets, batch, logprobs, entropy, counts, step=1)
+        total.backward()  # type: ignore[no-untyped-call]
+        assert logprobs.grad is not None
+        assert all(bool(column.isfinite().all()) for column in values.columns.values())
+        return logprobs.grad, values.columns["loss"], values.discarded
+
+    gradient, own, discarded = computed(micro_batch)
+    assert torch.equal(discarded, targets.sequences == wrong)
+    assert not gradient[discarded].any()
+    assert not own[discarded].any()
+    right = engine.clone()
+    right[7] = -1.0
+    as_sampled, of_tokens, none = computed(replace(micro_batch, logprobs=right))
+    assert not none.any()
+    assert torch.equal(gradient[~discarded], as_sampled[~discarded])
+    assert torch.equal(own[~discarded], of_tokens[~discarded])
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import write_family
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint import Checkpoints
 from primerl.train.config import ConfigError
@@ -59,6 +60,9 @@ def sft_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         values = sft_values(folder, name, ckpt={"interval": SAVED, "resume_step": SAVED}, **changes)
         return Case("sft", ranks, values, copied_from=str(folder / source))
 
+    # Layers of Mamba-2, and an adapter.
+    base = write_family(folder / "bamba", "bamba")
+    state = {"model": {"path": str(base), "lora": {"rank": 2}}}
     muon = {"optim": {"type": "muon", "lr": 1e-2, "schedule": "constant", "warmup_steps": 0}}
     cases = [
         case("one", 1),
@@ -75,6 +79,8 @@ def sft_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         case("half_one", 1, dtype="bfloat16"),
         case("half_two", 2, dtype="bfloat16"),
         goes_on("half_two_one", 1, "half_two", dtype="bfloat16"),
+        case("state_one", 1, **state),
+        case("state_two", 2, activation_checkpointing="full", **state),
     ]
     run_cases(cases)
     return {case.output.name: case.output for case in cases}
@@ -99,6 +105,12 @@ def differences(one: Path, other: Path) -> tuple[float, float]:
 def test_any_number_of_ranks_trains_the_same(sft_runs: dict[str, Path], name: str) -> None:
     """Loss, norm, share of zeros, validation, mixture and weights; also where the number changes at step 3."""
     of_metrics, of_weights = differences(sft_runs["one"], sft_runs[name])
+    assert of_metrics <= LOSS
+    assert of_weights <= WEIGHT
+
+
+def test_layers_with_a_state_train_the_same_under_an_adapter(sft_runs: dict[str, Path]) -> None:
+    of_metrics, of_weights = differences(sft_runs["state_one"], sft_runs["state_two"])
     assert of_metrics <= LOSS
     assert of_weights <= WEIGHT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -123,7 +124,11 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
     assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
     assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
     order = [path for path, _ in double.calls if path != "/trainer/heartbeat"]
-    assert order[:3] == ["/trainer/resume", "/trainer/weights", "/trainer/batch"]
+    assert order[:4] == ["/trainer/begin", "/trainer/resume", "/trainer/weights", "/trainer/batch"]
+    first = double.trainers[0]
+    assert first is not None
+    assert first["pid"] == os.getpid()
+    assert all(trainer == first for trainer in double.trainers), "every request says whose it is"
     # Each policy follows its batch; the next batch may be asked for before it.
     asked = [index for index, path in enumerate(order) if path == "/trainer/batch"]
     told = [index for index, path in enumerate(order) if path == "/trainer/weights"]
@@ -319,7 +324,7 @@ def test_unreachable_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
-    assert f"orchestrator at {url} did not answer /trainer/resume for 0.4 s: ConnectionRefusedError" in output
+    assert f"orchestrator at {url} did not answer /trainer/begin for 0.4 s: ConnectionRefusedError" in output
 
 
 def test_silent_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -353,9 +358,9 @@ def test_loss_that_is_not_finite_names_step_and_rollouts(
     def batch(step: int, _rank: int) -> Answer:
         samples = sequences(step)
         if step == 2:
-            # Far likelier to the trainer than it was to the engine, and to be made less likely: not masked.
-            samples[3].logprobs = [-300.0] * len(samples[3].sampled)
-            assert samples[3].advantage < 0
+            # Likelier to the trainer than it was to the engine, and to be made less likely: not masked.
+            samples[3].logprobs = [-25.0] * len(samples[3].sampled)
+            samples[3].advantage = -3e38
         return 200, encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
 
     with OrchestratorDouble(batch) as double:
@@ -366,6 +371,38 @@ def test_loss_that_is_not_finite_names_step_and_rollouts(
     assert kept.read_bytes() == batch(2, 0)[1]
     assert not (tmp_path / "broadcasts" / "step_2").exists()
     assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize("logprob", [-100.0, -1e30])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_rollout_whose_logprobs_cannot_be_the_engines_is_left_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], logprob: float, everything: bool
+) -> None:
+    """The step is that of the others, and the run continues."""
+
+    def batch(step: int, wrong: float | None) -> bytes:
+        samples = sequences(step)
+        for index, sample in enumerate(samples):
+            if step == 2 and (everything or index == 3):
+                sample.advantage = 0.0 if wrong is None else -1.0
+                # One token is enough.
+                sample.logprobs[-1] = sample.logprobs[-1] if wrong is None else wrong
+        return encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
+
+    with OrchestratorDouble(lambda step, _: (200, batch(step, logprob))) as double:
+        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+    output = capsys.readouterr().out
+    named = ["200, 201", "202, 203", "204"] if everything else ["203"]
+    for rollouts in named:
+        assert f"step 2: rollouts {rollouts}" in output
+    assert output.count("are discarded") == len(named)
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert all(math.isfinite(value) for line in metrics for value in line.values() if isinstance(value, float))
+    if everything:
+        before, after = published(tmp_path, 1), published(tmp_path, 2)
+        assert all(bool(tensor.isfinite().all()) for tensor in after.values())
+        assert before.keys() == after.keys()
 
 
 def test_trains_in_bfloat16_with_a_loss_optimizer_and_schedule_of_choice(folder: Path, tmp_path: Path) -> None:
@@ -649,6 +686,18 @@ def test_going_back_to_a_chosen_step_sets_the_later_ones_aside(folder: Path, tmp
     after = published(tmp_path / "whole", 4)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert timeless(tmp_path / "whole") == lines
+
+
+def test_a_second_trainer_ends_before_it_has_loaded_or_told_anything(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OrchestratorDouble(whole_batch) as double:
+        refusal = json.dumps({"error": {"message": "this run has a trainer: process 7 on node-a"}}).encode()
+        answers = iter([waiting("a sign of the run's trainer"), (409, refusal)])
+        double.answer = lambda path, fields: next(answers)  # type: ignore[method-assign]
+        assert "this run has a trainer: process 7 on node-a" in failure(settings(double.url, folder, tmp_path), capsys)
+        assert next(answers, None) is None, "nothing else was said"
+    assert not (tmp_path / "broadcasts").exists()
 
 
 def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(

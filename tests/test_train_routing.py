@@ -14,8 +14,9 @@ from primerl.train.routing import RoutingLoad, routers, routing_metrics
 from torch import Tensor
 
 SIGMOIDS = {
-    *("afmoe", "axk1", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3", "laguna"),
-    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "solar_open"),
+    *("afmoe", "axk1", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "hy_v3"),
+    *("mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "solar_open", "laguna"),
+    *("kimi_linear", "lfm2_moe", "nemotron_h"),
 }
 """Families whose routers weigh experts by sigmoids, the others by a softmax; as their code in transformers has it."""
 

@@ -136,6 +136,29 @@ def test_a_version_that_is_computed_again_is_left_alone_unless_it_differs(folder
     assert [path.name for path in (tmp_path / "broadcasts").iterdir() if path.is_dir()] == ["step_0"]
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "manifest emptied", "manifest gone"])
+def test_a_version_that_was_damaged_is_written_anew(folder: Path, tmp_path: Path, damage: str) -> None:
+    """Engines would refuse it at every start, and a trainer that goes on publishes it again."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    publisher = WeightsPublisher(tmp_path, keep_last=2, keep_all=False)
+    manifest = publisher.publish(model, 0)
+    file = manifest.parent / FILE
+    whole, told = file.read_bytes(), manifest.read_text()
+    if damage == "flipped":
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "cut":
+        file.write_bytes(whole[:-1])
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "manifest emptied":
+        manifest.write_text("")
+    else:
+        manifest.unlink()
+    assert publisher.publish(model, 0) == manifest
+    assert (file.read_bytes(), manifest.read_text()) == (whole, told)
+    assert [path.name for path in (tmp_path / "broadcasts").iterdir() if path.is_dir()] == ["step_0"]
+
+
 def test_checkpoint_loads_with_equal_logits_and_text_files(folder: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

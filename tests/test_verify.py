@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine_helpers import EOS, VOCABULARY
+from primerl._core import GrammarMasks
+from primerl.inference.sampling import unpacked
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint import save_checkpoint
 from primerl.train.model import load_model
@@ -159,6 +163,63 @@ def run(published: tuple[Path, Engine], tmp_path: Path) -> Run:
     result = Run(tmp_path, engine, [*samples, untrained])
     result.write_spool()
     return result
+
+
+SPEC = json.dumps(
+    {
+        "structured_outputs": {"json": {"type": "array", "items": {"enum": ["a", "bc"]}, "minItems": 2, "maxItems": 4}},
+        "ends": [EOS],
+    }
+)
+
+
+@torch.inference_mode()
+def structured(engine: Engine, sample: Sample, masks: GrammarMasks, plan: list[int]) -> tuple[int, int]:
+    """An answer by SPEC, its tokens sampled by the versions of the plan in turn, the last of them to its end. Returns
+    where it begins and ends."""
+    begin, inputs, cache = len(sample), sample.token_ids[:], DynamicCache()
+    while not sample.token_ids[begin:] or sample.token_ids[-1] != EOS:
+        tokens = sample.token_ids[begin:]
+        version = plan[min(len(tokens), len(plan) - 1)]
+        output = engine.models[version](input_ids=torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+        logits = output.logits[0, -1]
+        bits = torch.frombuffer(bytearray(masks.after(SPEC, tokens)), dtype=torch.uint8)
+        allowed = unpacked(bits.unsqueeze(0), len(logits))[0]
+        logprobs = (logits.masked_fill(~allowed, -torch.inf) / sample.temperature).log_softmax(-1)
+        token = int(torch.multinomial(logprobs.exp(), 1, generator=engine.generator))
+        sample._append(token, 1, float(logprobs[token]), version)
+        inputs = [token]
+    return begin, len(sample)
+
+
+@pytest.mark.parametrize("plan", [[0], [1, 1, 2]])
+def test_structured_outputs_are_replayed(run: Run, plan: list[int]) -> None:
+    masks = GrammarMasks(run.folder / "weights" / "step_9", VOCABULARY)
+    samples, runs = [], []
+    for rollout, temperature in enumerate((1.0, 0.7)):
+        sample = Sample(rollout, temperature)
+        sample.prompt(run.engine.random_prompt(6))
+        run.engine.turn(sample, (plan[0], 3))
+        sample.prompt(run.engine.random_prompt(2))
+        begin, end = structured(run.engine, sample, masks, plan)
+        before = sum(map(len, samples))
+        runs.append([before + begin, before + end, 0])
+        samples.append(sample)
+    grammars = {"kinds": [{"masks": masks.identity, "spec": SPEC}], "runs": runs}
+    path = run.folder / "spool" / "step_10" / "rank_0.msgpack"
+    path.write_bytes(encode_batch(10, [samples], grammars={0: grammars}))
+    report = verify(run.folder)
+    assert report.passed, report
+    assert report.max_difference < 1e-5
+    assert report.structured == sum(end - begin for begin, end, _ in runs)
+    assert f"{report.structured} tokens sampled by the grammar" in str(report)
+    # Without the grammars the same numbers are of another distribution.
+    path.write_bytes(encode_batch(10, [samples]))
+    assert not verify(run.folder).passed
+    other = {"kinds": [{"masks": "another/library", "spec": SPEC}], "runs": runs}
+    path.write_bytes(encode_batch(10, [samples], grammars={0: other}))
+    with pytest.raises(VerifyError, match="another/library"):
+        verify(run.folder)
 
 
 def test_agrees_with_an_engine_that_keeps_its_cache(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

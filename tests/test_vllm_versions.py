@@ -13,7 +13,7 @@ import pytest
 import torch
 from engine_helpers import Engine, model_tensors, need_vllm, running, vllm_command, wait_until, write_checkpoint
 from primerl._core import Orchestrator
-from test_orchestrator_in_process import PATIENCE_S, post, settings
+from test_orchestrator_in_process import PATIENCE_S, begin, post, settings
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -93,7 +93,7 @@ def test_a_prefix_is_reused_within_a_version_and_never_after_an_update(
     longer = {"long_poll_s": 1.0, "worker_s": 600.0}
     sizes = {"seq_len": 1024, "batch_size": 2, "sampling": {"max_tokens": 12}, "timeouts": longer}
     with Orchestrator(settings(model, output, engines=[engine.url], **sizes)) as orchestrator:
-        orchestrator.start()
+        begin(orchestrator, output)
         rollouts = Rollouts(orchestrator.url)
 
         def publish(version: int) -> None:

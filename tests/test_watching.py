@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from primerl.config.evaluation import EvalTimeouts
 from primerl.launch import watching
+from primerl.launch.evaluated import Evaluated
 from primerl.launch.processes import Process
 from primerl.launch.remarks import Remarks
 from primerl.launch.starting import RunFailedError
@@ -122,6 +123,47 @@ def test_a_blocked_worker_and_the_first_failure_of_a_kind_are_told_once() -> Non
     assert look(failed, **worker) == []
     assert look(failed, worker=3) == []
     assert len(look(failed, **worker)) == 1, "another block"
+
+
+def test_an_environment_that_rests_and_comes_back_is_told_once() -> None:
+    said: list[str] = []
+    remarks = Remarks(said.append)
+    good = {"name": "good"}
+    for _ in range(2):
+        remarks.look({"environments": [good, {"name": "bad", "rests": "the judge is away"}]})
+    assert said == [
+        "warning: nothing comes of environment 'bad'; it rests, and the others go on: the judge is away",
+    ]
+    remarks.look({"environments": [good, {"name": "bad"}]})
+    assert said[1:] == ["environment 'bad' is used again"]
+
+
+def test_an_evaluation_whose_rollouts_fail_is_told_once() -> None:
+    said: list[str] = []
+    evaluated = Evaluated(said.append)
+    report = {"environment": "math", "version": 3, "complete": True, "rollouts": 40, "failed": 2, "errors": {}}
+    evaluated.look([report])
+    assert len(said) == 1, "a few"
+    failing = {**report, "version": 4, "failed": 39, "errors": {"environment": 38, "timeout": 1}}
+    for _ in range(2):
+        evaluated.look([report, failing])
+    line = said[2]
+    assert len(said) == 3
+    assert line.startswith(
+        "warning: in the evaluation of 'math' at version 4, 39 of 40 rollouts failed (38 by errors of kind "
+        "environment, 1 by errors of kind timeout) and count as 0"
+    )
+
+
+def test_a_run_without_a_signal_ends_and_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = [{"name": "hard", "filtered_in_a_row": 135}, {"name": "rests", "filtered_in_a_row": 0}]
+    watched = watch(monkeypatch, None)
+    moving = {"buffer": buffer, "rollouts": {"filtered": 1}}
+    watched.check_progress({**moving, "without_signal_s": None}, 1.0)
+    watched.check_progress({**moving, "without_signal_s": 60.0}, 2.0)
+    words = r"no group has had a signal for 61 s, longer than timeouts.no_progress_s = 60 s.*'hard' 135\).*group_size"
+    with pytest.raises(RunFailedError, match=words):
+        watched.check_progress({**moving, "rollouts": {"filtered": 9}, "without_signal_s": 61.0}, 3.0)
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> OrchestratorWatch:

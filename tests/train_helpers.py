@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import msgpack
+import pytest
 import torch
+import xxhash
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, free: int, *, on: str | None = None) -> None:
+    """Disks have so many bytes free; only that of folders named `on`, where it is given."""
+    usage = shutil.disk_usage
+
+    def small(path: Path) -> Any:
+        found = usage(path)
+        return found._replace(free=free) if on in (None, Path(path).name) else found
+
+    monkeypatch.setattr(shutil, "disk_usage", small)
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -79,13 +94,18 @@ def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes
     return header, columns + b"\0" * (-len(columns) % 16)
 
 
-def encode_frame(header: dict[str, Any], columns: bytes) -> bytes:
+def encode_frame(header: dict[str, Any], columns: bytes, *, checked: bool = True) -> bytes:
+    """`checked`: with a checksum, which batches of earlier versions do not have."""
+
     def binary(value: bytes) -> bytes:
         return b"\xc6" + struct.pack(">I", len(value)) + value
 
     padding = -(26 + len(msgpack.packb({**header, "padding": b""}))) % 16
     packed = msgpack.packb({**header, "padding": b"\0" * padding})
-    return b"\x82\xa6header" + binary(packed) + b"\xa7columns" + binary(columns)
+    if not checked:
+        return b"\x82\xa6header" + binary(packed) + b"\xa7columns" + binary(columns)
+    body = b"\x83\xa6header" + binary(packed) + b"\xa7columns" + binary(columns)
+    return body + b"\xa4xxh3\xc4\x08" + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
 
 def encode_batch(
@@ -97,12 +117,17 @@ def encode_batch(
     loss_tokens: int | None = None,
     metrics: dict[str, float] | None = None,
     truncations: dict[int, list[dict[str, Any]]] | None = None,
+    grammars: dict[int, dict[str, Any]] | None = None,
+    checked: bool = True,
 ) -> bytes:
-    """`truncations`: runs of truncated tokens by the micro-batch's number."""
+    """`truncations`: runs of truncated tokens by the micro-batch's number; `grammars`: kinds and runs, likewise;
+    `checked`: see `encode_frame`."""
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
     encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
     for number, runs in (truncations or {}).items():
         encoded[number][0]["truncations"] = runs
+    for number, structured in (grammars or {}).items():
+        encoded[number][0]["grammars"] = structured
     fields = {
         "step": step,
         "rank": rank,
@@ -111,7 +136,7 @@ def encode_batch(
         "metrics": metrics or {},
         "micro_batches": [header for header, _ in encoded],
     }
-    return encode_frame(fields, b"".join(columns for _, columns in encoded))
+    return encode_frame(fields, b"".join(columns for _, columns in encoded), checked=checked)
 
 
 Answer = tuple[int, bytes]
@@ -123,12 +148,14 @@ AHEAD = "/trainer/batch ahead"
 @dataclass
 class OrchestratorDouble:
     """Answers the trainer's calls. `batch(step, rank)` decides what a batch request gets, `ahead` what one gets that
-    does not wait."""
+    does not wait, `before_weights` what is answered to weights, where it is not that they are taken."""
 
     batch: Callable[[int, int], Answer]
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    before_weights: Callable[[dict[str, Any]], None] = lambda fields: None
+    before_weights: Callable[[dict[str, Any]], Answer | None] = lambda fields: None
     ahead: Callable[[int, int], Answer] = lambda step, rank: waiting("it to be asked for")
+    trainers: list[dict[str, Any] | None] = field(default_factory=list)
+    """Who made each call, as it says itself."""
 
     def __enter__(self) -> OrchestratorDouble:
         double = self
@@ -167,13 +194,16 @@ class OrchestratorDouble:
     def answer(self, path: str, fields: dict[str, Any]) -> Answer:
         if fields.pop("ahead", False):
             path = AHEAD
+        self.trainers.append(fields.pop("trainer", None))
         self.calls.append((path, fields))
         if path == AHEAD:
             return self.ahead(fields["step"], fields["rank"])
         if path == "/trainer/batch":
             return self.batch(fields["step"], fields["rank"])
         if path == "/trainer/weights":
-            self.before_weights(fields)
+            answer = self.before_weights(fields)
+            if answer is not None:
+                return answer
         return 200, msgpack.packb({})
 
     def called(self, path: str) -> list[dict[str, Any]]:
@@ -182,6 +212,16 @@ class OrchestratorDouble:
 
 def waiting(reason: str) -> Answer:
     return 202, msgpack.packb({"waiting_for": reason})
+
+
+def asks_again(version: int, why: str) -> Answer:
+    """No engine can load what was published of this version."""
+    return 202, msgpack.packb({"waiting_for": "an engine", "publish_again": {"version": version, "why": why}})
+
+
+def unreadable_manifest(why: str) -> Answer:
+    error = {"message": why, "type": "invalid_request_error", "param": "manifest", "code": "invalid_request"}
+    return 400, json.dumps({"error": error}).encode()
 
 
 def gone(message: str = "the run is over") -> Answer:

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     temporary = options.output.with_name(f"{options.output.name}.{os.getpid()}.tmp")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         for row in demonstrations(options):
             file.write(json.dumps(row) + "\n")
         file.flush()

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         parser.error("--forgetful is a share between 0 and 1")
     temporary = options.output.with_name(f"{options.output.name}.{os.getpid()}.tmp")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         for row in demonstrations(options.rows, options.seed, options.forgetful):
             file.write(json.dumps(row) + "\n")
         file.flush()

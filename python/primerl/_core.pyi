@@ -13,6 +13,7 @@ __all__ = [
     "EngineError",
     "EnvClient",
     "EvaluatedRollouts",
+    "GrammarMasks",
     "InferenceEngine",
     "Lease",
     "Leased",
@@ -471,6 +472,31 @@ def ask_models(base_url: str, *, api_key_env: str | None = None, within_s: float
     that begins with the field where one cannot be used, `TimeoutError` after `within_s` seconds, `ConnectionError`
     with the reason, and what to do, where nobody answers.
     """
+
+# Structured outputs (rust/primerl-py/src/grammar.rs)
+
+@final
+class GrammarMasks:
+    """The tokens of a model's tokenizer, by which the masks of an answer follow from its grammar."""
+
+    def __new__(cls, model: str | PathLike[str], vocabulary_size: int) -> GrammarMasks:
+        """`model`: a folder with `tokenizer.json`; `vocabulary_size`: ids the model computes a probability for.
+
+        Raises ValueError: the tokenizer cannot be read, or does not decode token by token.
+        """
+    @property
+    def identity(self) -> str:
+        """Names vocabulary and library: equal ones give equal masks."""
+    def after(self, spec: str, token_ids: Sequence[int]) -> bytes:
+        """The mask of the token that follows these: one bit an id, lowest first, padded to 32. Raises as `replay`."""
+    def replay(self, spec: str, token_ids: Sequence[int]) -> tuple[bytes, list[int]]:
+        """The masks of an answer, or of its first tokens.
+
+        Returns the different masks one after another, each one bit an id, lowest first, padded to 32, and for each
+        token the place of its mask among them.
+
+        Raises ValueError: the spec cannot be enforced, or the answer was not sampled by it.
+        """
 
 # Reading a journal (rust/primerl-py/src/inspect.rs)
 

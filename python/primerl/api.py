@@ -16,6 +16,7 @@ with its name and the end of its log.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -25,13 +26,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from primerl.config import resolve
+from primerl.config import own_folder, resolve
 from primerl.config.load import ConfigError
 from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
 from primerl.forking import preload, servers
-from primerl.launch import hub, interpreters, preflight
+from primerl.launch import checker, hub, interpreters, preflight
 from primerl.launch.processes import Processes, describe_end
 from primerl.launch.starting import RunFailedError, check_guard, start
 from primerl.launch.status import finished
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from primerl._core import Orchestrator
 
 __all__ = ["Batch", "MicroBatch", "Run", "RunFailedError"]
+
+log = logging.getLogger("primerl")
 
 WATCH_EVERY_S = 0.2
 # Beyond the evaluation's own deadline: the last weights have to be loaded and proved first.
@@ -68,6 +71,7 @@ class Run:
             self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+        self.config = own_folder.located(self.config)
         remark = state.within_run(self.config.output_dir)
         if remark is not None:
             warnings.warn(remark, stacklevel=2)
@@ -115,8 +119,11 @@ class Run:
             raise ConfigError(
                 "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
             )
-        variables = preflight.check(self.config)
         with contextlib.ExitStack() as resources:
+            # Also for the check, which imports environments as their workers do.
+            resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
+            variables = preflight.check(self.config)
+            servers.begin(self.config.fork_server, preload.TORCH)
             resources.enter_context(preflight.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
             described = resolve.orchestrator(self.config)
@@ -124,9 +131,6 @@ class Run:
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
-            resources.enter_context(
-                servers.launched(preload.ENVIRONMENTS, preload.TORCH, wanted=self.config.fork_server)
-            )
             self._processes = resources.enter_context(Processes())
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
@@ -254,6 +258,7 @@ class Run:
         """In a thread of its own, which alone talks to the guard until the run is being left."""
         while not self._leaving.is_set():
             ended = self._processes.poll(WATCH_EVERY_S)
+            servers.tell_lost(log.warning)
             try:
                 check_guard(self._processes)
             except RunFailedError as failure:

@@ -28,7 +28,7 @@ def tell(url: str, path: str, body: dict[str, Any], *, within_s: float) -> tuple
 
 
 def _said(url: str, method: str, path: str, body: str | None, within_s: float) -> tuple[int, dict[str, Any]]:
-    headers = {**run_key_header(), **({} if body is None else {"Content-Type": "application/json"})}
+    headers = {**run_key_header(url), **({} if body is None else {"Content-Type": "application/json"})}
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=within_s)
     try:

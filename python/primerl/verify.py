@@ -39,6 +39,7 @@ from primerl.reference import adapted_model, truncated_logprobs
 from primerl.runs.verified import MAX_LIMIT, Difference, Report
 from primerl.train.adapter_files import BASE_DIGEST
 from primerl.train.data import Batch, BatchError, decode_batch
+from primerl.train.grammar import Allowed, Replay
 from primerl.train.truncation import Truncation
 from primerl.train.weights import manifest
 
@@ -71,6 +72,7 @@ class Turn:
     logprobs: Tensor  # [m] fp32, the engine's
     temperatures: Tensor  # [m] fp32
     truncation: Truncation | None  # [m]
+    allowed: Allowed | None  # [m]
     segments: list[Segment]
     done: int = 0
     """Segments forwarded so far."""
@@ -119,6 +121,7 @@ def _read_spool(folder: Path, report: Report) -> list[Turn]:
         (folder / "spool").glob("step_*/rank_*.msgpack"),
         key=lambda path: tuple(int(number) for number in re.findall(r"\d+", f"{path.parent.name} {path.name}")),
     )
+    replay = Replay(_tokenizer_folder(folder))
     turns: list[Turn] = []
     steps = set()
     for path in paths:
@@ -127,7 +130,7 @@ def _read_spool(folder: Path, report: Report) -> list[Turn]:
         except (OSError, BatchError) as error:
             raise VerifyError(f"{path}: {error}") from error
         steps.add(batch.step)
-        for sample in _samples(batch):
+        for sample in _samples(batch, replay):
             report.samples += 1
             turns += sample
     report.steps = len(steps)
@@ -143,8 +146,12 @@ def _read_spool(folder: Path, report: Report) -> list[Turn]:
     return turns
 
 
-def _samples(batch: Batch) -> Iterator[list[Turn]]:
+def _samples(batch: Batch, replay: Replay) -> Iterator[list[Turn]]:
     for micro_batch in batch.micro_batches:
+        try:
+            allowed = replay.allowed(micro_batch)
+        except BatchError as error:
+            raise VerifyError(str(error)) from error
         start = 0
         for length, rollout in zip(micro_batch.sequence_lengths, micro_batch.rollouts, strict=True):
             columns = slice(start, start + length)
@@ -157,6 +164,7 @@ def _samples(batch: Batch) -> Iterator[list[Turn]]:
                 micro_batch.logprobs[columns],
                 micro_batch.temperatures[columns],
                 None if micro_batch.truncation is None else micro_batch.truncation[columns],
+                None if allowed is None else allowed[columns],
             )
             start += length
 
@@ -170,6 +178,7 @@ def _turns(
     logprobs: Tensor,
     temperatures: Tensor,
     truncation: Truncation | None,
+    allowed: Allowed | None,
 ) -> list[Turn]:
     """The turns of one sample, each a contiguous run of trained tokens; a single one if all have one version."""
     if not trained.numel():
@@ -191,6 +200,7 @@ def _turns(
                 logprobs[targets],
                 temperatures[targets],
                 None if truncation is None else truncation[targets],
+                None if allowed is None else allowed[targets],
                 _segments(targets.tolist(), versions[targets].tolist()),
             )
         )
@@ -271,6 +281,12 @@ def _model_folder(folder: Path) -> Path:
         if (candidate / "config.json").is_file():
             return candidate
     raise VerifyError(f"no model config: neither {folder}/weights/step_N nor the model folder in {folder}/configs")
+
+
+def _tokenizer_folder(folder: Path) -> Path:
+    """The folder whose tokenizer engines and trainer had, by which structured outputs are replayed."""
+    checkpoints = sorted((folder / "weights").glob("step_*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+    return _trained_from(folder) or (checkpoints[-1].parent if checkpoints else folder)
 
 
 def _trained_from(folder: Path) -> Path | None:
@@ -379,6 +395,9 @@ def _compare(turn: Turn, segment: Segment, logits: Tensor, report: Report) -> No
     own = (turn.targets > segment.begin) & (turn.targets <= segment.end)
     targets = turn.targets[own]
     scaled = logits[targets - 1 - segment.begin] / turn.temperatures[own].unsqueeze(1)
+    if turn.allowed is not None:
+        scaled = scaled.masked_fill(~turn.allowed[own].masks(scaled.shape[1]), -torch.inf)
+        report.structured += int((turn.allowed[own].index > 0).sum())
     engine = turn.logprobs[own]
     reference = scaled.log_softmax(dim=-1).gather(1, turn.token_ids[targets].unsqueeze(1)).squeeze(1)
     if turn.truncation is not None:

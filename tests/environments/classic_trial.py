@@ -42,6 +42,14 @@ def says_nothing(completion: Any) -> None:
     return None
 
 
+def several(completion: Any) -> Any:
+    return {"x": 1, "word": "none", "inner": {"y": 2.5}}
+
+
+def several_each(completions: list[Any]) -> Any:
+    return [{"place": place} for place, _ in enumerate(completions)]
+
+
 def longest(completions: list[Any]) -> list[float]:
     lengths = [len("".join(said(completion))) for completion in completions]
     return [float(length == max(lengths)) for length in lengths]
@@ -118,7 +126,11 @@ KINDS: dict[str, Any] = {
     "never_ends": (NeverEnds, [half]),
     "group_never_ends": (NeverEnds, [longest]),
     "torn_down": (TornDown, [half]),
+    "measures": (vf.SingleTurnEnv, [half, several]),
+    "group_measures": (vf.SingleTurnEnv, [longest, several_each]),
 }
+METRICS = {"measures", "group_measures"}
+"""Kinds whose second function has weight 0."""
 
 
 def load_environment(kind: str = "single", examples: int = 6, eval_examples: int = 0, secret: str = "") -> Any:
@@ -133,6 +145,6 @@ def load_environment(kind: str = "single", examples: int = 6, eval_examples: int
     return cls(
         dataset=rows("train", examples),
         eval_dataset=rows("eval", eval_examples) if eval_examples else None,
-        rubric=vf.Rubric(funcs=funcs),
+        rubric=vf.Rubric(funcs=funcs, weights=[1.0, 0.0] if kind in METRICS else None),
         **more,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -61,6 +62,14 @@ class TrialTask(vf.Task[TrialData]):
             time.sleep(self.data.block_s)
         return float(len(trace.last_reply))
 
+    @vf.reward(weight=0.0)
+    async def parts(self, trace: vf.Trace) -> Any:
+        return {"half": 0.5, "word": "no number", "both": {"x": 1, "none": None}} if self.data.kind == "measures" else 0
+
+    @vf.metric
+    async def more(self, trace: vf.Trace) -> Any:
+        return {"more": {"y": 2}} if self.data.kind == "measures" else None
+
     @vf.metric
     async def turns(self, trace: vf.Trace) -> float:
         return float(trace.num_turns)
@@ -73,5 +82,6 @@ class TrialTaskset(vf.Taskset[TrialTask, TrialConfig]):
 
     def load(self) -> Iterator[Any]:
         config = self.config
-        for kind in [] if config.empty else config.kinds:
+        kinds = [] if config.empty else config.kinds
+        for kind in kinds if config.bounded else itertools.cycle(kinds):
             yield TrialTask(TrialData(prompt=f"{kind}?", kind=kind, block_s=config.block_s), config.task)

@@ -1,16 +1,22 @@
 """The `primerl` command. Nothing heavy is imported before the subcommand is known.
 
 Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was trained or lost), 130 interrupted.
+What is one process, such as a fine-tuning, ends with 128 and the number of the signal; a launcher says 130 whatever
+it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
 from importlib import import_module
 
-from primerl.rank_variables import NotARankError, forget_unless_rank
+from primerl import utf8
+from primerl.launch.guard import MARK
+from primerl.rank_variables import NotARankError, forget_unless_rank, is_rank
+from primerl.stopping import INTERRUPTED, AsInterrupts, Terminated
 
 COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
@@ -48,21 +54,42 @@ COMMANDS = {
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
     "monitor": ("primerl.cli.processes:monitor", "one process of a run: tells W&B, Prime or your own monitors of it"),
 }
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT = 1, 2
+LAUNCHERS = (["rl"], ["run"], ["eval"])
+"""Commands that say 130 whatever has interrupted them."""
 
 
 def main(argv: list[str] | None = None) -> int:
+    if argv is None:
+        utf8.ensure()
     arguments = sys.argv[1:] if argv is None else argv
+    # A process of a run dies by the signal, which its guard reports to the launcher.
+    if MARK in os.environ or is_rank(os.environ):
+        return answered(arguments)
+    with AsInterrupts() as asked:
+        code = answered(arguments)
+    # An exception that was dropped, or another error that was made of it.
+    return code if asked.number is None else interrupted(arguments, asked.number)
+
+
+def interrupted(arguments: list[str], number: int | None) -> int:
+    """The exit code; `number` is None for Ctrl-C."""
+    return INTERRUPTED if number is None or arguments[:1] in LAUNCHERS else 128 + number
+
+
+def answered(arguments: list[str]) -> int:
     try:
         code = command(arguments)
         sys.stdout.flush()  # here, where a full disk can be told
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as one that nobody handles,
         # and would end by the signal whatever is returned; the next `exec` forgets it.
         exec("")
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        # A terminal that was closed takes nothing any more.
+        with contextlib.suppress(OSError):
+            print("interrupted", file=sys.stderr)
+        return interrupted(arguments, error.number if isinstance(error, Terminated) else None)
     except ModuleNotFoundError as error:
         return lacks_extra(error, arguments)
     except BrokenPipeError:
@@ -119,6 +146,7 @@ def orchestrate() -> int:
     """`primerl-orchestrate`: the native binary's flags, in the wheel."""
     from primerl.cli.processes import leave, native_orchestrator
 
+    utf8.ensure()
     return leave(native_orchestrator(sys.argv[1:]))
 
 

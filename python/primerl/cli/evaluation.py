@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 from primerl.cli.runs import keep_state
-from primerl.config import asked
 from primerl.config.command_line import with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
@@ -27,15 +25,17 @@ SHORT = {
 
 
 def evaluate(arguments: list[str]) -> int:
-    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
-    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
+    with checker.environments_ahead(arguments):
         with checker.interrupted_after():
+            from primerl.config import own_folder
             from primerl.config.evaluation import EvalConfig
             from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail, load
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
+            with placed(config, given):
+                config = own_folder.located(config)
             keep_state(config.output_dir)
             computes = config.base_url is None and not config.dry_run
             servers.begin(config.fork_server, *([preload.TORCH] if computes else []))

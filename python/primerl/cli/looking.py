@@ -10,6 +10,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse
 from primerl.config.complaint import fail
+from primerl.stopping import stop_signals
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"
@@ -71,7 +72,7 @@ def page(arguments: list[str]) -> int:
         return fail(f"--port {chosen.port}: cannot serve there: {error}", title="No page")
     print(f"the run's page: {server.url}/ (Ctrl-C ends it)", flush=True)
     # Blocked before it is waited for: one that comes in between is not lost.
-    wanted = {signal.SIGINT, signal.SIGTERM}
+    wanted = set(stop_signals())
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     signal.sigwait(wanted)
     server.stop()
@@ -81,7 +82,7 @@ def page(arguments: list[str]) -> int:
 def model_of(output_dir: Path) -> str | None:
     """The folder of the run's model, by its resolved config; None where that does not say."""
     try:
-        settings = tomllib.loads((output_dir / "configs" / "orchestrator.toml").read_text())
+        settings = tomllib.loads((output_dir / "configs" / "orchestrator.toml").read_text(encoding="utf-8"))
         return str(settings["model"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

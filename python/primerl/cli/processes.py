@@ -19,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl import stopping
 from primerl.config import asked
 from primerl.launch.guard import MARK
 from primerl.rank_variables import is_rank
@@ -87,14 +88,22 @@ def join_as_env_worker(arguments: list[str]) -> int:
     from primerl.cli.runs import keep_state
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
-    from primerl.launch import joining
+    from primerl.forking import servers
+    from primerl.launch import checker, joining
 
     try:
-        config = load(JoinConfig, arguments, program="primerl env-worker")
-        keep_state(config.log_dir)
-        return joining.run(config)
+        with checker.environments_ahead(arguments, checks=False):
+            config = load(JoinConfig, arguments, program="primerl env-worker")
+            keep_state(config.log_dir)
+            # An interpreter of its own has libraries of its own.
+            servers.begin(config.fork_server and config.python is None)
+            return joining.run(config)
     except ConfigError as error:
         return refuse(error)
+    except KeyboardInterrupt:  # or SIGTERM, SIGHUP: as later, when it waits for the run or works
+        stopping.has_been_heard()
+        print("stopped", file=sys.stderr)
+        return 0
 
 
 def monitor(arguments: list[str]) -> int:
@@ -120,7 +129,7 @@ def store_worker(arguments: list[str]) -> int:
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
     # Of the binary, not of the config: what holds for one start of a run.
-    once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"]) else []
+    once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"], ["--skip-event"]) else []
     checked = arguments[: len(arguments) - len(once)]
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
@@ -137,7 +146,7 @@ def orchestrator(arguments: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
         file = Path(folder) / "orchestrator.toml"
-        file.write_text(dump_toml(settings))
+        file.write_text(dump_toml(settings), encoding="utf-8")
         code = native_orchestrator(["--config", os.fspath(file)])
     return leave(code)
 

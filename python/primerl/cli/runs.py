@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
 
-from primerl.config import asked
 from primerl.config.command_line import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch import checker
@@ -24,21 +22,22 @@ def rl(arguments: list[str]) -> int:
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
     arguments = with_long_names(arguments, PUBLISHED)
-    # The longest part of a start, and it needs nothing of the config.
-    ahead = checker.environments_ahead(fork=servers.are_wanted(arguments))
-    with contextlib.nullcontext() if asked.for_help(arguments) else ahead:
+    with checker.environments_ahead(arguments):
         with checker.interrupted_after():
+            from primerl.config import own_folder
+            from primerl.config.late import placed
             from primerl.config.load import ConfigError, fail
             from primerl.config.run_forms import is_short, load_run
         try:
-            config = load_run(arguments, program="primerl rl")
+            given = load_run(arguments, program="primerl rl")
+            short = is_short(arguments)
+            with placed(given, arguments, short=short):
+                config = own_folder.located(given)
             keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
-                from primerl.config.late import placed
                 from primerl.launch import run
 
-            short = is_short(arguments)
             with placed(config, arguments, short=short):
                 return run.run(config, form=form or ("hosted" if short else "full"))
         except ConfigError as error:
@@ -63,20 +62,19 @@ def sft(arguments: list[str]) -> int:
     arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
-        keep_state(config.output_dir)
-        from primerl.config import resolve
+        from primerl.config import own_folder, resolve
         from primerl.config.late import placed
-        from primerl.launch import hub, monitors, preflight, preflight_sft
+
+        with placed(config, arguments):
+            given = own_folder.located(config)
+        keep_state(given.output_dir)
+        from primerl.launch import monitors, preflight, preflight_sft
         from primerl.launch.registration import registered
         from primerl.launch.starting import OMP_WAIT_POLICY
         from primerl.train import start_ranks
 
-        given = config
         with placed(given, arguments):
-            config = resolve.sft(hub.with_start(config))
-            # What the launcher alone understands stays here.
-            settings = config.model_dump(mode="json", exclude_none=True, exclude=preflight_sft.LAUNCHER_ONLY)
-            preflight_sft.check(config, settings)
+            config, settings = preflight_sft.prepared(given)
         with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
             resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from primerl.redaction import redact
 
 
 class ConfigError(Exception):
     """The user's input cannot be used: the message names the field or file and what to do. Exit code 2."""
+
+
+class Problems:
+    """What several checks find, told together: one that fails hides no other."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """A ConfigError of the block is noted, and the next check is made."""
+        try:
+            yield
+        except ConfigError as error:
+            self.found.append(str(error))
+
+    def check(self) -> None:
+        """Raises ConfigError with every problem, one a line."""
+        if self.found:
+            # A file that cannot be read may be one for several checks.
+            raise ConfigError("\n".join(dict.fromkeys(self.found)))
 
 
 def fail(message: str, *, title: str = "Nothing was started") -> int:

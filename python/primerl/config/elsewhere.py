@@ -7,6 +7,7 @@ what is wrong where it is given.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,11 @@ SAMPLING = {
     "min_tokens": CHANGES_SAMPLING,
     "seed": "engines have the run's, seed",
     "temp_scheduler": "the temperature is constant",
+}
+
+MONITORS = {
+    "monitors.wandb": "W&B is [wandb]; monitors of your own are [[monitors]]",
+    "monitor.wandb": "W&B is [wandb]; monitors of your own are [[monitors]]",
 }
 
 # Of a trainer; `{}` stands for where its keys are.
@@ -64,6 +70,9 @@ PRIME_RL: Names = {
     "orchestrator.max_inflight_rollouts": "it is orchestrator.oversampling_factor, as a multiple of "
     "orchestrator.batch_size",
     "orchestrator.env": "environments are [[orchestrator.train.env]]",
+    **MONITORS,
+    "monitors.prime": "it is [orchestrator.prime_monitor]",
+    "monitor.prime": "it is [orchestrator.prime_monitor]",
     "orchestrator.model": "the model is model.path; engines that run already are orchestrator.engines",
     "orchestrator.client": "engines that run already are orchestrator.engines",
     "orchestrator.models": "a teacher is orchestrator.teacher.client, with orchestrator.training_mode",
@@ -154,6 +163,9 @@ PRIME_RL_SFT: Names = {
     "data.micro_batch_size": "data.batch_size and data.seq_len are in tokens",
     "data.pack_function": "rows are packed whole, without padding",
     "val.eval_on_start": "it is val.at_start",
+    "eval": "rows are measured by [val], with val.interval and val.data; environments by `primerl eval`, when a model "
+    "is there",
+    **MONITORS,
 }
 
 HOSTED: Names = {
@@ -182,13 +194,27 @@ def added(names: Names, path: str, given: Any, *, is_missing: bool) -> str:
 
     Args:
         given: Of a missing key the table that lacks it; else what stands there.
-        is_missing: Any key of that table may be what was meant; else values only.
+        is_missing: Any key of that table may be what was meant, where its words name the missing one; else values only.
     """
     table = path.rpartition(".")[0] if is_missing else path
     beginning = f"{table}." if table else ""
     found = [beginning + name for name in _given(given, values=not is_missing)]
     reasons = [names[name] for name in ([] if is_missing else [path]) + found if name in names]
+    if is_missing:
+        reasons = [reason for reason in reasons if _speaks_of(reason, path)]
     return f"; {reasons[0]}" if reasons else ""
+
+
+def first_of(names: Names, path: str, given: Any) -> tuple[str, str] | None:
+    """The first key of the table at `path` that has another name here, and its words."""
+    keys = given if isinstance(given, dict) else ()
+    return next(((name, names[f"{path}.{name}"]) for name in keys if f"{path}.{name}" in names), None)
+
+
+def _speaks_of(reason: str, path: str) -> bool:
+    """Whether the words have the key: its whole path, or its name alone."""
+    named = (path, path.rpartition(".")[2])
+    return any(re.search(rf"(?<![\w./]){re.escape(name)}(?![\w/]|\.\w)", reason) for name in named)
 
 
 def _given(node: Any, *, values: bool) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from primerl.config.base import (
     AnswerTokens,
@@ -79,7 +79,9 @@ class EvalConfig(Section):
     """Evaluation of any OpenAI-compatible endpoint, or of a checkpoint, on environments."""
 
     output_dir: str = Field(default="outputs/eval", min_length=1)
-    """Folder of the results; the same command on it goes on where it was."""
+    """Folder of the results; the same command on it goes on where it was. Where it is left out, a new one in
+    outputs/eval, named by time and environment."""
+    _chosen: bool = PrivateAttr(default=False)  # by us: nobody gave one
     model: str = Field(min_length=1)
     """With `base_url` the model's name there; without, a checkpoint: a model folder (such as `weights/step_100` of a
     run), or a name of the hub."""

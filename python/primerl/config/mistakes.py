@@ -43,6 +43,9 @@ def told(detail: ErrorDetails, cls: type[BaseModel], listed: set[Location]) -> M
     if kind in NO_TABLE:
         message = _no_table(location, given)
     elif kind in NO_LIST:
+        other = elsewhere.first_of(other_names(cls), _names(location), given)
+        if other is not None:
+            return Mistake((*location, other[0]), f"no key here: {other[1]}")
         message = _no_list(key, given)
     also = elsewhere.added(other_names(cls), _names(location), given, is_missing=False)
     if isinstance(given, dict | list | BaseModel):
@@ -85,14 +88,16 @@ def _no_table(location: Location, given: Any) -> str:
     if location and isinstance(location[-1], int):
         return f"a table is expected for each entry; write its keys below [[{name}]]"
     if isinstance(given, list):
-        return f"only one of these may stand here, under [{name}]; write it for [[{name}]]"
+        return f"`{name}` is one table: write `[{name}]` instead of `[[{name}]]`"
     return f"a table is expected; write its keys below [{name}]"
 
 
 def _no_list(key: Key, given: Any) -> str:
     name = _names(key.place)
     if key.sections and isinstance(given, dict):
-        return f"several of these may stand here, each under [[{name}]]; write it for [{name}]"
+        tables = [other for other, value in given.items() if other not in key.known and isinstance(value, dict)]
+        inner = f".{tables[0]}" if tables else ""
+        return f"`{name}` is a list: write `[[{name}]]` instead of `[{name}{inner}]`"
     if key.sections:
         return f"a list of tables is expected; write the keys of each below [[{name}]]"
     if isinstance(given, str | int | float) and tuple not in key.shapes:

@@ -16,7 +16,7 @@ from primerl.config.monitors import (
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 
-NOT_SHOWN = {"dry_run", "clean_output_dir", "monitor"}
+NOT_SHOWN = {"dry_run", "clean_output_dir", "skip_event", "monitor"}
 
 
 def wandb_mode(wandb: Wandb | None) -> str:

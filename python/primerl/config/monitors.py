@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from primerl.config.base import Fraction, LargeCount, Name, Seconds, SecondsOrZero, Section, Settings
 
@@ -142,6 +142,7 @@ class Monitored(Section):
     monitors: list[CustomMonitor] = []
     """Monitors of your own."""
     monitor: MonitorSettings = MonitorSettings()
+    _chosen: bool = PrivateAttr(default=False)  # output_dir, by us: nobody gave one
 
     @classmethod
     def listed_last(cls) -> frozenset[str]:

@@ -128,8 +128,9 @@ def engines(
                 "max_model_len": source.max_model_len or context,
                 "logprobs_mode": source.logprobs_mode or logprobs_mode,
                 "model": model,
-                # Two engines with one seed would sample the same tokens for the same prompt.
-                "seed": config.seed + index,
+                # Our own engine seeds each request by its id, so that each replica samples it alike. vLLM draws from
+                # one generator: two of its engines with one seed would sample the same tokens for the same prompt.
+                "seed": config.seed + (index if engine_backend(config) == "vllm" else 0),
                 "join": orchestrator_url,
                 "join_as": name,
                 "lora": lora,
@@ -434,7 +435,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())

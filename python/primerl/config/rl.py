@@ -71,7 +71,8 @@ class RunTimeouts(Section):
     join_s: Seconds = 600.0
     """Until env workers have joined from elsewhere, of each environment with `num_workers = 0`."""
     no_progress_s: Seconds = 600.0
-    """Longest time in which no rollout ends and no step is trained."""
+    """Longest time in which no rollout ends and no step is trained, or in which no group has a signal while the trainer
+    waits."""
     stop_s: Seconds = 10.0
     """Time a process has to end by itself before it is killed."""
 
@@ -82,15 +83,20 @@ class RLConfig(Monitored):
     elsewhere: ClassVar[Names] = PRIME_RL
 
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Folder of the run: logs, metrics, weights."""
+    """Folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    environment."""
     max_steps: LargeCount
     """Steps to train."""
     seq_len: Count = 2048
     """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
     seed: Seed = 0
-    """Seed of every random choice."""
+    """Seed of the order of examples, of adapters and of sampling by primerl's own engine. Which policy answers a
+    request depends on time unless `max_async_level` is 0."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
+    skip_event: LargeCount | None = None
+    """Leave this event out of the journal of the run in output_dir, from this start on: one that cannot be played back
+    would be refused at every start, with a message that names it. What it said is lost to the run."""
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
@@ -127,6 +133,12 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_skip(self) -> Self:
+        if self.clean_output_dir and self.skip_event is not None:
+            raise ValueError("clean_output_dir deletes the journal that skip_event is about; leave one of the two out")
         return self
 
     @model_validator(mode="after")

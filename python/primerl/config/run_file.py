@@ -28,7 +28,7 @@ def to_toml(config: RLConfig | EvalConfig) -> str:
 def settings(config: RLConfig | EvalConfig | SFTConfig) -> dict[str, Any]:
     """What was given, so that what is left out is decided anew (some defaults depend on its being left out). Without
     what is asked for once, to begin with."""
-    exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True}
+    exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True, "skip_event": True}
     if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings
     found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)

@@ -165,8 +165,9 @@ class SFTConfig(Monitored, Computation):
 
     elsewhere: ClassVar[Names] = PRIME_RL_SFT
 
-    output_dir: str = Field(min_length=1)
-    """Folder of the run: metrics, weights, checkpoints."""
+    output_dir: str = Field(default="outputs/sft", min_length=1)
+    """Folder of the run: metrics, weights, checkpoints. Where it is left out, a new one in outputs/sft, named by time
+    and file of rows."""
     max_steps: LargeCount | None = None
     """Steps to train; `data.epochs` may end it earlier. One of the two has to be set."""
     seed: Seed = 0

@@ -39,6 +39,9 @@ from primerl.envs.listing import comparable, without_addresses
 
 log = logging.getLogger("primerl.envs")
 
+FIRST_OF_ENDLESS = 10_000
+"""Examples of a taskset that yields tasks for ever: every worker has to list the same ones."""
+
 
 def prepare() -> None:
     """Changes other libraries as an env worker needs them; before an environment is loaded."""
@@ -129,13 +132,10 @@ def _explain(environment_id: str, error: ValidationError) -> str:
 def list_examples(
     env: vf.Env[Any], environment_id: str, seed: int, role: Role = "train", held_out: int = 0
 ) -> list[vf.Task[Any, Any, Any]]:
-    """All examples but the first `held_out`, in an order that depends on nothing but the environment and the seed.
+    """All examples but the first `held_out`, in an order that depends on nothing but the environment and the seed; of a
+    taskset without end, those that it yields first.
     Which split they are of is a setting of the taskset, where it has one."""
-    taskset = env.taskset
-    if not taskset.bounded:
-        raise EnvironmentRefusedError(
-            f"environment {environment_id!r} has endless examples; give its taskset a setting that bounds them"
-        )
+    taskset = env.taskset if env.taskset.bounded else env.taskset.take(held_out + FIRST_OF_ENDLESS)
     try:
         examples = list(taskset.shuffle(seed))
     except Exception as error:
@@ -170,7 +170,12 @@ def scores_groups(env: vf.Env[Any]) -> bool:
 
 
 def remark(env: vf.Env[Any], environment_id: str, role: Role) -> str | None:
-    return None
+    if env.taskset.bounded:
+        return None
+    return (
+        f"environment {environment_id!r} has examples without end; its first {FIRST_OF_ENDLESS:,} are used, again and "
+        "again (a setting of its taskset that bounds them is kept)"
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,7 +74,7 @@ class RowRefusedError(ModelError):  # type: ignore[misc]
 def prepare() -> None:
     """Changes verifiers as an env worker needs it; before an environment is loaded."""
     patches.tear_down_once()
-    patches.watch_rewards(_reward_failed)
+    patches.watch_rewards(_reward_failed, _measured)
     # A log is no terminal.
     datasets.disable_progress_bars()
 
@@ -182,6 +182,8 @@ class _Running:
     calls: set[asyncio.Task[Any]] = field(default_factory=set)
     """Who waits for the model."""
     reward_error: str | None = None
+    measured: dict[str, Any] = field(default_factory=dict)
+    """Of metrics that are no numbers, what they returned."""
 
 
 # By number. Event loop only.
@@ -195,6 +197,12 @@ def _reward_failed(state: Any, name: str, error: Exception) -> None:
         text = "".join(traceback.format_exception(error))
         log.error("reward function %s failed:\n%s", name, shortened(text, LONGEST_TRACEBACK))
         running.reward_error = running.reward_error or f"{name}: {type(error).__name__}: {error}"
+
+
+def _measured(state: Any, name: str, value: Any) -> None:
+    running = _RUNNING.get(state["input"].get(NUMBER, 0))
+    if running is not None:
+        running.measured[name] = value
 
 
 @contextmanager
@@ -284,7 +292,7 @@ class Runner:
             output = await self.env.run_rollout(
                 {**row, NUMBER: number}, self.client, model, dict(sampling), state_columns=["trajectory_id"]
             )
-            return outcome_of(output, rollout.label, _RUNNING[number].reward_error)
+            return outcome_of(output, rollout.label, _RUNNING[number].reward_error, _RUNNING[number].measured)
 
     async def run_group(
         self,
@@ -305,7 +313,8 @@ class Runner:
             )
             ended = zip(outputs, rollouts, numbers, strict=True)
             return [
-                outcome_of(output, rollout.label, _RUNNING[number].reward_error) for output, rollout, number in ended
+                outcome_of(output, rollout.label, _RUNNING[number].reward_error, _RUNNING[number].measured)
+                for output, rollout, number in ended
             ]
 
 
@@ -324,8 +333,10 @@ async def serving(env: Any, root: str, post: Post, limits: RolloutLimits = NO_LI
         await env._teardown()
 
 
-def outcome_of(output: dict[str, Any], label: str, reward_error: str | None) -> Outcome:
-    """What the orchestrator is told."""
+def outcome_of(
+    output: dict[str, Any], label: str, reward_error: str | None, measured: Mapping[str, Any] | None = None
+) -> Outcome:
+    """What the orchestrator is told. `measured`: metrics that are no numbers, in whose place verifiers has a 0."""
     error = _error_of(output, reward_error)
     reward = output.get("reward")
     reward = 0.0 if reward is None else float(reward)
@@ -339,7 +350,7 @@ def outcome_of(output: dict[str, Any], label: str, reward_error: str | None) -> 
         "trainable": True,
         "ok": error is None,
         "reward": reward if math.isfinite(reward) else 0.0,
-        "metrics": numbers(output.get("metrics") or {}),
+        "metrics": numbers({**(output.get("metrics") or {}), **(measured or {})}),
         "stop_condition": output.get("stop_condition"),
         "truncated": bool(output.get("is_truncated")),
     }

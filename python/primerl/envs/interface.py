@@ -40,9 +40,13 @@ _not_numbers: set[str] = set()
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Of what an environment measured: truth values and whole numbers as numbers, NumPy's too. What is none (None,
-    words, NaN) has no mean, and is left out; the log says so once of each name."""
-    found = {}
+    words, NaN) has no mean, and is left out; the log says so once of each name. What a dictionary holds is named
+    `metric/key`."""
+    found: dict[str, float] = {}
     for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= numbers({f"{name}/{key}": inner for key, inner in value.items()})
+            continue
         try:
             # A word may look like a number in one rollout and not in the next.
             number = math.nan if isinstance(value, str | bytes) else float(value)
@@ -167,6 +171,15 @@ def shortened(text: str, longest: int) -> str:
         return text
     half = longest // 2
     return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+
+
+def sendable(value: Any) -> Any:
+    """A JSON value without halves of surrogate pairs, which have no UTF-8: `\\ud800` in their place."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {sendable(key): sendable(inner) for key, inner in value.items()}
+    return [sendable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def module_name(environment_id: str) -> str:

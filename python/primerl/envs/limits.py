@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from primerl import typed
 from primerl.envs.interface import Gateway
+from primerl.run_key import run_key
 
 # Field of an example's data.
 FIELD = "rollout_limits"
@@ -73,10 +74,13 @@ def of_example(data: Any) -> RolloutLimits | None:
 
 
 async def tell(gateway: Gateway, own: RolloutLimits) -> None:
-    """Tells the orchestrator the limits that an example brings. Raises RuntimeError where it does not take them."""
+    """Tells the orchestrator the limits that an example brings. Raises RuntimeError where it does not take them.
+
+    With the run's key: a rollout's own, which its agent has, opens chat routes only.
+    """
     url = f"{gateway.base_url.removesuffix('/v1')}/limits"
     timeout = max(0.0, gateway.deadline - time.monotonic())
-    status, content = await gateway.post(url, gateway.api_key, "", json.dumps(own.given()).encode(), timeout)
+    status, content = await gateway.post(url, run_key() or "", "", json.dumps(own.given()).encode(), timeout)
     if status >= 400:
         answer = content.decode(errors="replace")
         raise RuntimeError(f"the orchestrator does not take the limits of this example: {status}: {answer}")

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from primerl.envs import versions
+from primerl.envs.interface import sendable
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
@@ -30,7 +31,7 @@ def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any]
         examples: At least one, in the worker's order.
         key: Of an example, the same in every process.
     """
-    keys = [key(examples[index]) for index in looked_at(len(examples))]
+    keys = [sendable(key(examples[index])) for index in looked_at(len(examples))]
     digest = hashlib.sha256(f"{len(examples)}\n".encode())
     for one in keys:
         digest.update(one.encode() + b"\n")

@@ -19,7 +19,7 @@ def limit_memory(memory_mb: int) -> None:
 def _reserved_memory() -> int:
     """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
     try:
-        lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+        lines = [line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()]
     except OSError:  # not on Linux
         return 0
     kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmData:", "RssAnon:")}

@@ -96,16 +96,28 @@ def cap_seat_time(cap: Callable[[Any], Any], cap_segment: Callable[[Any], Any]) 
 
 
 def record_numbers() -> None:
-    """verifiers fails a rollout whose metric is no number, such as one that does not apply to it (None)."""
+    """verifiers fails a rollout whose metric is no number, such as one that does not apply to it (None), or a
+    dictionary of several; and one whose reward of weight 0, which is a metric, is none."""
 
     def make(stock: Callable[[Any, str, float], None]) -> Callable[[Any, str, Any], None]:
         def record_metric(self: Any, name: str, value: Any) -> None:
-            for number in numbers({name: value}).values():
-                stock(self, name, number)
+            for key, number in numbers({name: value}).items():
+                stock(self, key, number)
 
         return record_metric
 
+    def make_reward(stock: Callable[[Any, str, float, float], None]) -> Callable[[Any, str, Any, float], None]:
+        def record_reward(self: Any, name: str, value: Any, weight: float = 1.0) -> None:
+            if not weight:
+                self.rewards.pop(name, None)
+            found = {name: value} if weight else numbers({name: value})
+            for key, number in found.items():
+                stock(self, key, number, weight)
+
+        return record_reward
+
     _replace("verifiers.v1.trace", "Trace.record_metric", ["self", "name", "value"], make)
+    _replace("verifiers.v1.trace", "Trace.record_reward", ["self", "name", "value", "weight"], make_reward)
 
 
 def offer_harness(harness_id: str, module: ModuleType) -> None:
@@ -175,13 +187,19 @@ def tear_down_once() -> None:
     _replace("verifiers.envs.environment", "Environment._teardown", ["self"], make)
 
 
-def watch_rewards(failed: Callable[[Any, str, Exception], None]) -> None:
+def watch_rewards(failed: Callable[[Any, str, Exception], None], measured: Callable[[Any, str, Any], None]) -> None:
     """A reward function that raises counts as 0 in classic environments, with a line in the log. `failed` is told of
-    each rollout's state that it was called for, with the function's name and the error."""
+    each rollout's state that it was called for, with the function's name and the error. One of weight 0 is a metric,
+    and may return something else than a number, such as several: `measured` is told, and verifiers gets a 0."""
 
     def make_individual(stock: Callable[..., Any]) -> Callable[..., Any]:
         async def call(self: Any, func: Any, state: Any) -> Any:
-            return await stock(self, _watched(func, float, lambda name, error: failed(state, name, error)), state)
+            def read(result: Any) -> float:
+                if _weight(self, func) == 0:
+                    return _measured(func, result, lambda name, value: measured(state, name, value))
+                return float(result)
+
+            return await stock(self, _watched(func, read, lambda name, error: failed(state, name, error)), state)
 
         return call
 
@@ -194,6 +212,11 @@ def watch_rewards(failed: Callable[[Any, str, Exception], None]) -> None:
             def one_each(scores: Any) -> list[float]:
                 if len(scores) != len(states):
                     raise ValueError(f"{len(scores)} scores for {len(states)} rollouts")
+                if _weight(self, func) == 0:
+                    return [
+                        _measured(func, score, functools.partial(measured, state))
+                        for state, score in zip(states, scores, strict=True)
+                    ]
                 return [float(score) for score in scores]
 
             return await stock(self, _watched(func, one_each, of_all), states)
@@ -203,6 +226,20 @@ def watch_rewards(failed: Callable[[Any, str, Exception], None]) -> None:
     rubric = "verifiers.rubrics.rubric"
     _replace(rubric, "Rubric._call_individual_reward_func", ["self", "func", "state"], make_individual)
     _replace(rubric, "Rubric._call_group_reward_func", ["self", "func", "states"], make_group)
+
+
+def _weight(rubric: Any, func: Any) -> float:
+    """1 of a function that is not the rubric's own."""
+    weights = (weight for own, weight in zip(rubric.funcs, rubric.weights, strict=False) if own is func)
+    return next(weights, 1.0)
+
+
+def _measured(func: Any, value: Any, tell: Callable[[str, Any], None]) -> float:
+    name = getattr(func, "__name__", repr(func))
+    number = {} if isinstance(value, Mapping) else numbers({name: value})
+    if name not in number:
+        tell(name, value)
+    return number.get(name, 0.0)
 
 
 def _watched(func: Any, read: Callable[[Any], Any], failed: Callable[[str, Exception], None]) -> Any:

@@ -169,7 +169,7 @@ def describe(code: int) -> str:
 def tail(file: str) -> str:
     """The end of the daemon's log, set off from the worker's own."""
     try:
-        lines = Path(file).read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = Path(file).read_text(errors="replace", encoding="utf-8").splitlines()[-LOG_LINES:]
     except OSError:
         lines = ["(no log)"]
     return "\n".join(f"  | {line}" for line in lines)
@@ -238,7 +238,7 @@ def _log_in(client: str, opened: str, key: str, config: TailnetConfig, deadline:
     except subprocess.TimeoutExpired as late:
         output, code, is_late = late.stdout or b"", -1, True
     said = output.decode(errors="replace").replace(key, "<secret>")
-    with open(config.log, "a") as file:
+    with open(config.log, "a", encoding="utf-8") as file:
         file.write("".join(f"tailscale up: {line}\n" for line in said.splitlines()))
     last = (said.strip().splitlines() or ["no word"])[-1]
     if is_late:

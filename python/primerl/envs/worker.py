@@ -36,6 +36,7 @@ from primerl.envs.interface import (
     Runner,
     failure,
     module_name,
+    sendable,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import listing_of
@@ -45,6 +46,7 @@ from primerl.envs.tailnet import NODE_LOST, Node, TailnetError, join, proxy_vari
 from primerl.log_levels import LEVELS
 from primerl.run_key import run_key
 from primerl.startup import importing
+from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.envs")
 
@@ -163,7 +165,7 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
         limits=config.limits,
     )
     # Not the event loop's own handlers: those end with it, and a signal in the last moments would change the exit code.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda number, _: worker.stop(f"stopped by {signal.Signals(number).name}"))
     if node is not None:
         node.on_loss(lambda reason: worker.stop(reason, NODE_LOST))
@@ -330,11 +332,19 @@ class _Worker:
             outcomes = await self._outcomes(leases)
             ended = [outcome["error"]["kind"] if outcome["error"] else "ok" for outcome in outcomes]
             for lease, outcome in zip(leases, outcomes, strict=True):
-                # What an environment says of a failure goes to the journal, and from there to whoever looks.
-                self._client.report(lease.rollout, redaction.redacted(outcome))
+                self._report(lease, outcome)
         finally:
             for how in ended:
                 self._meter.ended(how, time.monotonic() - began)
+
+    def _report(self, lease: _core.Lease, outcome: Outcome) -> None:
+        """What an environment says of a failure goes to the journal, and from there to whoever looks."""
+        try:
+            self._client.report(lease.rollout, sendable(redaction.redacted(outcome)))
+        except Exception as error:  # whatever it holds: unsaid, the rollout would be waited for until its time is up
+            log.exception("%s: its report cannot be sent", _label(lease))
+            said = redaction.redact(f"its report cannot be sent: {type(error).__name__}: {error}")
+            self._client.report(lease.rollout, sendable(failure("environment", said, type(error).__name__)))
 
     async def _outcomes(self, leases: list[_core.Lease]) -> list[Outcome]:
         """Of whatever happens but a cancellation from outside."""

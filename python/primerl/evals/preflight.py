@@ -13,6 +13,7 @@ from typing import Any
 from primerl import extras
 from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
+from primerl.config.complaint import Problems
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint, greedy, results
@@ -35,15 +36,41 @@ MAY_CHANGE = (
 
 
 def with_model(config: EvalConfig) -> EvalConfig:
-    """With the folder in place of a hub's name, and a sequence length that the model can attend to."""
+    """With the folder in place of a hub's name, and a sequence length that the model can attend to.
+
+    What can be judged without the model's weights is, before they are downloaded. Raises
+    [`ConfigError`][primerl.config.load.ConfigError] with every problem, one a line.
+    """
     if config.base_url is not None:
         return config
+    problems = Problems()
+    fitted = config
+    with problems.noted():
+        fitted = _fitted(config, weights=False)
+    if not problems.found and not hub.is_hub_name(config.model):
+        return fitted
+    if not problems.found:
+        with problems.noted():
+            _check_model(fitted)
+    with problems.noted():
+        preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
+    with problems.noted():
+        secrets.variables_of(config.env, config.env_files)
+    with problems.noted():
+        environments.check_installed(config.env)
+    problems.check()
+    return _fitted(config, weights=True)
+
+
+def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
     changes: dict[str, Any] = {}
+    is_small = False
     if hub.is_hub_name(config.model):
-        changes["model"] = str(hub.folder_of(config.model))
+        changes["model"] = str(hub.folder_of(config.model, weights=weights))
         changes["served_name"] = config.served_name or config.model.rsplit("/", 1)[-1]
+        is_small = not weights
     folder = Path(resolve.absolute(changes.get("model", config.model)))
-    _check_folder(folder)
+    _check_folder(folder, weights=not is_small)
     limit = preflight_model.longest_sequence(folder)
     if limit is not None and config.seq_len is None and config.sequence_length > limit > config.longest_answer:
         changes["seq_len"] = limit
@@ -58,13 +85,24 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     key = os.environ.get(config.api_key_env or "")
     if key:
         note([key])  # environments may have quoted it, and all is written again
-    preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
-    goes_on = not config.clean_output_dir and preflight.holds_run(folder)
-    if goes_on:
-        same_evaluation(config)
-    variables = secrets.variables_of(config.env, config.env_files)
-    if goes_on and is_over(folder) and not measures_again(config, folder):
+    problems = Problems()
+    goes_on, odd = False, None
+    variables: secrets.Variables = {}
+    with problems.noted():
+        goes_on = _check_output_dir(config)
+    with problems.noted():
+        variables = secrets.variables_of(config.env, config.env_files)
+    if not problems.found and goes_on and is_over(folder) and not measures_again(config, folder):
         return variables
+    client = config.client()
+    with problems.noted():
+        odd = endpoint.check(client) if client is not None else None
+    with problems.noted():
+        if client is None:
+            _check_model(config)
+    with problems.noted():
+        environments.check_installed(config.env)
+    problems.check()
     repeated = greedy.repeated(
         (
             entry.label,
@@ -75,13 +113,8 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     )
     if repeated is not None:
         say(repeated)
-    client = config.client()
-    odd = endpoint.check(client) if client is not None else None
-    if client is None:
-        _check_model(config)
     if odd is not None:
         say(f"warning: {odd}")
-    environments.check_installed(config.env)
     interpreters.provided(config.env, config.timeouts.install_s, say)
     rollouts = [entry.rollouts_per_example or config.rollouts_per_example for entry in config.env]
     wanted = [
@@ -89,9 +122,8 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     ]
     with _checkable(config) as checked:
         # What an evaluation goes on with was compared above.
-        problems = preflight.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
-    if problems:
-        raise ConfigError("\n".join(problems))
+        problems.found += preflight.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
+    problems.check()
     return variables
 
 
@@ -118,7 +150,7 @@ def same_evaluation(config: EvalConfig) -> None:
     """Raises ConfigError where the folder holds an evaluation of something else; the message names the field."""
     file = run_file.path(config)
     try:
-        before = EvalConfig.model_validate(tomllib.loads(file.read_text()))
+        before = EvalConfig.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(
             f"output_dir: {file.parents[1]} holds a run, and no evaluation; choose another --output-dir"
@@ -162,9 +194,19 @@ def _values(config: EvalConfig) -> dict[str, Any]:
     return found
 
 
-def _check_folder(folder: Path) -> None:
+def _check_output_dir(config: EvalConfig) -> bool:
+    """Whether an evaluation of the same is there, which goes on."""
+    preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
+    folder = Path(resolve.absolute(config.output_dir))
+    goes_on = not config.clean_output_dir and preflight.holds_run(folder)
+    if goes_on:
+        same_evaluation(config)
+    return goes_on
+
+
+def _check_folder(folder: Path, *, weights: bool) -> None:
     try:
-        preflight_model.check_model(folder)
+        preflight_model.check_model(folder, weights=weights)
     except ConfigError as error:
         raise ConfigError(f"{str(error).replace('model.path:', 'model:')} (or base_url, for an endpoint)") from None
 

@@ -93,7 +93,7 @@ def _message(turn: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
 def reports(folder: Path) -> list[dict[str, Any]]:
     """What the orchestrator has reported, a line an environment."""
     try:
-        lines = (folder / EVALS).read_text().split("\n")[:-1]
+        lines = (folder / EVALS).read_text(encoding="utf-8").split("\n")[:-1]
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines]
@@ -237,7 +237,7 @@ def warnings(folder: Path, summary: dict[str, Any]) -> Iterator[str]:
 def errors_of(folder: Path, environment: str | None = None) -> str | None:
     """What most of the rollouts that failed said, in a line; of one environment, or of all."""
     said: Counter[str] = Counter()
-    with (folder / RESULTS).open() as file:
+    with (folder / RESULTS).open(encoding="utf-8") as file:
         for text in file:
             line = json.loads(text)
             if line["error"] is not None and environment in (None, line["environment"]):

@@ -31,13 +31,13 @@ from typing import Any, NoReturn
 from primerl import forking
 from primerl.forking.lifeline import die_with_lifeline
 from primerl.forking.request import GO, SIGNALS
-from primerl.launch.guard import MARK
+from primerl.launch.trees import MARK, PART
 
 # For the files that a process leaves open at its end.
 FLUSH_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Of /proc/PID/environ, which holds no secret: only what tells the processes apart.
-SHOWN = (MARK, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+SHOWN = (MARK, PART, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
 
 def can_set(name: str, value: str | None, before: str | None) -> bool:
@@ -132,7 +132,7 @@ def check_cuda() -> None:
 
 def show(argv: list[str], environment: os._Environ[str]) -> None:
     """Overwrites what `ps` and the guard read, the server's own command line and environment."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     arguments, variables = (int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))
     shown = [f"{name}={environment[name]}" for name in SHOWN if name in environment]
     for words, (start, end) in ((argv, arguments), (shown, variables)):
@@ -182,7 +182,7 @@ def set_threads(variables: dict[str, str], before: dict[str, str]) -> None:
 
 
 def openblas() -> set[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return {line.split(maxsplit=5)[5] for line in lines if "openblas" in line}
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
-import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from primerl.forking.request import TOLD_S, Forked, ignored_signals
+from primerl.forking.request import Forked, ignored_signals, readable
 
-# As the guard's.
-FORK_WAIT_S = 30.0
 # Tests put another in its place.
 PlainPopen = subprocess.Popen
 
@@ -46,18 +44,16 @@ class ForkedPopen(subprocess.Popen[Any]):
         """Why it was started the plain way, where the server said so."""
         self.timed_out = False
         """Whether it was started the plain way since the server did not answer in time."""
-        self._until = time.monotonic() + FORK_WAIT_S
-        self._told_until: float | None = None  # once the process has gone
         self._ends: list[int] = []
-        self._messages = threading.Lock()
+        self._lock = threading.Lock()
         super().__init__(args, env=dict(os.environ if env is None else env), **options)
         if not at_once:
-            self._begin(None)
+            self._begin(math.inf)
 
     @property
     def pid(self) -> int:
         """Waits until the process has begun."""
-        self._begin(None)
+        self._begin(math.inf)
         if self._begun_pid is None:
             raise ProcessLookupError("it was ended before it had begun")
         return self._begun_pid
@@ -103,7 +99,12 @@ class ForkedPopen(subprocess.Popen[Any]):
             self._forked.close()
             self._forked = None
         stdin, stdout, stderr = self._ends
-        self._plain = PlainPopen(self.args, stdin=stdin, stdout=stdout, stderr=stderr, **self._options)
+        try:
+            self._plain = PlainPopen(self.args, stdin=stdin, stdout=stdout, stderr=stderr, **self._options)
+        except BaseException:
+            self.returncode = 127  # or whoever cleans up would wait for it
+            self._begun(None)
+            raise
         self._begun(self._plain.pid)
 
     def _begun(self, pid: int | None) -> None:
@@ -111,74 +112,47 @@ class ForkedPopen(subprocess.Popen[Any]):
         while self._ends:
             os.close(self._ends.pop())
 
-    def _begin(self, timeout_s: float | None) -> bool:
+    def _begin(self, deadline: float) -> bool:
         """Waits until it has begun, or ended; False when the time is up."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._begun_pid is None and self.returncode is None:
+        return self._wait_until(lambda: self._begun_pid is not None, deadline)
+
+    def _wait_until(self, is_done: Callable[[], bool], deadline: float) -> bool:
+        """Waits until it is done, or the fork has ended; False when the time is up."""
+        while True:
+            sources, until = self._look()
+            if is_done() or self.returncode is not None:
+                return True
             now = time.monotonic()
-            if end is not None and now >= end and timeout_s != 0:
+            if now >= deadline:
                 return False
-            self._hear(max(0.0, min(self._until, self._until if end is None else end) - now))
-            if timeout_s == 0:
-                break
-        return self._begun_pid is not None or self.returncode is not None
+            readable(sources, min(deadline, until) - now)
 
-    def _hear(self, timeout_s: float | None) -> None:
-        """Waits that long for a message, and takes those that are there."""
-        forked = self._forked
-        if forked is None:
-            return
-        self._await(forked, timeout_s)
-        with self._messages:
-            while self._forked is not None and self.returncode is None and _readable(forked, 0.0):
-                forked.receive()
-                if forked.refusal is not None:
-                    self.refusal = forked.refusal
-                    self._start_plain()
-                elif self._begun_pid is None and forked.pid is not None:
-                    self._begun(forked.pid)
-                elif forked.code is not None:
-                    self._has_ended(forked.code)
-            now = time.monotonic()
-            if self.returncode is not None:
-                return
-            if self._begun_pid is None and now >= self._until:
-                self.timed_out = True
+    def _look(self) -> tuple[list[int], float]:
+        """Takes note of what is known of the fork. What to wait for until there is more: descriptors, and a time."""
+        with self._lock:
+            forked = self._forked
+            if forked is None or self.returncode is not None:
+                return [], math.inf
+            forked.look()
+            if forked.refusal is not None:
+                self.refusal, self.timed_out = forked.refusal, forked.timed_out
                 self._start_plain()
-            elif self._told_until is not None and now >= self._told_until:
-                forked.has_gone()
-                self._has_ended(forked.code or 0)
-
-    def _await(self, forked: Forked, timeout_s: float | None) -> None:
-        """Waits for a message; once the process has gone, not for long."""
-        if forked.connection.fileno() < 0:  # abandoned in another thread
-            return
-        if self._told_until is None and forked.pidfd >= 0:
-            poller = select.poll()
-            poller.register(forked.connection, select.POLLIN)
-            poller.register(forked.pidfd, select.POLLIN)
-            if not any(descriptor == forked.pidfd for descriptor, _ in poller.poll(_ms(timeout_s))):
-                return
-            self._told_until = time.monotonic() + TOLD_S
-        if self._told_until is not None:
-            left = max(0.0, self._told_until - time.monotonic())
-            timeout_s = left if timeout_s is None else min(timeout_s, left)
-        _readable(forked, timeout_s)
-
-    def _has_ended(self, code: int) -> None:
-        if self._forked is not None:
-            self._forked.close()
-        self.returncode = code
+            elif forked.pid is not None and self._begun_pid is None:
+                self._begun(forked.pid)
+            if forked.code is not None:
+                forked.close()
+                self.returncode = forked.code
+            return forked.sources(), forked.until
 
     def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: A002
-        before = time.monotonic()
-        if not self._begin(timeout):
+        deadline = _deadline(timeout)
+        if not self._begin(deadline):
             assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)
-        return super().communicate(input, None if timeout is None else max(0.0, timeout - time.monotonic() + before))
+        return super().communicate(input, _left(deadline))
 
     def send_signal(self, sig: int) -> None:
-        with self._messages:
+        with self._lock:
             if self._begun_pid is None and self.returncode is None and self._forked is not None:
                 self._forked.abandon()
                 self.returncode = -signal.SIGKILL
@@ -188,24 +162,28 @@ class ForkedPopen(subprocess.Popen[Any]):
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None:
+            self._look()
             if self._plain is not None:
                 self.returncode = self._plain.poll()
-            else:
-                self._hear(0.0)
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.returncode is None:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if self._plain is not None:
-                self.returncode = self._plain.wait(left)
-            elif self._begin(left):
-                self._hear(left)
-            if self.returncode is None and end is not None and time.monotonic() >= end:
-                assert timeout is not None
-                raise subprocess.TimeoutExpired(self.args, timeout)
+        deadline = _deadline(timeout)
+        if self._begin(deadline) and self._plain is not None:
+            self.returncode = self._plain.wait(_left(deadline))
+        elif not self._wait_until(lambda: False, deadline):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        assert self.returncode is not None
         return self.returncode
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
+def _left(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def _copy(descriptor: int) -> int:
@@ -213,15 +191,3 @@ def _copy(descriptor: int) -> int:
         return os.dup(descriptor)
     except OSError:  # a standard stream that is closed
         return os.open(os.devnull, os.O_RDWR)
-
-
-def _readable(forked: Forked, timeout_s: float | None) -> bool:
-    if forked.connection.fileno() < 0:  # abandoned in another thread
-        return True
-    poller = select.poll()
-    poller.register(forked.connection, select.POLLIN)
-    return bool(poller.poll(_ms(timeout_s)))
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else max(0.0, seconds * 1000)

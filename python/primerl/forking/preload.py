@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 from importlib import import_module
 
+from primerl.startup import import_transformers
+
 ENVIRONMENTS, TORCH = "environments", "torch"
 
 # Of the threads that it starts: none until it is used.
@@ -31,6 +33,9 @@ MODULES = {
 
 def preload(kind: str) -> None:
     """A library that is missing or broken is left to the processes that need it, which say so themselves."""
+    if kind == TORCH:
+        with contextlib.suppress(ImportError):
+            import_transformers()
     for name in MODULES.get(kind, ()):  # of any other kind, nothing
         with contextlib.suppress(ImportError):
             import_module(name)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "PRIMERL_FORK_SERVER"
@@ -181,11 +181,11 @@ def setting() -> str:
 
 
 def tell_lost(say: Callable[[str], None]) -> None:
-    """Of each server that has ended, once."""
+    """Says so, once, of each server that has ended."""
     for kind in [] if _current is None else _current.lost():
-        say(f"the fork server of {kind} has ended; what it has started goes on, new processes start without it")
+        say(f"the fork server of {kind} has ended; its processes continue, and new ones start without it")
 
 
-def are_wanted(arguments: list[str], environment: Mapping[str, str] = os.environ) -> bool:
+def are_wanted(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> bool:
     """By the command line alone, which is known before the config is read."""
     return FLAG not in arguments and environment.get(VARIABLE) != OFF

@@ -24,6 +24,7 @@ from primerl.inference.vllm.process import VllmEndedError, VllmServer
 from primerl.log_levels import LEVELS
 from primerl.reach import told_to
 from primerl.run_key import run_key_header
+from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.inference")
 
@@ -34,11 +35,11 @@ STOP_INTERVAL_S = 0.5
 
 
 class _StopRequestedError(Exception):
-    """SIGTERM or SIGINT came."""
+    """SIGTERM, SIGINT or SIGHUP came."""
 
 
 class _Stop:
-    """Handler of SIGTERM and SIGINT.
+    """Handler of signals to stop.
 
     It raises, to end whatever blocks. But an exception that is raised while a finalizer happens to run is dropped by
     the interpreter, so the request is also remembered, and looked for between waits.
@@ -72,7 +73,7 @@ class _Engine(Protocol):
 
 
 def serve(config: InferenceConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code of the process.
+    """Serves until SIGTERM, SIGINT or SIGHUP; returns the exit code of the process.
 
     0: stopped on request. 1: the engine failed, or the orchestrator could not be joined. 2: a setting or the model
     cannot be served; nothing was started. A vLLM that ended after it had served ends this process by a signal: who
@@ -80,7 +81,7 @@ def serve(config: InferenceConfig) -> int:
     """
     _log_from(config.log.level)
     stop = _Stop()
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         return _serve(config, stop)
     except _StopRequestedError:
@@ -223,7 +224,7 @@ def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> 
 
     def attempt() -> dict[str, Any]:
         told = {"url": told_to(engine.url, orchestrator), **({} if name is None else {"name": name})}
-        return {**_post(url, told, run_key_header()), "told": told["url"]}
+        return {**_post(url, told, run_key_header(orchestrator)), "told": told["url"]}
 
     answer = _until(engine, stop, JOIN_DEADLINE_S, f"join {url}", attempt)
     log.info("joined %s as engine %s, to be reached at %s", orchestrator, answer.get("engine"), answer["told"])

@@ -68,7 +68,7 @@ class Shape:
         """Reads `config.json` (and `generation_config.json` for the end-of-sequence ids)."""
         file = folder / "config.json"
         try:
-            config = json.loads(file.read_text())
+            config = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UnsupportedModelError(f"model.path: {file} does not exist; give the folder of a model") from None
         except ValueError as error:
@@ -151,7 +151,7 @@ def _eos_token_ids(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
     sources = [config]
     file = folder / "generation_config.json"
     if file.exists():
-        sources.append(json.loads(file.read_text()))
+        sources.append(json.loads(file.read_text(encoding="utf-8")))
     for source in sources:
         ids = source.get("eos_token_id")
         found += [ids] if isinstance(ids, int) else list(ids or [])

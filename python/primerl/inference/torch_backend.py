@@ -11,7 +11,7 @@ from torch import Tensor
 
 from primerl.inference import adapter
 from primerl.inference.model import Decoder, Segment, load_folder
-from primerl.inference.sampling import Rows, Scores, sample, score
+from primerl.inference.sampling import Rows, Scores, leave_out, sample, score, unpacked
 from primerl.inference.shape import Shape
 from primerl.train.digest import digest_of, hash_of
 from primerl.train.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
@@ -150,6 +150,7 @@ class TorchBackend:
         top_k: Columns | None,  # int64 [S]
         min_p: Columns | None,  # float32 [S]
         banned: tuple[Columns, Columns] | None,  # int64: rows of S, token ids
+        allowed: Callable[[], tuple[Columns, Columns]] | None,  # rows of S; bits [rows, V], padded to 32
         top: int,  # how many of the most likely tokens to return
         prompt_rows: Columns | None,  # int64 [P]
         prompt_targets: Columns | None,  # int64 [P]
@@ -179,7 +180,11 @@ class TorchBackend:
         found: list[Tensor] = []
         sampled = prompt = None
         if rows is not None and sampled_rows is not None:
-            token_ids_S, raw, processed = sample(self.decoder.logits(hidden[sampled_rows]), rows)
+            logits = self.decoder.logits(hidden[sampled_rows])
+            if allowed is not None:
+                # By now the masks are there, as a rule: they were computed while the model was.
+                logits = self._leave_out(logits, *allowed())
+            token_ids_S, raw, processed = sample(logits, rows)
             sampled = score(raw if self.raw_logprobs else processed, token_ids_S, top)
             found += [token_ids_S, *_tensors(sampled)]
         if scored_rows is not None and targets is not None:
@@ -191,6 +196,13 @@ class TorchBackend:
             None if sampled is None else (next(answer), _columns(sampled, answer)),
             None if prompt is None else _columns(prompt, answer),
         )
+
+    def _leave_out(self, logits: Tensor, rows: Columns, words: Columns) -> Tensor:
+        """The logits [S, V], -inf where a grammar does not allow a token."""
+        if not rows:
+            return logits
+        bits = self._place(torch.frombuffer(words, dtype=torch.uint8)).view(len(rows) // 8, -1)
+        return leave_out(logits, self._place(_integers(rows)), unpacked(bits, logits.shape[1]))
 
     def _place(self, tensor: Tensor) -> Tensor:
         """The tensor on the model's device. The host does not wait for the copy: its source is read before it returns,

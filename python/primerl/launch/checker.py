@@ -4,29 +4,41 @@ one that imports verifiers, which takes seconds, can be under way while the conf
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from primerl import stopping
+from primerl.config import asked
 from primerl.forking import preload, servers
+from primerl.forking.exit_status import described
 from primerl.launch import shadowing
+from primerl.launch.guard import MARK
+from primerl.launch.processes import Processes
 
 ENVIRONMENTS = "primerl.launch.check_environments"
-# Of this process: it is started for the next check, and used once.
-_ahead: list[subprocess.Popen[str]] = []
+# Of this process: it is started for the next check, and used once, then closed.
+_ahead: list[tuple[subprocess.Popen[str], contextlib.ExitStack]] = []
 
 
 @contextlib.contextmanager
-def environments_ahead(*, fork: bool = True) -> Iterator[None]:
+def environments_ahead(arguments: Sequence[str] = (), *, fork: bool = True, checks: bool = True) -> Iterator[None]:
     """Within the block, what all environments need is being imported: by a fork server, of which the check and later
-    the env workers are forks, or else by the process that checks.
+    the env workers are forks, or else by the process that checks, where the command `checks` them.
 
-    It is ended with the block: a config that is refused has started nothing that stays.
+    It is ended with the block: a config that is refused has started nothing that stays. Called with the command line
+    before the config is read, since it takes longest of a start and needs nothing of the config. `fork`: as the config
+    has it, where it is known.
     """
-    with servers.launched(preload.ENVIRONMENTS, wanted=fork):
-        if servers.address(preload.ENVIRONMENTS) is not None:
+    if asked.for_help(arguments):
+        yield
+        return
+    with servers.launched(preload.ENVIRONMENTS, wanted=fork and servers.are_wanted(arguments)):
+        if not checks or servers.address(preload.ENVIRONMENTS) is not None:
             yield
             return
         with _ahead_of_it():
@@ -35,78 +47,118 @@ def environments_ahead(*, fork: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ahead_of_it() -> Iterator[None]:
-    with running(ENVIRONMENTS) as process:
-        _ahead.append(process)
+    with contextlib.ExitStack() as open_ones:
+        _ahead.append((open_ones.enter_context(running(ENVIRONMENTS)), open_ones))
         try:
             yield
         finally:
-            if process in _ahead:
-                _ahead.remove(process)
+            _ahead[:] = [(process, stack) for process, stack in _ahead if stack is not open_ones]
 
 
 @contextlib.contextmanager
 def environments() -> Iterator[subprocess.Popen[str]]:
     """The process that was started ahead, or a new one."""
     if _ahead:
-        yield _ahead.pop()
+        process, open_ones = _ahead.pop()
+        with open_ones:
+            yield process
         return
     with running(ENVIRONMENTS) as process:
         yield process
+
+
+class _Keeper:
+    """The guard of all processes that check something now: whatever carries its mark ends with them, and with this
+    process, even by SIGKILL. That is also what an environment has started while it was imported."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._processes: Processes | None = None
+
+    @contextlib.contextmanager
+    def mark(self) -> Iterator[str]:
+        with self._lock:
+            if self._processes is None:
+                self._processes = Processes()
+            processes, self._users = self._processes, self._users + 1
+        try:
+            yield processes.mark
+        finally:
+            with self._lock:
+                self._users -= 1
+                is_last = not self._users
+                if is_last:
+                    self._processes = None
+            if is_last:
+                processes.kill()
+                processes.close()
+
+
+_keeper = _Keeper()
 
 
 @contextlib.contextmanager
 def running(
     module: str, *arguments: str, python: str = sys.executable, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """`python -m module`, killed where the block ends before it does."""
-    pipe = subprocess.PIPE
+    """`python -m module`, killed where the block ends before it does, with all that it has started."""
+    stopping.check()
     command = [python, "-m", module, *arguments]
-    process = None
-    try:
-        server = servers.address(preload.ENVIRONMENTS) if module == ENVIRONMENTS and python == sys.executable else None
+    with contextlib.ExitStack() as stack:
         with interrupted_after():
-            if server is None:
-                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
-            else:
-                process = _forked(command, server, environment)
+            marked = {**(os.environ if environment is None else environment), MARK: stack.enter_context(_keeper.mark())}
+            process = _started(command, module, marked)
+            stack.callback(_end, process)
         yield process
-    finally:
-        if process is not None:
-            with process:
-                if process.poll() is None:
-                    process.kill()
 
 
-def _forked(command: list[str], server: str, environment: Mapping[str, str] | None) -> subprocess.Popen[str]:
+def _started(command: list[str], module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    options: dict[str, Any] = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "encoding": "utf-8", "env": environment}
+    is_own = module == ENVIRONMENTS and command[0] == sys.executable
+    server = servers.address(preload.ENVIRONMENTS) if is_own else None
+    if server is None:
+        return subprocess.Popen(command, **options)
     from primerl.forking.popen import ForkedPopen
 
-    pipe = subprocess.PIPE
-    return ForkedPopen(
-        command, address=server, at_once=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
-    )
+    return ForkedPopen(command, address=server, at_once=True, **options)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with process:
+        if process.poll() is None:
+            process.kill()
 
 
 @contextlib.contextmanager
 def interrupted_after() -> Iterator[None]:
-    """Ctrl-C has its effect when the block is done: within `Popen` it would leave a process that nobody knows of, and
-    within an import pydantic makes another error of it, or nobody hears of it."""
+    """Ctrl-C, SIGTERM and SIGHUP have their effect when the block is done: within `Popen` they would leave a process
+    that nobody knows of, and within an import pydantic makes another error of it, or nobody hears of it."""
     if threading.current_thread() is not threading.main_thread():
         yield  # It is the main thread that is interrupted.
         return
     came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    # What ends the process without a handler of Python's ends it here too.
+    former = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in stopping.stop_signals()
+        if callable(signal.getsignal(number))
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])
 
 
 def ended(
     process: subprocess.Popen[str], timeout_s: float, request: str = ""
 ) -> subprocess.CompletedProcess[str] | None:
     """None where it did not end in time."""
+    stopping.check()
     try:
         stdout, stderr = process.communicate(request, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -118,5 +170,5 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     """Why a process failed, in its words, and which files may be why it had no better ones."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     # A traceback's last line is the error; a clean refusal is one line.
-    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word (exit code {done.returncode})"
+    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word: it {described(done.returncode)}"
     return words + shadowing.hint()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,8 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
     try:
         with os.fdopen(reader, "rb") as news:
             try:
+                # Which the new process inherits: a SIGHUP is for who sits at a terminal.
+                before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 process = subprocess.Popen(
                     [sys.executable, "-m", "primerl", "rl", *arguments],
                     cwd=folder,
@@ -58,6 +61,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
                     pass_fds=[writer],
                 )
             finally:
+                signal.signal(signal.SIGHUP, before)
                 os.close(writer)
                 os.close(descriptor)
             try:
@@ -70,7 +74,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
             return Start(run_id or None, True, None, "", process.pid)
         # It may have closed the pipe, but nothing but its end does so without a word.
         code = process.wait()
-        return Start(None, False, code, output.read_text(errors="replace"), process.pid)
+        return Start(None, False, code, output.read_text(errors="replace", encoding="utf-8"), process.pid)
     finally:
         output.unlink(missing_ok=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,17 @@ def trained_steps(folder: Path) -> int:
 def last_metrics(folder: Path) -> dict[str, Any]:
     """Of the last step the trainer has trained; complete once it has ended."""
     return last_line(folder / "metrics.jsonl")
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Reports of all that have ended; none of a file that cannot be read, of which others tell."""
+    found: list[Any] = []
+    with contextlib.suppress(OSError):
+        # A run that was killed may have left half a last line.
+        for line in (folder / "evals.jsonl").read_bytes().split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [report for report in found if isinstance(report, dict) and {"environment", "rollouts"} <= report.keys()]
 
 
 def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import late, resolve, resolve_evaluation, run_file
+from primerl.config import late, own_folder, resolve, resolve_evaluation, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
+from primerl.forking import servers
 from primerl.launch import interpreters
 from primerl.launch import status as orchestrator_status
 from primerl.launch.console import PLAIN_EVERY_S, Console
@@ -129,10 +130,13 @@ class Evaluation:
         except KeyboardInterrupt:
             code, reason = INTERRUPTED, "interrupted; the same command goes on"
         if reason:
-            self.console.say(reason)
+            self._say(reason)
         if code == BAD_INPUT:
             return code
         return self._tell(code)
+
+    def _say(self, text: str) -> None:
+        self.console.say(own_folder.with_folder(text, self.config))
 
     def _publish(self) -> Path | None:
         """The checkpoint is version 0, which engines have to prove."""
@@ -211,6 +215,7 @@ class Evaluation:
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now
+                servers.tell_lost(self.console.say)
                 self._look(now)
             for name, since in self.early.items():
                 if now - since > LAST_WORDS_S:
@@ -277,12 +282,12 @@ class Evaluation:
         self.console.say(f"{done} rollouts are in {files}")
         if summary["finished"]:
             for warning in results.warnings(self.folder, summary):
-                self.console.say(warning)
+                self._say(warning)
         if code == 0 and not results.is_measured(summary):
             why = results.errors_of(self.folder)
             most = f"; most rollouts failed with {why}" if why else ""
             how = "the same command" if results.counts(self.folder) else "the same command with --retry-errors"
-            self.console.say(f"nothing could be measured{most}; {how} measures it again")
+            self._say(f"nothing could be measured{most}; {how} measures it again")
             return FAILED
         # Scores of the fast ones are not what was asked for, whoever reads only the exit code.
         return code if not summary["finished"] or results.is_complete(summary) else code or FAILED

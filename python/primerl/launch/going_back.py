@@ -40,12 +40,14 @@ def needed(config: RLConfig, folder: Path) -> int | None:
 
 
 def flags(config: RLConfig, folder: Path) -> list[str]:
-    """Of the orchestrator's first start, which sets a journal aside: there has to be one, be it empty."""
+    """Of the orchestrator's first start, which sets a journal aside: there has to be one, be it empty; and which leaves
+    an event out."""
+    skipped = [] if config.skip_event is None else ["--skip-event", str(config.skip_event)]
     step = needed(config, folder)
     if step is None:
-        return []
+        return skipped
     (folder / "journal").mkdir(exist_ok=True)
-    return ["--resume-step", str(step)]
+    return ["--resume-step", str(step), *skipped]
 
 
 def check(config: RLConfig, folder: Path) -> None:

@@ -9,7 +9,8 @@ library is all it may use. The protocol is one JSON object a line:
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
-                     {"exited": name, "code": int, "cpu_s": float}   code < 0: the signal's number
+                     {"exited": name, "code": int, "cpu_s": float}
+                     code < 0: the signal's number, or NOT_KNOWN of a process whose fork server was gone
                      {"failed": name, "reason": str}   it could not be started
                      {"stopped": true}   nothing of the run is left (only after a stop without names)
                      {"pong": true}
@@ -18,23 +19,21 @@ What can die, and who cleans up:
 - a process: the guard kills the rest of its process group, and reports;
 - the owner, even by SIGKILL: its end of the socket closes, and the guard stops everything;
 - the guard, even by SIGKILL: the kernel kills its children (PR_SET_PDEATHSIG), and the owner kills their groups;
-- the guard hangs (SIGSTOP): its pongs stay away, and the owner kills it.
-Descendants that left their group are found by a mark in their environment. The guard has no threads: the kernel ties
-the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
+- the guard hangs (SIGSTOP): its pongs stay away, and the owner kills it;
+- both at once: a second process that only waits ends the rest (`guard_watch`).
+Descendants that left their group end with their process (`trees`): SIGTERM, then SIGKILL. The guard has no threads:
+the kernel ties the death signal to the *thread* that forked, so that threads of the owner's program may come and go.
 
 A process that a fork server makes is that server's child, not the guard's: its lifeline kills it when the guard dies,
-and the server tells how it ended (`primerl.forking.request`). A server that refuses, is gone or takes too long costs
-time only: the process is then started the plain way.
+and the server reports how it ended (`guarded_forks`, `primerl.forking.request`). A server that refuses, is gone or
+takes too long costs time only: the process is then started the plain way.
 
 Output in which something is to be hidden goes through a writer (`hiding`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
-import math
 import os
 import selectors
 import signal
@@ -47,19 +46,22 @@ if __name__ == "__main__":
     # Last, so that no module of ours stands in for one of Python's. Of the package, the guard imports what needs the
     # standard library only.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from primerl.forking.request import TOLD_S, Forked
+from primerl.forking.request import Forked
+from primerl.launch import guard_watch, trees
+from primerl.launch.guarded_forks import Asked, Forks
 from primerl.launch.hiding import with_writer
+from primerl.launch.plain_start import become, die_with_parent
+from primerl.launch.trees import MARK, PART, Groups, Tree, kill_marked, marked
 
-MARK = "PRIMERL_RUN_MARK"
-PR_SET_PDEATHSIG = 1
+__all__ = ["MARK", "become", "die_with_parent", "kill_marked", "marked", "signal_group"]
 # After the owner died there is nobody to wait for an orderly end.
 ORPHAN_GRACE_S = 2.0
 # A process the owner forked may hold the socket open after the owner's death, so its process id is watched as well.
 OWNER_CHECK_S = 1.0
 # Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
 LAST_WORDS_S = 1.0
-# A fork server that still imports answers when it is ready; after this long the process starts without it.
-FORK_WAIT_S = 30.0
+# What a process that has ended leaves behind may come to an end by itself.
+STRAY_GRACE_S = 5.0
 
 
 def signal_group(group: int, number: int) -> None:
@@ -68,65 +70,6 @@ def signal_group(group: int, number: int) -> None:
     except (ProcessLookupError, PermissionError):
         # Gone already; or only a zombie is left, which macOS reports as a permission error.
         return
-
-
-def marked(mark: str) -> list[int]:
-    """Process ids whose environment carries the mark (Linux; elsewhere process groups have to do)."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    try:
-        entries = os.listdir("/proc")
-    except OSError:
-        return []
-    for entry in entries:
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                if wanted in file.read().split(b"\0"):
-                    found.append(int(entry))
-        except OSError:
-            continue
-    return found
-
-
-def kill_marked(mark: str) -> list[int]:
-    """SIGKILL to everything that carries the mark, until nothing does. Returns what was killed."""
-    killed: list[int] = []
-    # A process may fork between the listing and its death; its child is in the next listing.
-    for _ in range(50):
-        found = marked(mark)
-        if not found:
-            break
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            killed.append(pid)
-        time.sleep(0.02)
-    return killed
-
-
-class Asked:
-    """A process that is to be started: by a fork server, or by the guard itself."""
-
-    def __init__(
-        self, name: str, command: list[str], environment: dict[str, str], output: int, writer: int | None
-    ) -> None:
-        self.name = name
-        self.command = command
-        self.environment = environment
-        self.output = output
-        self.writer = writer
-        self.server = ""
-        self.until = time.monotonic() + FORK_WAIT_S
-
-    def close(self, writers: dict[int, int], pid: int) -> None:
-        """The process has its log, or never will."""
-        os.close(self.output)
-        if self.writer is not None:
-            writers[self.writer] = pid
 
 
 class Guard:
@@ -142,13 +85,17 @@ class Guard:
         # By writer: when the owner is told of the end of the process at the latest, and what.
         self.untold: dict[int, tuple[float, dict[str, Any]]] = {}
         self.stopping = False
-        self.asked: dict[Forked, Asked] = {}  # of a fork server, which has not answered yet
-        self.forked: dict[int, Forked] = {}  # those of `running` that are forks of a server
-        self.gone: dict[Forked, float] = {}  # those that have ended, and when their server has to have told how
-        self.hung: set[str] = set()  # servers that did not answer in time, which are asked no more
         self.selector = selectors.DefaultSelector()
+        self.forks = Forks(self.selector, begun=self.begun, start_plain=self.start_plain, ended=self.ended)
+        self.groups = Groups(mark)
+        self.started = 0
+        self.trees: dict[int, Tree] = {}  # of those that run
+        self.strays: dict[Tree, float] = {}  # of those that have ended, and when what is left of them is killed
+        self.watcher = 0
 
     def run(self) -> int:
+        self.watcher = guard_watch.begin(self.owner, self.mark)
+        trees.adopt_orphans()
         readable, wakeup = socket.socketpair()
         readable.setblocking(False)
         wakeup.setblocking(False)
@@ -165,11 +112,7 @@ class Guard:
                     if key.fileobj is readable:
                         readable.recv(4096)
                     elif isinstance(key.data, Forked):
-                        if key.fileobj is key.data.connection:
-                            self.hear(key.data)
-                        elif key.data in self.forked.values():
-                            self.selector.unregister(key.fileobj)
-                            self.gone[key.data] = time.monotonic() + TOLD_S
+                        self.forks.look(key.data)
                     elif not self.receive():
                         self.orphaned()
                 if self.owner_alive and os.getppid() != self.owner:
@@ -177,19 +120,18 @@ class Guard:
                 self.reap()
                 self.kill_overdue()
                 self.tell_overdue()
-                self.fork_overdue()
-                self.untold_forks()
+                self.forks.look_at_overdue()
+                self.kill_strays()
                 if self.stopping and not self.running:
-                    kill_marked(self.mark)
+                    self.kill_rest()
                     self.reap_writers()
                     self.send({"stopped": True})
                     return 0
 
     def due(self) -> float:
         """When there is something to do at the latest."""
-        asked = (one.until for one in self.asked.values())
         untold = (at for at, _ in self.untold.values())
-        return min([*self.kill_at.values(), *untold, *asked, *self.gone.values()], default=math.inf)
+        return min([*self.kill_at.values(), *self.strays.values(), *untold, self.forks.due()])
 
     def orphaned(self) -> None:
         self.selector.unregister(self.connection)
@@ -241,29 +183,18 @@ class Guard:
         writer = None
         if hide:
             writer, output = with_writer(output, hide)
-        asked = Asked(name, command, {**environment, MARK: self.mark}, output, writer)
-        if server is None or server in self.hung or not self.ask(server, asked):
+        self.started += 1
+        tree = Tree(self.groups, self.started)
+        asked = Asked(name, command, {**environment, MARK: self.mark, PART: tree.mark}, output, writer, tree)
+        if server is None or not self.forks.ask(server, asked):
             self.start_plain(asked)
-
-    def ask(self, server: str, asked: Asked) -> bool:
-        """Asks the fork server for the process. False where none takes the request."""
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        try:
-            forked = Forked(server, asked.command, asked.environment, (nothing, asked.output, asked.output))
-        except OSError:
-            return False
-        finally:
-            os.close(nothing)
-        asked.server = server
-        self.asked[forked] = asked
-        self.selector.register(forked.connection, selectors.EVENT_READ, forked)
-        return True
 
     def start_plain(self, asked: Asked) -> None:
         read_end, write_end = os.pipe()  # closed by a successful exec, else carries the reason
         guard_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
+            asked.tree.take(0)
             become(asked.command, asked.environment, asked.output, write_end, guard_pid)
         os.close(write_end)
         with os.fdopen(read_end, "rb") as pipe:
@@ -278,65 +209,15 @@ class Guard:
     def begun(self, asked: Asked, pid: int) -> None:
         asked.close(self.writers, pid)
         self.running[pid] = asked.name
+        self.trees[pid] = asked.tree
         self.send({"started": asked.name, "pid": pid})
-
-    def hear(self, forked: Forked) -> None:
-        """What a fork server, or the process that it has forked, has to say."""
-        forked.receive()
-        asked = self.asked.get(forked)
-        if asked is not None and (forked.pid is not None or forked.refusal is not None):
-            del self.asked[forked]
-            if forked.pid is None:
-                self.leave(forked)
-                self.start_plain(asked)
-            else:
-                self.forked[forked.pid] = forked
-                if forked.pidfd >= 0:
-                    self.selector.register(forked.pidfd, selectors.EVENT_READ, forked)
-                self.begun(asked, forked.pid)
-        elif forked.code is not None:
-            self.fork_ended(forked)
-
-    def fork_ended(self, forked: Forked) -> None:
-        assert forked.pid is not None
-        assert forked.code is not None
-        self.leave(forked)
-        del self.forked[forked.pid]
-        self.ended(forked.pid, forked.code, forked.cpu_s)
-
-    def leave(self, forked: Forked) -> None:
-        self.selector.unregister(forked.connection)
-        if self.gone.pop(forked, None) is None and forked.pidfd >= 0:
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(forked.pidfd)
-        forked.close()
-
-    def fork_overdue(self) -> None:
-        now = time.monotonic()
-        for forked, asked in list(self.asked.items()):
-            if now >= asked.until:
-                self.hung.add(asked.server)
-                del self.asked[forked]
-                self.leave(forked)
-                self.start_plain(asked)
-
-    def untold_forks(self) -> None:
-        """Forks that have ended, and whose server does not say how: it hangs."""
-        now = time.monotonic()
-        for forked, until in list(self.gone.items()):
-            if now >= until:
-                forked.has_gone()
-                self.fork_ended(forked)
 
     def stop(self, grace_s: float, names: list[str]) -> None:
         self.stopping = self.stopping or not names
         deadline = time.monotonic() + grace_s
-        for forked, asked in list(self.asked.items()):
-            if not names or asked.name in names:
-                del self.asked[forked]
-                self.leave(forked)
-                asked.close(self.writers, 0)
-                self.send({"exited": asked.name, "code": -signal.SIGTERM, "cpu_s": 0.0})
+        for asked in self.forks.withdraw(names):
+            asked.close(self.writers, 0)
+            self.send({"exited": asked.name, "code": -signal.SIGTERM, "cpu_s": 0.0})
         for pid, name in self.running.items():
             if not names or name in names:
                 # A second, shorter stop overtakes the first.
@@ -350,6 +231,21 @@ class Guard:
                 signal_group(pid, signal.SIGKILL)
                 # Reaped through SIGCHLD; asked again later in case it forked just then.
                 self.kill_at[pid] = now + 0.1
+
+    def kill_strays(self) -> None:
+        now = time.monotonic()
+        for tree in [tree for tree, until in self.strays.items() if now >= until]:
+            del self.strays[tree]
+            tree.kill()
+
+    def kill_rest(self) -> None:
+        """Whatever is left when no process runs any more."""
+        self.groups.kill()
+        kill_marked(self.mark)
+        own = {self.watcher, *self.writers}
+        trees.kill_all(lambda: set(trees.children()) - own)
+        if self.watcher:
+            trees.send(self.watcher, signal.SIGKILL)
 
     def reap(self) -> None:
         while True:
@@ -370,6 +266,9 @@ class Guard:
         if name is None:
             return
         signal_group(pid, signal.SIGKILL)  # what it left behind in its group
+        tree = self.trees.pop(pid)
+        if tree.terminate():
+            self.strays[tree] = time.monotonic() + STRAY_GRACE_S
         end = {"exited": name, "code": code, "cpu_s": cpu_s}
         writer = next((writer for writer, of in self.writers.items() if of == pid), None)
         if writer is None:
@@ -407,36 +306,6 @@ class Guard:
         except OSError:
             # The owner has just died; the selector says so next.
             return
-
-
-def become(command: list[str], environment: dict[str, str], output: int, report: int, guard_pid: int) -> None:
-    """In the forked child: turns into the command. Never returns."""
-    try:
-        os.setsid()
-        die_with_parent(guard_pid)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.set_inheritable(report, False)
-        os.execvpe(command[0], command, environment)
-    except BaseException as error:  # noqa: BLE001 - the parent is told, and the child must not go on as a second guard
-        os.write(report, f"{command[0]}: {error}".encode())
-    finally:
-        os._exit(127)
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """The kernel sends the signal to this process when its parent dies (Linux only)."""
-    if not sys.platform.startswith("linux"):
-        return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        raise RuntimeError("the parent died before its child had started")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,9 @@ def check(python: str) -> None:
     if not os.access(python, os.X_OK):
         raise ConfigError(f"python.path: there is no interpreter {python}; {mend}")
     try:
-        done = subprocess.run([python, "-I", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True)
+        done = subprocess.run(
+            [python, "-I", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, encoding="utf-8"
+        )
         version, implementation, is_free_threaded = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from primerl.config.rl import RLConfig
 from primerl.launch import status as orchestrator_status
-from primerl.run_key import VARIABLE
+from primerl.run_key import FILE, VARIABLE
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 ANY = ("0.0.0.0", "::", "[::]")
@@ -20,7 +23,7 @@ def environments(config: RLConfig) -> list[str]:
     return [entry.label for entry in [*sources.train.env, *sources.eval.env] if not entry.num_workers]
 
 
-def announcement(config: RLConfig, url: str) -> str | None:
+def announcement(config: RLConfig, url: str, folder: Path) -> str | None:
     """What somebody has to start elsewhere; None where nothing is waited for."""
     names = environments(config)
     if not names:
@@ -28,12 +31,13 @@ def announcement(config: RLConfig, url: str) -> str | None:
     port = urlsplit(url).port
     host = config.orchestrator.host
     commands = "".join(f"\n  primerl env-worker --join {reached_at(host, port)} --env {name}" for name in names)
-    here = (
-        f"\n  (it listens on {host}, which only this machine reaches; for others set orchestrator.host, and {VARIABLE} "
-        "on both sides)"
-        if host in LOOPBACK
-        else f"\n  (with the run's {VARIABLE})"
-    )
+    file = folder / FILE
+    key = f"{VARIABLE}=$(cat {shlex.quote(os.fspath(file))})" if file.is_file() else f"the run's {VARIABLE}"
+    here = f"\n  (with {key} in the environment"
+    if host in LOOPBACK:
+        here += f"; it listens on {host}, which only this machine reaches: for others set orchestrator.host, and "
+        here += f"{VARIABLE} on both sides"
+    here += ")"
     return (
         f"waiting for env workers to join, for at most timeouts.join_s = {config.timeouts.join_s:g} s:{commands}{here}"
     )

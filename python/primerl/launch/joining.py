@@ -5,8 +5,9 @@
     watch a worker that ends while the run goes on is started again; all end when the run is over, or when this process
           is told to stop
 
-Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM, 1 the orchestrator was lost or a worker
-failed, 2 bad input: no such environment, a wrong key, another version or other examples than the run's first worker.
+Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM (Ctrl-C, a closed terminal), 1 the
+orchestrator was lost or a worker failed, 2 bad input: no such environment, a wrong key, another version or other
+examples than the run's first worker.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from primerl.config import resolve
 from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
 from primerl.config.load import ConfigError, describe
 from primerl.config.resolve import ProcessConfig
-from primerl.forking import preload, servers
+from primerl.forking import servers
 from primerl.launch import interpreters
 from primerl.launch.console import Console
 from primerl.launch.processes import Process, Processes, describe_end
 from primerl.launch.secrets import read_files
 from primerl.launch.starting import BAD_INPUT, FAILED, start
 from primerl.launch.watching import LAST_WORDS_S, Restarts, gave_up, signed_off
-from primerl.run_key import VARIABLE
+from primerl.run_key import FILE, VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
+from primerl.stopping import stop_signals
 
 ANSWER_S = 10.0
 AGAIN_S = 1.0
@@ -59,11 +61,11 @@ class JoinFailedError(Exception):
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """SIGTERM or SIGINT."""
+    """SIGTERM, SIGINT or SIGHUP."""
 
 
 def run(config: JoinConfig, console: Console | None = None) -> int:
-    """Until the run is over; returns the exit code. SIGTERM and SIGINT are its own from then on. Raises ConfigError
+    """Until the run is over; returns the exit code. Signals to stop are its own from then on. Raises ConfigError
     before anything is asked."""
     check_address(config.join)
     files = read_files(config.env_files)
@@ -72,7 +74,7 @@ def run(config: JoinConfig, console: Console | None = None) -> int:
         interpreters.provide(config.python, INSTALL_S, console.say)
     joining = _Joining(config, files, console)
     # For good: given back, a signal in the last moments would change the exit code.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, lambda *_: joining.stop.set())
     try:
         return joining.work()
@@ -113,11 +115,7 @@ class _Joining:
         settings = _settings(told)
         variables = self._variables(told, settings)
         self._say_what_is_joined(told)
-        with (
-            tempfile.TemporaryDirectory(prefix="primerl-join-") as folder,
-            servers.launched(preload.ENVIRONMENTS, wanted=self.config.fork_server),
-            Processes() as processes,
-        ):
+        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, Processes() as processes:
             described = {
                 process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
             }
@@ -158,7 +156,10 @@ class _Joining:
         error = answer.get("error")
         error = error if isinstance(error, dict) else {}  # of a proxy, say
         if status == 401:
-            return f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine"
+            return (
+                f"{self.config.join} refuses the key: set {VARIABLE} to the run's key on this machine (of a run that "
+                f"was started without {VARIABLE}: the content of {FILE} in its folder)"
+            )
         if error.get("code") == "route_unknown":
             return f"the orchestrator at {self.config.join} is of a version that workers cannot join; update it"
         return str(error.get("message") or f"the orchestrator answers {status}")
@@ -230,6 +231,7 @@ class _Joining:
                 return 0
             for ended in processes.poll(POLL_S):
                 self._ended(processes, described, ended)
+            servers.tell_lost(self.console.say)
             if processes.guard_end is not None:
                 raise JoinFailedError(f"the guard of the processes {processes.guard_end}")
             if self._is_over():

@@ -17,7 +17,7 @@ AGAIN_S = 0.05
 def in_use(folder: Path) -> bool:
     """Whether a launcher holds the folder's lock."""
     try:
-        with (folder / LOCK).open() as file:
+        with (folder / LOCK).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return False

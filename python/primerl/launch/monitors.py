@@ -267,7 +267,7 @@ class MonitorWatch:
 
     def _status(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads((self.folder / STATUS_FILE).read_text())["monitors"]
+            found: dict[str, Any] = json.loads((self.folder / STATUS_FILE).read_text(encoding="utf-8"))["monitors"]
         except (OSError, ValueError, LookupError):
             return {}
         return found

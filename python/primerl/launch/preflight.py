@@ -13,24 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from primerl import reach
+from primerl import reach, stopping
 from primerl.config import begun, resolve
+from primerl.config.complaint import Problems
 from primerl.config.load import ConfigError
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.evals import greedy
-from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.inference.vllm import installation
-from primerl.launch import checker, going_back, interpreters, monitors, preflight_model, secrets, shadowing, tailnet
+from primerl.launch import checker, going_back, hub, interpreters, monitors, secrets, shadowing, tailnet
 from primerl.launch import preflight_environments as environments
+from primerl.launch import preflight_policy as policy
 from primerl.launch.lock import LOCK, in_use, take
 from primerl.launch.starting import BAD_INPUT
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
 from primerl.train import by_path
-from primerl.train.adapter_files import check_lora_files, has_experts
-from primerl.train.config import ConfigError as SettingError
-from primerl.train.config import TrainerLoraConfig, read
 from primerl.train.step_folders import saved_steps
 
 
@@ -41,31 +38,47 @@ def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secr
     Args:
         say: Told what takes long, and what should be known of an environment that can be used.
     """
-    problems: list[str] = []
+    variables, with_key = _quick_checks(config, _model)
+    # The slow checks run side by side, and only when the quick ones found nothing.
+    _warn_of_repeats(config, say)
+    interpreters.provided(entries(config), config.timeouts.install_s, say)
+    problems = Problems()
+    problems.found += _slow_checks(config, variables, say)
+    problems.check()
+    return with_key
+
+
+def check_ahead(config: RLConfig) -> None:
+    """All that can be judged before anything large is fetched: the weights of a model of the hub, or what another run
+    has stored. Raises ConfigError with every problem, one a line."""
+    if not hub.is_hub_name(config.model.path):
+        if config.checkpoint_id is not None:
+            _quick_checks(config, _model)
+        return
+
+    def model(given: RLConfig) -> None:
+        policy.check(hub.with_model(given, weights=False), weights=False)
+
+    _quick_checks(config, model)
+
+
+def _quick_checks(config: RLConfig, model: Callable[[RLConfig], None]) -> tuple[secrets.Variables, secrets.Variables]:
+    """Returns variables of env workers, without and with the tailnet's key. `model` judges that."""
+    problems = Problems()
     variables: secrets.Variables = {}
     with_key: secrets.Variables = {}
     for find in (
-        *(_output_dir, _resume_step, _model, _loss, _store, _ports, _exposure, _environments),
+        *(_output_dir, _resume_step, model, _loss, _store, _ports, _exposure, _environments),
         *(monitors.check, tailnet.check_programs),
     ):
-        try:
+        stopping.check()
+        with problems.noted():
             find(config)
-        except ConfigError as error:
-            problems.append(str(error))
-    try:
+    with problems.noted():
         variables = secrets.of_workers(config)
         with_key = tailnet.with_key(config, variables)
-    except ConfigError as error:
-        problems.append(str(error))
-    # The slow checks run side by side, and only when the quick ones found nothing.
-    if not problems:
-        _warn_of_repeats(config, say)
-        interpreters.provided(entries(config), config.timeouts.install_s, say)
-        problems = _slow_checks(config, variables, say)
-    if problems:
-        # A file that cannot be read may be one for several checks.
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return with_key
+    problems.check()
+    return variables, with_key
 
 
 def _warn_of_repeats(config: RLConfig, say: Callable[[str], None]) -> None:
@@ -168,7 +181,7 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
             lock.parent.unlink(missing_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
+        file = lock.open("w", encoding="utf-8")
     with file:
         if not take(file):
             raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
@@ -193,45 +206,7 @@ def _empty(folder: Path, *, but: Path) -> None:
 
 
 def _model(config: RLConfig) -> None:
-    folder = Path(resolve.absolute(config.model.path))
-    preflight_model.check_model(folder)
-    if config.inference.replicas and resolve.engine_backend(config) == "vllm":
-        _vllm(config, folder)
-    elif config.inference.replicas:
-        try:
-            Shape.read(folder)
-        except (ValueError, TypeError) as error:
-            problem = str(error) if isinstance(error, UnsupportedModelError) else f"model.path: {folder}: {error}"
-            raise ConfigError(problem) from None
-    lora = resolve.trained_lora(config)
-    if lora is not None:
-        # As the trainer reads them.
-        settings = read(TrainerLoraConfig, lora.model_dump(exclude_none=True), "trainer.model.lora.")
-        try:
-            check_lora_files(settings, folder, "trainer.model.lora.")
-        except SettingError as error:
-            raise ConfigError(str(error)) from None
-    _attends(config, folder)
-
-
-def _attends(config: RLConfig, folder: Path) -> None:
-    limit = preflight_model.longest_sequence(folder)
-    if limit is None:
-        return
-    problems = []
-    longest = config.orchestrator.sampling.max_tokens
-    if longest >= limit:
-        problems.append(
-            f"orchestrator.sampling.max_tokens ({longest}) must be below what the model in {folder} can attend to "
-            f"({limit}), which holds the prompt too; lower it"
-        )
-    bound = config.inference.max_model_len
-    name, context = ("seq_len", config.seq_len) if bound is None else ("inference.max_model_len", bound)
-    # A seq_len that nobody gave is too long for want of a shorter answer only.
-    if context > limit and (bound is not None or "seq_len" in config.model_fields_set):
-        problems.append(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
-    if problems:
-        raise ConfigError("\n".join(problems))
+    policy.check(config)
 
 
 def _loss(config: RLConfig) -> None:
@@ -257,47 +232,6 @@ def _store(config: RLConfig) -> None:
         Store(config.store.url)
     except StoreError as error:
         raise ConfigError(str(error)) from None
-
-
-def _vllm(config: RLConfig, folder: Path) -> None:
-    try:
-        installation.check_model(folder, installation.find(config.inference.python).device)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    temperature = config.orchestrator.sampling.temperature
-    if temperature > installation.HIGHEST_TEMPERATURE:
-        raise ConfigError(
-            f"orchestrator.sampling.temperature ({temperature:g}) is above {installation.HIGHEST_TEMPERATURE:g}, the "
-            'highest that vLLM samples at; lower it, or set inference.backend = "torch"'
-        )
-    lora = resolve.trained_lora(config)
-    if lora is not None and lora.broadcast == "adapter":
-        _vllm_adapts(lora.rank, folder)
-        _vllm_reads_adapters_again(config)
-
-
-def _vllm_reads_adapters_again(config: RLConfig) -> None:
-    needed, weights = resolve.adapters_to_keep(config), config.trainer.weights
-    keeps_all = config.keep_broadcasts or weights.keep_all
-    if needed is not None and weights.keep_last < needed and "keep_last" in weights.model_fields_set and not keeps_all:
-        raise ConfigError(
-            f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_off_policy_steps + "
-            f"orchestrator.max_async_level + 2 ({needed}) with adapters on vLLM, which reads those of rollouts in "
-            "flight again where it has no room for them; raise it, or leave it out"
-        )
-
-
-def _vllm_adapts(rank: int, folder: Path) -> None:
-    """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
-    try:
-        installation.lora_rank(rank)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    if has_experts(folder):
-        raise ConfigError(
-            f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved yet; "
-            'set trainer.model.lora.broadcast = "merged"'
-        )
 
 
 def _ports(config: RLConfig) -> None:
@@ -364,7 +298,7 @@ def check_beside(
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
-        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)))
+        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.load import ConfigError
+from primerl.inference.vllm.installation import has_cuda
+from primerl.train.model_types import missing_package, refusal
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
 """Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
@@ -16,8 +18,8 @@ INDEX = "model.safetensors.index.json"
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def check_model(folder: Path) -> None:
-    """A folder with config.json, whole weights, tokenizer and chat template."""
+def check_model(folder: Path, *, weights: bool = True) -> None:
+    """A folder with config.json, whole weights, tokenizer and chat template; `weights`: whether they are there yet."""
     if not folder.is_dir():
         raise ConfigError(
             f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
@@ -36,13 +38,35 @@ def check_model(folder: Path) -> None:
             "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
         )
     _check_vocabulary(config, tokenizer)
-    _check_files(config, folder)
+    if weights:
+        _check_files(config, folder)
     _check_template(folder)
+
+
+def has_config(folder: Path) -> bool:
+    """Whether its config.json can be read."""
+    with contextlib.suppress(ConfigError):
+        read_json(folder / "config.json")
+        return True
+    return False
+
+
+def check_trainable(folder: Path) -> None:
+    """Whether the trainer would refuse a model of this type, once torch is imported and the model is loaded; engines
+    may serve it all the same."""
+    config = read_json(folder / "config.json")
+    problem = refusal(str(config.get("model_type")))
+    if problem is None and has_cuda():
+        problem = missing_package(config)
+    if problem is not None:
+        raise ConfigError(f"model.path: {problem}")
 
 
 def longest_sequence(folder: Path) -> int | None:
     """Tokens that the model can attend to, where its config says it."""
-    limit = read_json(folder / "config.json").get("max_position_embeddings")
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
 
@@ -66,7 +90,7 @@ def check_weights(file: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
@@ -141,7 +165,7 @@ def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
 
 def _check_template(folder: Path) -> None:
     template = folder / "chat_template.jinja"
-    if template.is_file() and template.read_text(errors="replace").strip():
+    if template.is_file() and template.read_text(errors="replace", encoding="utf-8").strip():
         return
     named = folder / "tokenizer_config.json"
     if not named.is_file() or not read_json(named).get("chat_template"):

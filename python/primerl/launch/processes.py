@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from primerl.launch import guard
+from primerl.forking.exit_status import described
+from primerl.launch import guard, trees
 
 GUARD = "guard"
 # Added to the grace period: the guard answers within this, or it is not well.
@@ -34,7 +35,7 @@ class Process:
     log: Path
     pid: int | None = None
     code: int | None = None
-    """Exit code; below 0 the number of the signal that ended it."""
+    """Exit code; below 0 the number of the signal that ended it, or `NOT_KNOWN`."""
     cpu_s: float = 0.0
     """CPU seconds, known when it has ended."""
     failure: str | None = None
@@ -47,12 +48,7 @@ class Process:
     def describe_end(self) -> str:
         if self.failure is not None:
             return f"could not be started: {self.failure}"
-        if self.code is not None and self.code < 0:
-            try:
-                return f"was killed by {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"was killed by signal {-self.code}"
-        return f"exited with code {self.code}"
+        return "runs" if self.code is None else described(self.code)
 
 
 class Processes:
@@ -210,7 +206,7 @@ class Processes:
             if process.pid is not None and not process.ended:
                 guard.signal_group(process.pid, signal.SIGKILL)
                 process.code = -signal.SIGKILL
-        guard.kill_marked(self.mark)
+        trees.kill_run(self.mark)
 
 
 def describe_end(process: Process, remark: str = "") -> str:

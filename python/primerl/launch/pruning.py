@@ -104,7 +104,14 @@ def _running() -> list[str]:
     """Of each process what tells in which virtualenv it is: command line, and `VIRTUAL_ENV` where it can be read."""
     processes = Path("/proc")
     if not (processes / "self").exists():
-        done = subprocess.run(["ps", "-axww", "-o", "command="], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["ps", "-axww", "-o", "command="],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+        )
         return done.stdout.splitlines()
     told = []
     for entry in processes.iterdir():
@@ -144,7 +151,7 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield True
         return
     # Not written to: its time is that of the last who asked for the virtualenv.
-    with lock.open() as file:
+    with lock.open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

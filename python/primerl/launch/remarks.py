@@ -1,4 +1,5 @@
-"""What a launcher says once of what the orchestrator tells it: who is blocked, and why the first rollouts failed."""
+"""What a launcher says once of what the orchestrator tells it: who is blocked, why the first rollouts failed, and which
+environments rest."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ class Remarks:
         self._blocked: set[Any] = set()  # workers that were said to be
         # Environments and kinds of error; those that are there at the first look are of an earlier start.
         self._failed: set[tuple[str, str]] | None = None
+        self._resting: set[str] = set()
 
     def look(self, status: dict[str, Any]) -> None:
         self._look_for_blocked(status.get("workers", []))
         self._look_for_errors(status.get("environments", []))
+        self._look_for_rests(status.get("environments", []))
 
     def _look_for_blocked(self, workers: list[dict[str, Any]]) -> None:
         blocked = {worker["worker"]: worker for worker in workers if worker.get("blocked")}
@@ -40,6 +43,17 @@ class Remarks:
                     f"{first['rollout']}, example {first['example']})"
                 )
         self._failed = known | set(found)
+
+    def _look_for_rests(self, environments: list[dict[str, Any]]) -> None:
+        resting = {
+            environment["name"]: environment["rests"] for environment in environments if environment.get("rests")
+        }
+        for name, why in resting.items():
+            if name not in self._resting:
+                self._say(f"warning: nothing comes of environment {name!r}; it rests, and the others go on: {why}")
+        for name in sorted(self._resting - set(resting)):
+            self._say(f"environment {name!r} is used again")
+        self._resting = set(resting)
 
 
 def blocked_in_words(worker: dict[str, Any]) -> str:

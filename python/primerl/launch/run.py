@@ -16,21 +16,22 @@ orchestrator refused the run in the folder), 130 interrupted.
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from primerl import extras
-from primerl.config import begun, late, resolve, run_file
+from primerl.config import begun, late, own_folder, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch import (
     ending,
+    evaluated,
     going_back,
     hub,
-    incomplete,
     interpreters,
     joined,
     preflight,
@@ -71,7 +72,7 @@ from primerl.launch.watching import (
     say_goodbye,
 )
 from primerl.redaction import redact, redacted
-from primerl.run_key import VARIABLE, run_key
+from primerl.run_key import FILE, VARIABLE, run_key
 
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
 WORKER_ABSENT_S = 10.0
@@ -86,6 +87,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     extras.require("`primerl rl`", "torch", "transformers")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
+    preflight.check_ahead(config)
     config = hub.with_model(config)
     config = warm_start.applied(config)
     variables = preflight.check(config, console.say)
@@ -98,11 +100,14 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
             return session.exit_code
 
 
-def page_address(url: str) -> str:
-    """The key is not printed: what is printed ends in logs."""
+def page_address(url: str, folder: Path, *, is_seen_once: bool) -> str:
+    """With the key that the run has made, where the output is a terminal; what is printed elsewhere ends in logs."""
     parts = urlsplit(url)
     url = joined.reached_at(parts.hostname or "", parts.port)
-    return f"{url}/" if run_key() is None else f"{url}/#key=... (the value of {VARIABLE})"
+    file = folder / FILE
+    if not file.is_file():
+        return f"{url}/#key=... (the value of {VARIABLE})"
+    return f"{url}/#key={run_key(folder)}" if is_seen_once else f"{url}/#key=... (the content of {file})"
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables) -> int:
@@ -156,7 +161,7 @@ class Launcher:
         self.restarts = Restarts(config.restarts)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
-        self.incomplete = incomplete.Incomplete(console.say)
+        self.evaluated = evaluated.Evaluated(console.say, ending.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.training_began: float | None = None
         sources = config.orchestrator
@@ -192,7 +197,7 @@ class Launcher:
                         code, reason = BAD_INPUT, late.told(begun.in_words_of(self.config, str(refusal)))
                         self.console.say(reason)
                     except RunFailedError as failure:
-                        code, reason = FAILED, str(failure)
+                        code, reason = FAILED, own_folder.with_folder(str(failure), self.config)
                         self.console.say(f"the run has failed: {reason}")
                     except Interrupted:
                         code, reason = INTERRUPTED, "interrupted"
@@ -212,9 +217,14 @@ class Launcher:
     def _same_command(self) -> str:
         ckpt = self.config.trainer.ckpt
         goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
-        given = {"--clean-output-dir": self.config.clean_output_dir, "ckpt.resume_step": goes_back}
+        given = {
+            "--clean-output-dir": self.config.clean_output_dir,
+            "ckpt.resume_step": goes_back,
+            "skip_event": self.config.skip_event is not None,
+        }
         but = " and ".join(name for name, is_given in given.items() if is_given)
-        return f"the same command without {but}" if but else "the same command"
+        same = own_folder.with_folder("the same command", self.config)
+        return f"{same} without {but}" if but else same
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
         """The monitors last: they are told how it ended, and have time to send it."""
@@ -249,11 +259,14 @@ class Launcher:
             self.console.say(again)
         for process in write_configs(self.config, url, self.variables, self.run_id):
             self.described[process.name] = process
+            if process.kind == "trainer":
+                orchestrator_status.trainer_starts(url)
             start(processes, process)
         self.orchestrator.begin()
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
-        self.console.say(f"the run's page: {page_address(url)}")
-        waits = joined.announcement(self.config, url)
+        page = page_address(url, self.folder, is_seen_once=sys.stdout.isatty())
+        self.console.say(f"the run's page: {page}")
+        waits = joined.announcement(self.config, url, self.folder)
         if waits is not None:
             self.console.say(waits)
         return True
@@ -284,6 +297,8 @@ class Launcher:
             now = time.monotonic()
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
+                    # The last ones ended after the last look at the status.
+                    self.evaluated.look(ending.evaluations(self.folder))
                     self._check_over()
                     self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
                     return say_goodbye(processes, self.described, self.interrupts.check)
@@ -327,6 +342,7 @@ class Launcher:
         self.console.say(f"{process.name} was told that the run is over, which it is not; it is started again")
         del self.early[process.name]
         self.workers_seen.pop(process.name, None)
+        self._announce(process, "was told that the run is over")
         start(processes, self.described[process.name])
 
     def _ended(self, processes: Processes, process: Process) -> None:
@@ -375,6 +391,7 @@ class Launcher:
         why = tailnet.lost(self.described[killed.name], killed) or cause_of(killed)
         how = f"{killed.describe_end()}{f' ({why})' if why else ''}{left.told()}"
         self.console.say(f"{killed.name} {how}; it is started again")
+        self._announce(killed, killed.describe_end())
         process = start(processes, self.described[killed.name])
         self.workers_seen.pop(killed.name, None)
         if killed.name != "orchestrator":
@@ -392,6 +409,11 @@ class Launcher:
             if name != "trainer" or not self.is_trained:
                 self._call_back(processes, processes.by_name[name])
 
+    def _announce(self, ended: Process, why: str) -> None:
+        """Has the orchestrator wait for a trainer that is started again for as long as a start may take."""
+        if self.described[ended.name].kind == "trainer" and self.orchestrator.url:
+            orchestrator_status.trainer_starts(self.orchestrator.url, self.config.timeouts.start_s, why)
+
     def _look(self, now: float) -> None:
         status = self.orchestrator.ask(now)
         if status is None:
@@ -401,7 +423,7 @@ class Launcher:
             self.storing.look(self.console)
         self.remarks.look(status)
         self.console.update(status)
-        self.incomplete.look(status.get("evaluations", []))
+        self.evaluated.look(status.get("evaluations", []))
         if self.orchestrator.is_ready:
             self.orchestrator.check_progress(status, now)
             return

@@ -17,11 +17,13 @@ from primerl.forking import servers
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.launch import interpreters
 from primerl.launch.processes import Process, Processes, describe_end, last_error, tail
+from primerl.run_key import VARIABLE, learn, run_key
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 ORCHESTRATOR_START_S = 30.0
 POLL_S = 0.1
 OMP_WAIT_POLICY = servers.OMP_WAIT_POLICY
+TALKS_TO_ORCHESTRATOR = ("inference", "env-worker", "trainer")
 
 
 class RunFailedError(Exception):
@@ -41,11 +43,16 @@ def start(processes: Processes, process: ProcessConfig, *flags: str) -> Process:
     command = [process.python or sys.executable, "-m", "primerl", process.kind, "@", os.fspath(process.file), *flags]
     environment = environment_of(process)
     if process.python is not None:
-        folder = process.file.parent.parent / "run" / "package"
+        folder = folder_of(process) / "run" / "package"
         environment = interpreters.variables(process.python, folder, environment)
     hide = redaction.forms(process.variables.values())
     fork = servers.address(fork_kind(process))
     return processes.start(process.name, command, log=process.log, environment=environment, hide=hide, fork=fork)
+
+
+def folder_of(process: ProcessConfig) -> Path:
+    """The output folder: configs are in its `configs`."""
+    return process.file.parent.parent
 
 
 def fork_kind(process: ProcessConfig) -> str | None:
@@ -64,6 +71,10 @@ def environment_of(process: ProcessConfig) -> dict[str, str]:
     if process.variables:
         variables[redaction.VARIABLE] = ",".join(process.variables)
     variables |= {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if process.kind in TALKS_TO_ORCHESTRATOR:
+        key = run_key(folder_of(process))
+        if key is not None:
+            variables[VARIABLE] = key
     if process.kind == "trainer":
         variables[servers.VARIABLE] = servers.setting()  # for its ranks
     if process.threads:
@@ -96,9 +107,11 @@ def wait_for_orchestrator(
                 return None
             raise failure_of(process)
         with contextlib.suppress(FileNotFoundError):
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
             if content["pid"] == process.pid:
-                return str(content["url"])
+                url = str(content["url"])
+                learn(url, folder)
+                return url
     raise RunFailedError(
         f"orchestrator did not write {file} within {ORCHESTRATOR_START_S:.0f} s\n{tail(process.log)}".rstrip()
     )
@@ -116,7 +129,7 @@ def failure_of(process: Process, remark: str = "") -> RunFailedError:
 @contextlib.contextmanager
 def unchanged_if_refused(file: Path) -> Iterator[None]:
     """The config of a run stays what it was trained with."""
-    before = file.read_text() if file.is_file() else None
+    before = file.read_text(encoding="utf-8") if file.is_file() else None
     try:
         yield
     except RefusedError:

@@ -109,6 +109,15 @@ def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
     return None
 
 
+def trainer_starts(url: str, within_s: float | None = None, why: str = "") -> None:
+    """Says that the trainer is being started: one that a launcher of this run had started before is gone. `within_s`:
+    of one that is started again, how long that may take; `why` it was. Where nobody answers, the orchestrator finds out
+    by itself, and has the new one wait until then."""
+    body = {"why": why} if within_s is None else {"within_s": within_s, "why": why}
+    with contextlib.suppress(UnansweredError):
+        tell(url, "/trainer/starting", body, within_s=ANSWER_S)
+
+
 @dataclass(slots=True)
 class Progress:
     """When something last moved. Pure: times are given."""

@@ -134,7 +134,7 @@ class Storing:
 
     def _report(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._file.read_text())
+            found = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config import resolve
+from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.processes import Process
 
 FILE = Path("run") / "summary.json"
@@ -33,7 +34,12 @@ def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
     own = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "processes": {
-            process.name: {"kind": kind, "code": process.code, "cpu_s": process.cpu_s} for kind, process in processes
+            process.name: {
+                "kind": kind,
+                "code": None if process.code == NOT_KNOWN else process.code,
+                "cpu_s": process.cpu_s,
+            }
+            for kind, process in processes
         },
         "launcher_cpu_s": own.ru_utime + own.ru_stime,
     }

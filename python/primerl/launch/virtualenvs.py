@@ -115,7 +115,7 @@ def install(requirements: list[str], timeout_s: float, say: Callable[[str], None
 def requirements_of(folder: Path) -> list[str]:
     """What was asked for when it was made; nothing where that was not noted."""
     try:
-        return [str(requirement) for requirement in json.loads((folder / REQUIREMENTS).read_text())]
+        return [str(requirement) for requirement in json.loads((folder / REQUIREMENTS).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
 
@@ -136,7 +136,7 @@ def find_uv() -> str:
 def _locked(file: Path, deadline: float, say: Callable[[str], None]) -> Iterator[None]:
     """The kernel unlocks it at our death."""
     waits = False
-    with file.open("w") as opened:
+    with file.open("w", encoding="utf-8") as opened:
         while True:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ def _make(uv: str, folder: Path, requirements: list[str], deadline: float) -> No
         _uv([uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, os.fspath(partial)], deadline)
         python = os.fspath(partial / "bin" / "python")
         _uv([uv, "pip", "install", "--compile-bytecode", "--python", python, "--", *requirements], deadline)
-        (partial / REQUIREMENTS).write_text(json.dumps(sorted(set(requirements))))
+        (partial / REQUIREMENTS).write_text(json.dumps(sorted(set(requirements))), encoding="utf-8")
         os.rename(partial, folder)
     except OSError as error:
         raise InstallError(f"{partial} cannot be written: {error}") from None
@@ -183,6 +183,7 @@ def _uv(command: list[str], deadline: float) -> None:
             env=variables,
             timeout=max(1.0, deadline - time.monotonic()),
             check=False,
+            encoding="utf-8",
         )
     except subprocess.TimeoutExpired:
         raise InstallError("installing them did not end within timeouts.install_s; raise it") from None

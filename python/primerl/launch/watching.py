@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from primerl import stopping
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.evaluation import EvalTimeouts
 from primerl.config.resolve import ProcessConfig
@@ -46,10 +47,9 @@ class Interrupts:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What the caller ignores stays ignored: `nohup primerl rl ... &` has to survive the terminal.
-        numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._interrupt) for number in numbers}
+        self._before = {number: signal.signal(number, self._interrupt) for number in stopping.stop_signals()}
+        if stopping.is_asked():  # before, and whoever was interrupted has dropped it
+            self._count += 1
         return self
 
     def __exit__(
@@ -186,9 +186,27 @@ class OrchestratorWatch:
     def check_progress(self, status: dict[str, Any], now: float) -> None:
         """Raises RunFailedError where nothing has moved for too long."""
         limit = self._timeouts.no_progress_s
+        self._check_signal(status, limit)
         if not self._progress.moved(status, now) and now - self._progress.since > limit:
             waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
             raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
+
+    def _check_signal(self, status: dict[str, Any], limit: float) -> None:
+        """Rollouts end, and nothing is ever trained. Raises RunFailedError where that lasts."""
+        since = status.get("without_signal_s")
+        if since is None or since <= limit:
+            return
+        filtered = [
+            f"{one['name']!r} {one['filtered_in_a_row']}"
+            for one in status.get("buffer", [])
+            if one["filtered_in_a_row"]
+        ]
+        raise RunFailedError(
+            f"no group has had a signal for {since:.0f} s, longer than timeouts.no_progress_s = {limit:g} s, so "
+            f"nothing is trained: the rewards of each group were equal (groups in a row: {', '.join(filtered)}). Use "
+            "easier or harder examples, a reward in steps instead of all or nothing, a larger orchestrator.group_size "
+            "or a higher orchestrator.sampling.temperature; where signals are only rare, raise timeouts.no_progress_s"
+        )
 
 
 def say_goodbye(processes: Processes, described: Mapping[str, ProcessConfig], check: Callable[[], None]) -> None:

@@ -20,6 +20,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from primerl.startup import import_transformers
+
 IM_END, END_OF_TEXT, IM_START = 256, 257, 258
 SPECIAL_TOKENS = {"<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START}
 ROLE_TOKENS = {"system": 259, "user": 260, "assistant": 261}
@@ -137,6 +139,8 @@ def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0
         ValueError: the vocabulary is smaller than the tokenizer's 262 entries, or `transformers` refuses the shape.
     """
     import torch
+
+    import_transformers()
     from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
 

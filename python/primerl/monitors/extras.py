@@ -140,7 +140,7 @@ def distributions_for(entry: MonitorEntry, step: int, content: dict[str, Any]) -
 
 def read(output_dir: Path, step: int) -> dict[str, Any]:
     """Raises OSError, ValueError."""
-    content: dict[str, Any] = json.loads(path_of(output_dir, step).read_text())
+    content: dict[str, Any] = json.loads(path_of(output_dir, step).read_text(encoding="utf-8"))
     return content
 
 

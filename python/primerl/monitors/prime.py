@@ -150,7 +150,7 @@ def api_key() -> str | None:
 def login() -> dict[str, Any]:
     """What `prime login` has stored."""
     try:
-        found = json.loads(Path(os.path.expanduser("~/.prime/config.json")).read_text())
+        found = json.loads(Path(os.path.expanduser("~/.prime/config.json")).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -29,6 +29,7 @@ from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
 from primerl.monitors.records import BusyError, Records, locked
 from primerl.monitors.send import Sender
+from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.monitors")
 
@@ -83,7 +84,7 @@ class MonitorProcess:
         self._collects_again = True
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: self._asked.set())
         self._collect()
         if self._is_over() and self._nothing_left():
@@ -170,7 +171,7 @@ class MonitorProcess:
 
     def _how_it_ended(self) -> tuple[Status, str]:
         try:
-            told = json.loads((self.folder / END_FILE).read_text())
+            told = json.loads((self.folder / END_FILE).read_text(encoding="utf-8"))
             return told["status"], str(told["reason"])
         except (OSError, ValueError, LookupError, TypeError):
             return "crashed", "the launcher was killed"

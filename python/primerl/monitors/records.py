@@ -90,7 +90,7 @@ def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     send all of it twice. Raises BusyError where another still is after that time, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
-    with (folder / LOCK).open("a") as file:
+    with (folder / LOCK).open("a", encoding="utf-8") as file:
         while not take(file):
             if time.monotonic() >= deadline:
                 raise BusyError(

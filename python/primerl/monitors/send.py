@@ -172,7 +172,7 @@ class Sender(threading.Thread):
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

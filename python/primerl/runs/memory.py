@@ -47,7 +47,7 @@ def machine() -> Machine:
     there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # `max`, or no such group
-            there.append(int(file.read_text()))
+            there.append(int(file.read_text(encoding="utf-8")))
     return Machine(min(there), "this machine")
 
 
@@ -55,7 +55,9 @@ def _gpus() -> list[int]:
     """Bytes of each, as the driver says it; torch, which knows too, takes seconds to import."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASK_S, check=True, encoding="utf-8", errors="replace"
+        )
         found = [int(line) * 2**20 for line in done.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []

@@ -42,7 +42,7 @@ class Model:
 
 def look(folder: Path, machine: Machine) -> Model:
     from primerl.config.load import ConfigError
-    from primerl.launch.preflight_model import check_model, read_json
+    from primerl.launch.preflight_model import check_model, check_trainable, read_json
 
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
@@ -53,6 +53,7 @@ def look(folder: Path, machine: Machine) -> Model:
         kind = str(config.get("model_type", "?"))
         _check_architecture(config)
         check_model(folder)
+        check_trainable(folder)
         parameters = _parameters(folder)
     except ConfigError as error:
         return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
@@ -149,6 +150,6 @@ def _is_odd(folder: Path) -> bool:
 
 def _is_model(file: Path) -> bool:
     try:
-        return "model_type" in json.loads(file.read_text())
+        return "model_type" in json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False

@@ -17,7 +17,7 @@ from typing import Any
 
 from primerl.extras import described
 from primerl.launch import summary
-from primerl.launch.incomplete import mark
+from primerl.launch.evaluated import mark
 from primerl.runs.standing import INTERRUPTED
 
 # Steps averaged at both ends: single steps are noisy.

@@ -122,7 +122,7 @@ def _read() -> Content:
 def _changed() -> Iterator[Content]:
     folder = private_folder("secrets")
     try:
-        lock = (folder / "lock").open("w")
+        lock = (folder / "lock").open("w", encoding="utf-8")
     except OSError as error:
         raise StateError(f"{folder} cannot be written to: {error}") from None
     with lock:

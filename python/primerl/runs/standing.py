@@ -53,7 +53,7 @@ def summary_of(run: Run) -> dict[str, Any] | None:
     try:
         if file.stat().st_mtime < run.session_started:
             return None
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

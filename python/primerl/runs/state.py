@@ -39,18 +39,29 @@ def state_folder() -> Path:
 
 
 def within_run(output_dir: str) -> str | None:
-    """For a user without a home, as containers have: from now on the state folder of this process, and of those that it
-    starts, is in the run's folder. Returns the sentence that says so; None where there is a home."""
+    """For a user without a home, as containers have, or whose home cannot be written to (`HOME=/`): from now on the
+    state folder of this process, and of those that it starts, is in the run's folder. Returns the sentence that says
+    so; None where the usual one can be used, or was named by the variable."""
+    reason = _why_none()
+    if reason is None:
+        return None
+    folder = os.path.join(os.path.abspath(os.path.expanduser(output_dir)), WITHIN_RUN)
+    os.environ[VARIABLE] = folder
+    return f"{reason}: the state folder (list of runs, virtualenvs, store) is {folder}; set {VARIABLE} to have another"
+
+
+def _why_none() -> str | None:
+    """Why there can be no state folder at its usual place. One that is there is used as far as it can be."""
     try:
-        state_folder()
+        folder = state_folder()
     except StateError:
-        folder = os.path.join(os.path.abspath(os.path.expanduser(output_dir)), WITHIN_RUN)
-        os.environ[VARIABLE] = folder
-        return (
-            f"HOME is not set, and user {os.getuid()} has no home folder: the state folder (list of runs, "
-            f"virtualenvs, store) is {folder}; set {VARIABLE} to have another"
-        )
-    return None
+        return f"HOME is not set, and user {os.getuid()} has no home folder"
+    if os.environ.get(VARIABLE) or os.path.lexists(folder):
+        return None
+    above = next(parent for parent in folder.parents if os.path.lexists(parent))
+    if os.access(above, os.W_OK | os.X_OK):
+        return None
+    return f"{folder} cannot be made, as user {os.getuid()} may not write to {above}"
 
 
 def private_folder(*parts: str) -> Path:
@@ -87,11 +98,18 @@ def write_private(file: Path, content: str) -> None:
 def process_started(pid: int) -> str | None:
     """When the process began, in a form that no other process of that id has; None where there is none."""
     if not sys.platform.startswith("linux"):
-        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
         return done.stdout.strip() or None
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return None
     # The second field is a name, which may hold spaces and brackets; the state is the first after it.

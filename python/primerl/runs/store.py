@@ -253,7 +253,7 @@ class Store:
 def store_of_run(config: Path) -> Store | None:
     """Of the stored copy of a run's config; None where it has no store."""
     try:
-        section = tomllib.loads(config.read_text()).get("store")
+        section = tomllib.loads(config.read_text(encoding="utf-8")).get("store")
     except (OSError, ValueError):
         return None
     return Store(section.get("url")) if isinstance(section, dict) else None

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from primerl import asking
-from primerl.launch.incomplete import mark
-from primerl.run_key import VARIABLE
+from primerl.launch.evaluated import mark
+from primerl.run_key import FILE, VARIABLE, learn
 from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
@@ -66,11 +66,12 @@ def find(run: str) -> str:
         raise NoRunError(str(error)) from None
     file = folder / "run" / "orchestrator.json"
     try:
-        url = str(json.loads(file.read_text())["url"])
+        url = str(json.loads(file.read_text(encoding="utf-8"))["url"])
     except FileNotFoundError:
         raise NoRunError(f"no orchestrator was started in {folder}: there is no {file}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NoRunError(f"{file} cannot be read: {error}") from None
+    learn(url, folder)
     return address_of(url)
 
 
@@ -83,7 +84,7 @@ def ending(run: str) -> str:
         # A summary that is older than the orchestrator is that of an earlier session.
         if (folder / "summary.json").stat().st_mtime < (folder / "orchestrator.json").stat().st_mtime:
             return ""
-        sessions = json.loads((folder / "summary.json").read_text())
+        sessions = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     return report.ending(sessions) if isinstance(sessions, dict) else ""
@@ -112,7 +113,7 @@ def ask(url: str, path: str, **query: object) -> dict[str, Any]:
             "`primerl report OUTPUT_DIR` show a run that is over"
         ) from None
     if code == 401:
-        raise UnreachableError(f"{url} needs the run's key: set {VARIABLE}")
+        raise UnreachableError(f"{url} needs the run's key: set {VARIABLE} (the content of {FILE} in the run's folder)")
     if code != 200:
         said = content.get("error")
         raise UnreachableError(f"{url}{path}: {said.get('message', code) if isinstance(said, dict) else code}")

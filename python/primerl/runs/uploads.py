@@ -97,7 +97,7 @@ class Uploader:
         """What earlier starts have stored there, or left out for newer ones. They may have been cleaned up there since,
         and stay so."""
         try:
-            found = json.loads((self.folder / DONE).read_text())
+            found = json.loads((self.folder / DONE).read_text(encoding="utf-8"))
             ours = (found["url"], found["run"]) == (self.store.url, self.settings.run)
             return dict(found["stored"]) if ours else {}
         except (OSError, ValueError, LookupError, TypeError):

@@ -36,6 +36,8 @@ class Report:
     """Tokens that were sampled with `top_p`, `top_k` or `min_p`."""
     edges: int = 0
     """Of these, tokens where rounding decided what was kept."""
+    structured: int = 0
+    """Tokens that were sampled by a grammar."""
     sum_difference: float = 0.0
     max_difference: float = 0.0
     worst: Difference | None = None
@@ -61,6 +63,8 @@ class Report:
                 f"{self.truncated} tokens sampled with top_p, top_k or min_p, replayed; at {self.edges} of them the "
                 "edge of what is kept lies within rounding, and the engine's side of it was taken"
             )
+        if self.structured:
+            lines.append(f"{self.structured} tokens sampled by the grammar of a structured output, replayed")
         if self.worst is not None:
             lines.append(
                 f"worst: step {self.worst.step}, rollout {self.worst.rollout}, token {self.worst.token}, "

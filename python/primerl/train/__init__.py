@@ -13,9 +13,11 @@ In the order in which they are best read:
 | `config`, `sft_config` | dataclasses of the settings |
 | `kinds`, `by_path` | parts that have a file a kind; functions of others |
 | `model`, `attention` | a `transformers` model over packed sequences |
-| `architectures` | what some of them need for that |
+| `packed`, `recurrent` | where sequences are in a row; layers that carry a state from token to token |
+| `architectures`, `model_types` | what some of them need for that; what `config.json` alone says of it |
 | `proof` | that it computes there what it computes by itself |
-| `logprobs`, `truncation` | log-probabilities and entropies in chunks; truncated sampling, replayed |
+| `logprobs` | log-probabilities and entropies in chunks |
+| `truncation`, `grammar` | truncated sampling and structured outputs, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
 | `loading` | from a model folder to what is trained, also divided among ranks |
 | **what is learnt** | |
@@ -25,6 +27,7 @@ In the order in which they are best read:
 | **reinforcement learning** | |
 | `rl` | `primerl trainer`, made of its parts |
 | `policy_trainer` | its loop over steps |
+| `identity` | which trainer this is; the run has one |
 | `client`, `data`, `batches` | the orchestrator's endpoints; a step's batch as tensors; the next one ahead |
 | `weights`, `broadcast`, `merging` | weights published to the engines, by a thread; adapters merged |
 | `tensors`, `digest`, `probe` | dtypes, bytes and hashes of what is published; what it computes of a few tokens |
@@ -33,6 +36,7 @@ In the order in which they are best read:
 | `sft` | `primerl sft`, and its loop over steps |
 | `start_folder`, `sft_data` | the model and the rows it begins with |
 | `sources`, `tables`, `conversations` | rows of files and of the hub; one row as a conversation |
+| `kept_rows` | rows that were read while they were checked |
 | `table_nulls` | which nulls of a table were written, and which are padding |
 | `message_fields` | marks of what is not trained; fields that would be ignored |
 | `masks`, `rows`, `bad_rows` | conversations as tokens with masks; those that cannot be used |

@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,19 @@ def is_targeted(module: str, targets: Iterable[str]) -> bool:
     return any(module == target or module.endswith("." + target) for target in targets)
 
 
+def is_read_by_kernel(module: str, tensors: Container[str]) -> bool:
+    """Whether it is the last matrix of a Mamba layer (which has a `D` beside it): a fused kernel reads its weight past
+    the layer that peft puts in its place, so peft and engines refuse an adapter of it."""
+    parent, _, own = module.rpartition(".")
+    return own == "out_proj" and f"{parent}.D" in tensors
+
+
+READ_BY_KERNEL = (
+    "is the last matrix of a Mamba layer, whose weight a fused kernel reads past an adapter; leave it out (in_proj can "
+    "have one)"
+)
+
+
 def targeted_layers(shapes: Mapping[str, Sequence[int]], targets: list[str]) -> list[str]:
     """The linear layers of a model whose tensors have these shapes that get an adapter, as an engine knows them.
 
@@ -47,7 +60,7 @@ def targeted_layers(shapes: Mapping[str, Sequence[int]], targets: list[str]) -> 
         if ".layers." in name and name.endswith(".weight") and len(shape) == 2
     ]
     if targets == [ALL_LINEAR]:
-        return linear
+        return [name for name in linear if not is_read_by_kernel(name, shapes)]
     for target in targets:
         if not any(is_targeted(name, [target]) for name in linear):
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
@@ -75,8 +88,12 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
 
     Raises ConfigError.
     """
-    modules = {name.removesuffix(".weight") for name, _, shape, _ in tensor_bytes(base) if len(shape) == 2}
+    shapes = {name: shape for name, _, shape, _ in tensor_bytes(base)}
+    modules = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
     for target in config.target_modules:
+        for module in sorted(modules):
+            if is_targeted(module, [target]) and is_read_by_kernel(module, shapes):
+                raise ConfigError(f"{key}target_modules: {module} {READ_BY_KERNEL}")
         if target != ALL_LINEAR and not any(is_targeted(module, [target]) for module in modules):
             names = sorted({module.rsplit(".", 1)[-1] for module in modules})
             raise ConfigError(

@@ -5,6 +5,7 @@ dropout                  is set to 0, since engines compute without: the policy 
 `packed` is not handed   on by the layers of StableLM and Nemotron: it is left where their attention finds it
 chunked attention        of Llama 4: a token sees its own chunk of its sequence only
 scaled by place          queries of Llama 4 are, by the token's place in the row: here by that in its sequence
+states and convolutions  of linear attention and Mamba-2 begin anew with each sequence: see `recurrent`
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from primerl.train import recurrent
+from primerl.train.packed import PackedSequences
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +104,8 @@ def limit_of_positions(config: Any, lengths: Sequence[int]) -> int | None:
 
 
 def annotate(model: Any, attention: str) -> None:
-    """Leave notes for the attention modules that need one. `attention`: the name it is registered by."""
+    """Leave notes for the attention modules that need one, and have layers with a state told where sequences begin.
+    `attention`: the name it is registered by."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ()
     for module in _attentions(model):
@@ -111,8 +116,17 @@ def annotate(model: Any, attention: str) -> None:
             # Layers with rotary positions are not scaled.
             if not getattr(module, "use_rope", False):
                 _note(module).scale = (module.attn_scale, float(module.floor_scale))
+    recurrent.install(model)
+    for layer in decoder_layers(model):
+        if any(recurrent.needs_sequence_ids(mixer) for mixer in recurrent.mixers(layer)):
+            layer.register_forward_pre_hook(_as_sequence_ids, with_kwargs=True)
     if reached(model, attention) is False:
         _hand_on(model)
+
+
+def _as_sequence_ids(_module: Any, given: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Convolutions of LFM2 are handed `seq_idx` and no other argument."""
+    return given, keywords | {"seq_idx": keywords.get("packed")}
 
 
 def _attentions(module: torch.nn.Module) -> Iterator[Any]:
@@ -149,12 +163,12 @@ def reached(model: Any, attention: str) -> bool | None:
 
     own = ALL_ATTENTION_FUNCTIONS[attention]
     device = next(model.parameters()).device
+    packed = PackedSequences.from_lengths([2], device)
     token_ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
-    positions = torch.arange(2, device=device).unsqueeze(0)
     AttentionInterface.register(attention, first)
     try:
         with torch.no_grad():
-            decoder(model)(input_ids=token_ids, position_ids=positions, use_cache=False, packed=True)
+            decoder(model)(input_ids=token_ids, position_ids=packed.position_ids, use_cache=False, packed=packed)
     except _Reached as found:
         return found.told
     except Exception as error:  # noqa: BLE001 (whatever it is, `prove` runs into it too and says so)

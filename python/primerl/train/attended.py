@@ -36,12 +36,17 @@ COMPUTE_MORE = {
 }
 """Architectures that the formula does not hold of -> why."""
 
+WITH_STATE = {"linear_attention", "mamba", "conv", "hybrid"}
+"""Of `layer_types`: layers that carry a state from token to token, or mix neighbours by a convolution."""
+
 
 def attentions(config: Any) -> tuple[Attention, ...]:
     """Of all layers of a model with this text config. Raises ValueError."""
     if config.model_type in COMPUTE_MORE:
         raise ValueError(f"{config.model_type}: {COMPUTE_MORE[config.model_type]}")
     kinds = getattr(config, "layer_types", None)
+    if not WITH_STATE.isdisjoint(kinds or ()):
+        raise ValueError(f"{config.model_type}: the formula does not count what layers with a state compute")
     layers = int(config.num_hidden_layers)
     # What differs from layer to layer is not to be read from the config as a whole.
     each = getattr(config, "per_layer_config", None) or [config] * layers

@@ -33,7 +33,9 @@ class Batches:
 
     def __init__(self, client: OrchestratorClient, rank: int, ranks: int) -> None:
         self._client = client
-        self._beside = OrchestratorClient(client.url, client.unreachable_after_s, _ASK_AHEAD_S)
+        self._beside = OrchestratorClient(
+            client.url, client.unreachable_after_s, _ASK_AHEAD_S, identity=client.identity
+        )
         self._asked = (rank, ranks)
         self._ahead: Future[Received | None] | None = None
 

@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
+from primerl.train.client import ManifestRefused, NoMoreBatches, OrchestratorClient, OrchestratorError
 from primerl.train.distributed import ALONE, Ranks
 from primerl.train.meeting import PATIENCE_S
 from primerl.train.parallel import local
@@ -132,6 +132,18 @@ class Broadcasts:
         self._thread.start()
 
     def _publish(self, version: int, files: Files) -> None:
+        refusal = self._write_and_announce(version, files)
+        if refusal is None:
+            return
+        # What was written is gone or damaged, and the copies are here.
+        log.warning("%s; the weights of policy %d are written again", refusal, version)
+        refusal = self._write_and_announce(version, files)
+        if refusal is not None:
+            where = self._publisher.folder
+            raise BroadcastError(f"the weights of policy {version} were written to {where} twice, and {refusal}")
+
+    def _write_and_announce(self, version: int, files: Files) -> str | None:
+        """Why the orchestrator cannot read them, if it cannot; the same on all ranks."""
         self._say(f"writing the weights of policy {version}")
         try:
             manifest = self._publisher.write(version, files)
@@ -140,17 +152,23 @@ class Broadcasts:
             raise BroadcastError(f"the weights of policy {version} cannot be written to {where}: {error}") from error
         self._say(f"announcing policy {version}")
         # The others wait, so that none is gone while engines are told where to ask.
-        self._publisher.meeting.lead(lambda: self._announce(version, manifest), "announce the weights")
+        refusal: str | None = self._publisher.meeting.lead(
+            lambda: self._announce(version, manifest), "announce the weights"
+        )
+        return refusal
 
-    def _announce(self, version: int, manifest: Path) -> None:
+    def _announce(self, version: int, manifest: Path) -> str | None:
         try:
             self._client.weights(version, str(manifest.resolve()))
+        except ManifestRefused as refusal:
+            return str(refusal)
         except NoMoreBatches as over:
             log.info("policy %d is in %s, which nobody loads any more: %s", version, manifest.parent, over)
         except OrchestratorError:
             if not self._client.is_leaving:
                 raise
             log.info("policy %d is in %s; the orchestrator was not there to be told", version, manifest.parent)
+        return None
 
     def _say(self, what: str) -> None:
         self._at = what

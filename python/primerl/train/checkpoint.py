@@ -18,11 +18,21 @@ from safetensors.torch import save_file
 
 from primerl.train.checkpoint_proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import settle, sync
+from primerl.train.files import NoRoomError, check_room, settle, sync
 from primerl.train.meeting import Meeting
 from primerl.train.merging import adapter_state
 from primerl.train.optim import Optimizer
-from primerl.train.shards import MAX_SHARD_BYTES, Files, by_file, computing_dtype, gathered, own_tensors, plan, shares
+from primerl.train.shards import (
+    MAX_SHARD_BYTES,
+    Files,
+    by_file,
+    bytes_of,
+    computing_dtype,
+    gathered,
+    own_tensors,
+    plan,
+    shares,
+)
 from primerl.train.step_folders import (
     ORCHESTRATOR_FOLDER,
     SavingError,
@@ -45,8 +55,11 @@ TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
-"""Everything of a model folder that turns text into tokens, and the rules of ending a turn."""
+"""Everything of a model folder that turns text (and images) into tokens, and the rules of ending a turn."""
 
 
 ADAPTER_FOLDER = "lora_adapters"
@@ -234,14 +247,29 @@ class Checkpoints:
             torch.save(vars(replace(state, model_config=model_facts(model))), folder / STATE_FILE)
         self._ranks.wait()
         _say_nothing_of_one_process()
+        tensors = training_tensors(model, optimizer) | random_states(self._ranks.rank)
+        self._check_room(folder, target, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         writing = async_save(
-            training_tensors(model, optimizer) | random_states(self._ranks.rank),
+            tensors,
             storage_writer=FileSystemWriter(folder / "trainer"),
             process_group=self._group,
             no_dist=self._group is None,
         )
         assert isinstance(writing, Future)
         self._begun = _Begun(state.step, folder, target, writing)
+
+    def _check_room(self, folder: Path, target: Path, needed: int) -> None:
+        """By all ranks, each of what all write together. Raises SavingError."""
+        problems = []
+        try:
+            check_room(target, needed)
+        except NoRoomError as error:
+            problems = [str(error)]
+        problems = self._ranks.union(problems)
+        if problems:
+            if self._ranks.leads:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise SavingError(f"no checkpoint can be written to {self._folder}: {problems[0]}")
 
     def complete(self) -> None:
         """Have the thread rename what is being saved, where something is."""
@@ -392,6 +420,8 @@ def save_checkpoint(
         settle(folder, target)
 
     meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
+    sizes = meeting.each(lambda: bytes_of(files), "say how much it will write")
+    meeting.lead(lambda: check_room(target, sum(sizes)), "find room for the model")
     with meeting.folder(target) as folder:
         parts = meeting.each(lambda: _write(folder, files, tell), "write its share of the model")
         meeting.lead(lambda: complete(folder, parts), "complete the model folder")

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,14 @@ class BatchTimeout(Exception):  # noqa: N818 (named as the wait it ends)
     """No batch came in time; the message says what the orchestrator was waiting for."""
 
 
+class ManifestRefused(OrchestratorError):  # noqa: N818 (named as what happened)
+    """The orchestrator cannot read the weights that it was told of, or finds them damaged."""
+
+
+class PublishAgain(Exception):  # noqa: N818 (a request, not an error)
+    """No engine can load the policy that is trained on, from where it was published. The message says why."""
+
+
 class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
     """The orchestrator has finished, or was told to stop."""
 
@@ -41,12 +50,20 @@ class OrchestratorClient:
     `request_timeout_s` bounds one request; failed ones are repeated for `unreachable_after_s` (0: never).
     """
 
-    def __init__(self, url: str, unreachable_after_s: float, request_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        unreachable_after_s: float,
+        request_timeout_s: float | None = None,
+        identity: dict[str, object] | None = None,
+    ) -> None:
+        """`identity`: what is sent with every request (`primerl.train.identity`)."""
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
         self.url = url
         self.unreachable_after_s = unreachable_after_s
+        self.identity = identity
         self._prefix = parts.path.rstrip("/")
         timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
         self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
@@ -64,6 +81,18 @@ class OrchestratorClient:
     def close(self) -> None:
         self._connection.close()
 
+    def begin(self, identity: dict[str, object]) -> None:
+        """Ask for the run, before all else. Waits while the orchestrator does not know whether a trainer that has it
+        still lives, which it does before that one's silence would end the run.
+
+        Raises OrchestratorError: the run has another trainer, which the message names.
+        """
+        while True:
+            status, body = self._post("/trainer/begin", {"trainer": identity})
+            if status != 202:
+                return self._check("/trainer/begin", status, body)
+            log.info("waiting for %s", _fields(body).get("waiting_for", "no reason given"))
+
     def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes | bytearray:
         """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
 
@@ -73,6 +102,7 @@ class OrchestratorClient:
 
         Raises:
             NoMoreBatches: there is none and there will be none.
+            PublishAgain: engines need the weights of policy `step` - 1, and can load them no more.
             BatchTimeout: `deadline_s` passed.
             OrchestratorError: no answer, or a refusal.
         """
@@ -85,7 +115,11 @@ class OrchestratorClient:
                 raise NoMoreBatches(_message(body))
             if status != 202:
                 raise OrchestratorError(f"{self.url} refused batch {step} ({status}): {_message(body)}")
-            reason = _waiting_for(body)
+            answer = _fields(body)
+            broken = answer.get("publish_again")
+            if broken is not None and broken["version"] == step - 1:
+                raise PublishAgain(broken["why"])
+            reason = str(answer.get("waiting_for", "no reason given"))
             waiting(reason)
             if time.monotonic() > deadline:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
@@ -101,11 +135,19 @@ class OrchestratorClient:
         return body if status == 200 else None
 
     def weights(self, version: int, manifest: str) -> None:
-        """Tell that policy `version` is published. Raises OrchestratorError; NoMoreBatches where the run is over."""
+        """Tell that policy `version` is published.
+
+        Raises:
+            ManifestRefused: the files are not there, or not what the manifest says.
+            NoMoreBatches: the run is over.
+            OrchestratorError: no answer, or another refusal.
+        """
         path = "/trainer/weights"
         status, body = self._post(path, {"version": version, "manifest": manifest})
         if status == 410:
             raise NoMoreBatches(_message(body))
+        if status == 400 and _error_of(body).get("param") == "manifest":
+            raise ManifestRefused(f"{self.url}{path} refused ({status}): {_message(body)}")
         self._check(path, status, body)
 
     def resume(self, step: int) -> None:
@@ -146,7 +188,7 @@ class OrchestratorClient:
 
         from primerl.run_key import run_key_header
 
-        request = msgpack.packb(fields)
+        request = msgpack.packb(fields if self.identity is None else {"trainer": self.identity, **fields})
         patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
         deadline = time.monotonic() + patience
         pause = _FIRST_PAUSE_S
@@ -154,7 +196,7 @@ class OrchestratorClient:
             self._connection.close()
         while True:
             try:
-                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header()}
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header(self.url)}
                 self._connection.request("POST", self._prefix + path, request, headers)
                 response = self._connection.getresponse()
                 body = _read(response)
@@ -195,10 +237,17 @@ def _message(body: bytes | bytearray) -> str:
         return body[:200].decode("utf-8", errors="replace")
 
 
-def _waiting_for(body: bytes | bytearray) -> str:
+def _error_of(body: bytes | bytearray) -> dict[str, Any]:
+    try:
+        return dict(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _fields(body: bytes | bytearray) -> dict[str, Any]:
     import msgpack
 
-    return str(msgpack.unpackb(body).get("waiting_for", "no reason given"))
+    return dict(msgpack.unpackb(body))
 
 
 def _for_long(what: str, since: float) -> str:
@@ -214,9 +263,11 @@ class Heartbeat:
     Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
     """
 
-    def __init__(self, url: str, interval_s: float = 2.0, *, active: bool = True) -> None:
+    def __init__(
+        self, url: str, interval_s: float = 2.0, *, active: bool = True, identity: dict[str, object] | None = None
+    ) -> None:
         # A beat that failed is not repeated: the next one says more.
-        self._client = OrchestratorClient(url, unreachable_after_s=0.0, request_timeout_s=interval_s)
+        self._client = OrchestratorClient(url, 0.0, request_timeout_s=interval_s, identity=identity)
         self._interval_s = interval_s
         self._state = (0, "starting", time.monotonic())
         self._beside: tuple[str, float] | None = None

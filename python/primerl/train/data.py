@@ -23,12 +23,26 @@ COLUMNS = {
 """Columns with one value a token, and their little-endian types, in the order of the bytes."""
 ALIGNMENT = 16
 """Of a micro-batch's first column among the bytes."""
+_CHECKSUM_KEY = b"\xa4xxh3\xc4\x08"
+"""Of the third entry, with msgpack's mark of 8 bytes."""
 MAX_LOGPROB = 1e-4
 """An engine's rounding may put a log-probability this far above 0, nats."""
 
 
 class BatchError(ValueError):
     """A batch breaks its format. The message names the column or the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRun:
+    """Tokens `begin` to before `end`: an answer, or its first tokens, that was sampled by a grammar."""
+
+    begin: int
+    end: int
+    masks: str
+    """The library and the vocabulary by which the engine found the allowed tokens."""
+    spec: str
+    """What was enforced, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,8 @@ class MicroBatch:
     truncation: Truncation | None = None
     """[T], what the engine left out before it sampled (`primerl.train.truncation` leaves out the same); None where it
     left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    grammars: tuple[GrammarRun, ...] = ()
+    """Answers in which only some tokens were allowed (`primerl.train.grammar` finds which)."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
 
@@ -98,7 +114,7 @@ def decode_batch(body: bytes | bytearray) -> Batch:
     are copied once.
 
     Raises:
-        BatchError: the bytes are no batch, or its columns contradict each other.
+        BatchError: the bytes are no batch, do not match the checksum that they end with, or contradict each other.
     """
     import msgpack  # only batches of an orchestrator are packed by it
 
@@ -126,11 +142,33 @@ def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
     """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
     import msgpack
 
-    header, rest = _bytes_of(b"\x82\xa6header\xc6", memoryview(body))
+    view = memoryview(body)
+    # Two entries, as earlier versions wrote it: without a checksum.
+    checked = bytes(view[:1]) != b"\x82"
+    header, rest = _bytes_of((b"\x83" if checked else b"\x82") + b"\xa6header\xc6", view)
     columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
+    if checked:
+        rest = _check_sum(view, rest)
     if rest:
         raise BatchError(f"not a batch: {len(rest)} bytes follow it")
     return msgpack.unpackb(header), columns
+
+
+def _check_sum(view: memoryview, end: memoryview) -> memoryview:
+    """What follows the checksum, which stands where `end` begins and is of all bytes before it."""
+    import xxhash
+
+    start = len(_CHECKSUM_KEY)
+    if end[:start] != _CHECKSUM_KEY or len(end) < start + 8:
+        raise BatchError(f"not a batch: {bytes(end[: start + 8])!r} is no checksum")
+    stated = int.from_bytes(end[start : start + 8], "little")
+    found = xxhash.xxh3_64_intdigest(view[: len(view) - len(end)])
+    if found != stated:
+        raise BatchError(
+            f"the batch is damaged: its bytes have the checksum {found:016x}, it says {stated:016x}; nothing of it is "
+            "trained. The orchestrator writes a damaged file of the spool again from its journal when it is started"
+        )
+    return end[start + 8 :]
 
 
 def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:
@@ -174,6 +212,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             rollouts=rollouts,
             environments=environments,
             truncation=truncation,
+            grammars=_grammars(header["grammars"], tokens) if header.get("grammars") else (),
             extra=extra,
         )
     if offset != len(columns):
@@ -192,6 +231,15 @@ def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
         own.top_k.fill_(top_k)
         own.min_p.fill_(min_p)
     return truncation
+
+
+def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
+    kinds, runs = header["kinds"], []
+    for begin, end, kind in header["runs"]:
+        if not (0 <= begin < end <= tokens and 0 <= kind < len(kinds)):
+            raise BatchError(f"grammars: {begin}, {end}, {kind} is none of {tokens} tokens and {len(kinds)} kinds")
+        runs.append(GrammarRun(begin, end, str(kinds[kind]["masks"]), str(kinds[kind]["spec"])))
+    return tuple(runs)
 
 
 def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:

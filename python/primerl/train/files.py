@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,39 @@ from typing import Any
 
 LAST_LINE_BYTES = 1 << 20
 """More than a line of metrics has."""
+
+
+class NoRoomError(OSError):
+    """A disk has less room than what is about to be written needs. The message names disk, path, needed and free."""
+
+    def __init__(self, path: Path, disk: Path, needed: int, free: int) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        self.message = (
+            f"the disk mounted at {disk} has {in_gb(free)} free, and {path} needs {in_gb(needed)}: make room on it"
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check_room(path: Path, needed: int) -> None:
+    """Raises NoRoomError where the disk of `path`, which need not be there yet, lacks `needed` bytes.
+
+    What has gone wrong half-way is removed again, but by then it has taken a minute, and others may have found the disk
+    full meanwhile, whose errors name something else.
+    """
+    there = next((folder for folder in (path, *path.parents) if folder.exists()), Path())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise NoRoomError(path, _mounted_at(there.resolve()), needed, free)
+
+
+def _mounted_at(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.is_mount() or folder == folder.parent)
+
+
+def in_gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size} bytes"
 
 
 @contextmanager

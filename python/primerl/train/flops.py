@@ -52,10 +52,13 @@ class ModelShape:
         share = _share_of_experts(config)
         output = model.get_output_embeddings().weight
         matrices = 0.0
-        for name, parameter in _matrices(text_decoder(model)):
+        decoder = text_decoder(model)
+        kernels = {id(module.weight) for module in decoder.modules() if isinstance(module, torch.nn.Conv1d)}
+        for name, parameter in _matrices(decoder):
             if parameter is not output:
-                # One tensor holds all experts.
-                used = share if parameter.dim() == 3 or ".experts." in name else 1.0
+                # One tensor holds all experts. Kernels of convolutions have three dimensions too.
+                of_experts = (parameter.dim() == 3 and id(parameter) not in kernels) or ".experts." in name
+                used = share if of_experts else 1.0
                 matrices += parameter.numel() * used * _work(parameter)
         return cls(matrices, output.numel() * _work(output), attentions(config))
 

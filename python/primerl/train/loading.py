@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from primerl.startup import import_transformers
 from primerl.train.adapter_files import folder_digest
 from primerl.train.config import ComputationConfig, ConfigError, LoraConfig
 from primerl.train.distributed import Ranks
@@ -31,6 +32,7 @@ from primerl.train.model import DTYPES, ModelError, dtype_on, load_model, model_
 from primerl.train.optim import START
 from primerl.train.parallel import shard
 from primerl.train.proof import check_same, prove, sample
+from primerl.train.recurrent import check_kernels
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -39,10 +41,11 @@ SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32
 """Floating-point types, as files call them."""
 
 
-def import_transformers() -> None:
+def import_models() -> None:
     """To be called before a thread loads a model while another one reads rows: `datasets` looks for names in
     `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete.
     """
+    import_transformers()
     from transformers import (  # noqa: F401 - each of them imports its own part of the library
         AttentionInterface,
         AutoConfig,
@@ -73,6 +76,7 @@ def make_ready(
         ConfigError: the adapter.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
+    together(ranks, lambda: check_kernels(model, ranks.device))
     together(ranks, lambda: prove(model) if ranks.leads else None)
     adapter = None
     if lora is not None:

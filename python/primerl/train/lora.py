@@ -30,8 +30,10 @@ from primerl.train.adapter_files import (
     BASE_DIGEST,
     LORA_ALPHA,
     PREFIX,
+    READ_BY_KERNEL,
     check_base,
     folder_digest,
+    is_read_by_kernel,
     is_targeted,
     read_adapter_config,
 )
@@ -47,6 +49,8 @@ from primerl.train.weights import WeightsPublisher
 log = logging.getLogger(__name__)
 
 KEY = "model.lora."
+CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+"""Layers whose weights have more than two dimensions and are no experts."""
 BROADCAST_FILE = "broadcast.safetensors"
 """What an engine has to know beside the adapter's own tensors."""
 
@@ -155,7 +159,9 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
     # `torch.manual_seed` would seed the GPU's generator as well, which is not restored here.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        library.inject_adapter_in_model(peft_config, model, NAME)
+        # Within another module, whose architecture peft does not know: of some mixtures it would take the names of a
+        # shared expert's matrices for those of the experts, and leave the shared expert out.
+        library.inject_adapter_in_model(peft_config, torch.nn.ModuleDict({"whole": model}), NAME)
     # As peft saves them, but in a fixed order.
     peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)
     for name, parameter in model.named_parameters():
@@ -175,17 +181,25 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
 def target_modules(model: Any, config: LoraConfig) -> list[str]:
     """Full names of the layers that get an adapter. Raises ConfigError."""
     outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
+    tensors = {name: parameter.shape for name, parameter in model.named_parameters()}
     linear = [
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and id(module) not in outside
     ]
-    stacks = [name for name, parameter in model.named_parameters() if parameter.dim() > 2]
+    read_by_kernel = [name for name in linear if is_read_by_kernel(name, tensors)]
+    kernels = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS)}
+    stacks = [name for name, shape in tensors.items() if len(shape) > 2 and name not in kernels]
     if config.target_modules == [ALL_LINEAR]:
         if stacks:
             log.warning("experts are stacks of matrices, which get no adapter: they stay as they are")
-        return linear
+        if read_by_kernel:
+            log.warning("%s (and its like) gets no adapter: it %s", read_by_kernel[0], READ_BY_KERNEL)
+        return [name for name in linear if name not in read_by_kernel]
     for target in config.target_modules:
+        for name in read_by_kernel:
+            if is_targeted(name, [target]):
+                raise ConfigError(f"{KEY}target_modules: {name} {READ_BY_KERNEL}")
         experts = [name for name in stacks if f".{target}." in f".{name}."]
         if experts:
             raise ConfigError(

@@ -9,7 +9,7 @@ A component's tokens are those the policy sampled (`loss_mask`), or, where the b
 those it gives a value above 0, which their loss is multiplied by. A component of weight 0 is not computed.
 
 p is what the engine sampled from, as the trainer's weights have it: at the sampling temperature and, where truncation
-is replayed, among the tokens that were kept (`truncation`).
+or a grammar is replayed, among the tokens that were kept (`truncation`, `grammar`).
 
 ref_kl, on-policy distillation: the reverse KL divergence from the policy to a teacher, of which the batch holds the
 log-probabilities of the sampled tokens (column `teacher_logprobs`). They are the teacher's own, at temperature 1 and of
@@ -46,6 +46,10 @@ SAMPLED = ("rl", "ref_kl")
 """Components that need what the engine said of a token."""
 
 
+MOST_LOG_RATIO = 30.0
+"""Nats. A token that the engine sampled is at most e^30 times as likely to the trainer: above that the engine's
+log-probability is wrong, by any policy, and the ratio's square would overflow in the norm of the gradient."""
+
 TAKEN = {
     *("advantage", "empty_rollouts", "entropy", "errored_rollouts", "is_truncated", "loss", "masked"),
     *("masked_advantage_negative", "masked_advantage_positive", "mismatch_abs_log_ratio", "mismatch_kl"),
@@ -79,6 +83,7 @@ class TokenValues:
 
     columns: dict[str, Tensor]
     sampled: Tensor  # [M] bool
+    discarded: Tensor  # [M] bool: of sequences that are left out of the step
 
 
 class Loss:
@@ -142,7 +147,8 @@ class Loss:
             return None
         chosen = targets.weights["ref_kl"].nonzero().squeeze(1)
         temperatures = micro_batch.temperatures[targets.indices[chosen].to(micro_batch.temperatures.device)]
-        return chosen if micro_batch.truncation is not None or bool((temperatures != 1).any()) else None
+        narrowed = micro_batch.truncation is not None or bool(micro_batch.grammars)
+        return chosen if narrowed or bool((temperatures != 1).any()) else None
 
     def counts(self, targets: list[Targets]) -> Tensor:
         """Tokens of each component of COMPONENTS, [3] fp64."""
@@ -199,17 +205,22 @@ class Loss:
             staleness=step - 1 - column(micro_batch.versions).long(),
             teacher_logprobs=None if teacher is None else column(teacher),
         )
+        discarded = _discarded(tokens, targets.sampled)
+        tokens = replace(tokens, engine_logprobs=torch.where(discarded, logprobs.detach(), tokens.engine_logprobs))
         divisors = dict(zip(COMPONENTS, counts.clamp(min=1.0).tolist(), strict=True))
         values: dict[str, Tensor] = {"is_masked": torch.zeros_like(targets.sampled)}
-        loss = torch.zeros_like(logprobs)
+        # So that there is a gradient, of 0, where everything is discarded: other ranks wait for this one's.
+        loss = logprobs.masked_fill(~logprobs.isfinite(), 0.0) * 0.0
         for name, weight in self._weights.items():
             # What could be computed of other components' tokens may be infinite: they are left out, not made 0.
-            chosen = targets.weights[name].nonzero().squeeze(1)
+            of_any = targets.weights[name].nonzero().squeeze(1)
+            stays = ~discarded[of_any]
+            chosen = of_any[stays]
             if not chosen.numel():
                 continue
             of_component = tokens.at(chosen)
             if name == "ref_kl" and plain is not None:
-                of_component = replace(of_component, logprobs=plain)
+                of_component = replace(of_component, logprobs=plain[stays])
             own, measured = self._compute(name, of_component, entropy[chosen])
             part = own * targets.weights[name][chosen] * (weight / divisors[name])
             loss = loss.index_add(0, chosen, part)
@@ -217,7 +228,7 @@ class Loss:
                 values[key] = of_tokens.new_zeros(logprobs.shape).index_copy(0, chosen, of_tokens)
         values |= {"loss": loss.detach(), "entropy": entropy.detach(), "staleness": tokens.staleness}
         values |= _measure(tokens, values.pop("is_masked"))
-        return loss.sum(), TokenValues(values, targets.sampled)
+        return loss.sum(), TokenValues(values, targets.sampled & ~discarded, discarded)
 
     def _compute(self, name: str, tokens: Tokens, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The component `name` of each of its tokens, and what it says of them."""
@@ -299,6 +310,18 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
         module, _, name = config.custom.partition(":")
         raise ConfigError(f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}")
     return lambda tokens: function(tokens, **config.args)
+
+
+@torch.no_grad()
+def _discarded(tokens: Tokens, sampled: Tensor) -> Tensor:
+    """[M] bool, whole sequences in which the engine's log-probability of a sampled token cannot be right.
+
+    Only where the trainer's own is finite: weights that are not are no fault of a rollout.
+    """
+    wrong = sampled & tokens.logprobs.isfinite() & ~(tokens.log_ratio <= MOST_LOG_RATIO)
+    of_sequence = torch.zeros(tokens.sequence_count, dtype=torch.bool, device=wrong.device)
+    of_sequence[tokens.sequences[wrong]] = True
+    return of_sequence[tokens.sequences]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ from primerl.train.conversations import Conversation, RowError
 from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
 from primerl.train.sft_config import LossMaskConfig
-from primerl.train.written import check_written, content_text, roles_left_out, spoken_words
+from primerl.train.written import SENTINEL, check_written, content_text, replaced, roles_left_out, spoken_words
 
 if TYPE_CHECKING:
     from primerl.render import Renderer
@@ -34,7 +34,7 @@ class Columns(NamedTuple):
     """Trained answers whose reasoning the template leaves out."""
 
 
-SENTINEL = "zPrimerlRoleSentinelz"
+ROWS_A_TASK = 64
 TEMPLATE = "the chat template refuses it"
 UNKNOWN = "unknown field of a message"
 
@@ -67,13 +67,12 @@ class Masker:
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Each rendered, or why it cannot be."""
         if self._roles or not self._assistant:
-            return list(pool.map(self._one, conversations))
+            return _mapped(pool, self._one, conversations)
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
         alike: dict[str, list[int]] = {}
         looked_at = [index for index, conversation in enumerate(conversations) if self._needs_a_look(conversation)]
-        for index, columns in zip(
-            looked_at, pool.map(self._one, [conversations[index] for index in looked_at]), strict=True
-        ):
+        found = _mapped(pool, self._one, [conversations[index] for index in looked_at])
+        for index, columns in zip(looked_at, found, strict=True):
             rendered[index] = columns
         for index, conversation in enumerate(conversations):
             if rendered[index] is not None:
@@ -97,8 +96,8 @@ class Masker:
             rendered = self._renderer.render_many_with_mask(messages, **self._options(group[0]))
         except ValueError:
             # One of them; the others are wanted.
-            return list(pool.map(self._one, group))
-        return list(pool.map(self._checked, group, rendered))
+            return _mapped(pool, self._one, group)
+        return _mapped(pool, self._checked, group, rendered)
 
     def _checked(self, conversation: Conversation, rendered: tuple[bytes, bytes]) -> Columns | RowError:
         """A conversation whose answers are trained, rendered by itself."""
@@ -216,8 +215,7 @@ class Masker:
 
     def _span(self, text: str, messages: list[dict[str, Any]], index: int, options: dict[str, Any]) -> tuple[int, int]:
         """Characters of `text` that messages[index] is responsible for."""
-        replaced = [*messages[:index], {**messages[index], "content": SENTINEL}, *messages[index + 1 :]]
-        before, found, after = self._text(replaced, options).partition(SENTINEL)
+        before, found, after = self._text(replaced(messages, index, content=SENTINEL), options).partition(SENTINEL)
         start, end = len(before), len(text) - len(after)
         told = found and SENTINEL not in after and start <= end and text.startswith(before) and text.endswith(after)
         if not told or text[start:end].strip() != content_text(messages[index]).strip():
@@ -230,6 +228,14 @@ class Masker:
 
     def _text(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         return str(self._renderer.render_text(messages, add_generation_prompt=False, **options))
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, work: Callable[..., Columns | RowError], *rows: Sequence[Any]
+) -> list[Columns | RowError]:
+    """As `pool.map`, with several rows a task: to hand over a single one takes longer than most take."""
+    parts = [[column[start : start + ROWS_A_TASK] for column in rows] for start in range(0, len(rows[0]), ROWS_A_TASK)]
+    return [done for part in pool.map(lambda part: list(map(work, *part)), parts) for done in part]
 
 
 def _tokens(ids: bytes, start: int, end: int) -> list[int]:

@@ -45,7 +45,8 @@ class Meeting:
 
     def each(self, action: Callable[[], Any], what: str) -> list[Any]:
         """Every rank does `action`, whose answer is plain JSON; returns when all have, on the leading rank what they
-        answered, by rank. `what`: what it is, for messages ("write its share").
+        answered, by rank, and on the others what the leading one did. `what`: what it is, for messages ("write its
+        share").
 
         Raises:
             RankError: another rank failed, is gone, or has not done it in time; the same one on all ranks.
@@ -61,7 +62,7 @@ class Meeting:
             failure = error
         own = {"answer": answer} if failure is None else {"failed": f"{type(failure).__name__}: {failure}"}
         try:
-            verdict, answers = self._lead(own, what) if self._ranks.leads else (self._follow(own, what), [])
+            verdict, answers = self._lead(own, what) if self._ranks.leads else self._follow(own, what)
         except RuntimeError as error:
             # The store is with whoever started the ranks, or with the leading one.
             verdict, answers = f"the other ranks are gone: {str(error).splitlines()[0]}", []
@@ -71,9 +72,11 @@ class Meeting:
             raise RankError(verdict)
         return answers
 
-    def lead(self, action: Callable[[], None], what: str) -> None:
-        """The leading rank does it, and the others wait until it has. Raises what `each` does."""
-        self.each(action if self._ranks.leads else lambda: None, what)
+    def lead(self, action: Callable[[], Any], what: str) -> Any:
+        """The leading rank does it, and the others wait until it has; its answer, plain JSON, on all of them.
+
+        Raises what `each` does."""
+        return self.each(action if self._ranks.leads else lambda: None, what)[0]
 
     @contextmanager
     def folder(self, target: Path) -> Iterator[Path]:
@@ -116,21 +119,22 @@ class Meeting:
                 break
             answers.append(said["answer"])
             self._store.delete_key(self._key(rank))
-        self._store.set(self._key("verdict"), verdict)
+        self._store.set(self._key("verdict"), json.dumps({"failed": verdict, "answers": answers[:1]}))
         # Who has answered this time has heard the verdict of the last.
         self._store.delete_key(self._key("verdict", self._count - 1))
         return verdict, answers
 
-    def _follow(self, own: dict[str, Any], what: str) -> str:
+    def _follow(self, own: dict[str, Any], what: str) -> tuple[str, list[Any]]:
         self._store.set(self._key(self._ranks.rank), json.dumps(own))
         if "failed" in own:
-            return str(own["failed"])
+            return str(own["failed"]), []
         began, patience_s = time.monotonic(), self._patience_s + FOR_THE_VERDICT_S
         verdict = self._word(self._key("verdict"), 0, began + patience_s)
         if verdict is None:
             waited_s = time.monotonic() - began
-            return f"{self._ranks.last_words(0)}; it did not say within {waited_s:.0f} s whether all could {what}"
-        return verdict.decode()
+            return f"{self._ranks.last_words(0)}; it did not say within {waited_s:.0f} s whether all could {what}", []
+        said = json.loads(verdict)
+        return said["failed"], said["answers"]
 
     def _word(self, key: str, rank: int, deadline: float) -> bytes | None:
         """None where the rank does not say it in time."""

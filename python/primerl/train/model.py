@@ -11,12 +11,9 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from inspect import signature
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,13 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from primerl.startup import import_transformers
 from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
 from primerl.train.attention import written_out
 from primerl.train.logprobs import OutputHead
+from primerl.train.packed import Bucket, to_rows
+from primerl.train.packed import ModelError as ModelError
+from primerl.train.packed import PackedSequences as PackedSequences
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
@@ -55,88 +56,6 @@ def dtype_on(device: torch.device, wanted: str | None) -> str:
         return wanted
     half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bfloat16" if half else "float32"
-
-
-class ModelError(ValueError):
-    """The model folder cannot be used. The message names the folder and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Sequences of similar length, laid out as S rows of L slots for the time of attention.
-
-    `slots[i]` is the slot (row * L + position) of the bucket's i-th token, `tokens[i]` its index in the packed row.
-    """
-
-    rows: int
-    length: int
-    slots: Tensor  # [t] int64
-    tokens: Tensor  # [t] int64
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSequences:
-    """Where the sequences of a packed row are.
-
-    Worked example, lengths (3, 2): `position_ids` [0 1 2 0 1], `boundaries` [0 3 5].
-    """
-
-    lengths: tuple[int, ...]
-    longest: int
-    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
-    position_ids: Tensor  # [1, T] int64
-    boundaries: Tensor  # [S + 1] int32
-    buckets: tuple[Bucket, ...]
-
-    @classmethod
-    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedSequences:
-        """Raises ValueError for an empty list or a length below 1."""
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"sequence lengths must be at least 1: {list(lengths)}")
-        starts = [0, *accumulate(lengths)]
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        return cls(
-            lengths=tuple(lengths),
-            longest=max(lengths),
-            position_ids=positions.unsqueeze(0).to(device),
-            boundaries=torch.tensor(starts, dtype=torch.int32, device=device),
-            buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
-        )
-
-    def in_chunks(self, size: int) -> PackedSequences:
-        """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
-        of the sequences, which attention does not look at."""
-        if self.longest <= size:
-            return self
-        return _in_chunks(self.lengths, size, self.position_ids.device)
-
-
-@lru_cache(maxsize=4)
-def _in_chunks(lengths: tuple[int, ...], size: int, device: torch.device) -> PackedSequences:
-    """Kept, since every layer of a forward pass asks for the same."""
-    parts = [min(size, length - start) for length in lengths for start in range(0, length, size)]
-    return PackedSequences.from_lengths(parts, device)
-
-
-def _similar_lengths(lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Groups of (sequence, length), ordered as packed, in each of which the longest is at most twice the shortest.
-
-    Attention is quadratic, so this bounds what the empty slots of a group cost, with few groups.
-    """
-    by_length = sorted(enumerate(lengths), key=lambda item: -item[1])
-    groups: list[list[tuple[int, int]]] = []
-    for item in by_length:
-        if not groups or 2 * item[1] < groups[-1][0][1]:
-            groups.append([])
-        groups[-1].append(item)
-    return [sorted(group) for group in groups]
-
-
-def _bucket(group: list[tuple[int, int]], starts: Sequence[int], device: torch.device | str) -> Bucket:
-    longest = max(length for _, length in group)
-    slots = torch.cat([torch.arange(length) + row * longest for row, (_, length) in enumerate(group)])
-    tokens = torch.cat([torch.arange(length) + starts[sequence] for sequence, length in group])
-    return Bucket(rows=len(group), length=longest, slots=slots.to(device), tokens=tokens.to(device))
 
 
 def packed_attention(
@@ -254,10 +173,7 @@ def _by_bucket(
 
 def _to_slots(x: Tensor, bucket: Bucket) -> Tensor:
     """[t, H, D] -> [S, H, L, D]; empty slots are 0."""
-    slots = bucket.rows * bucket.length
-    if x.shape[0] != slots:
-        x = x.new_zeros(slots, *x.shape[1:]).index_copy(0, bucket.slots, x)
-    return x.reshape(bucket.rows, bucket.length, *x.shape[1:]).transpose(1, 2)
+    return to_rows(x, bucket).transpose(1, 2)
 
 
 def _on_gpu(tensor: Tensor) -> bool:
@@ -298,12 +214,10 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
-    from transformers import AutoModelForCausalLM
-
-    load: Any = AutoModelForCausalLM.from_pretrained
+    import_transformers()
     with _reading(path) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
-        model, loaded = load(folder, config=config, **how, output_loading_info=True)
+        model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -318,14 +232,36 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
-    from transformers import AutoModelForCausalLM
-
-    make: Any = AutoModelForCausalLM.from_config
+    import_transformers()
     with _reading(path) as (_, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        model = make(config, dtype=torch.float32, attn_implementation=ATTENTION).to("meta").train()
+        made = _kind(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+        model = made.to("meta").train()
     annotate(model, ATTENTION)
     return model
+
+
+def _kind(config: Any) -> Any:
+    """The class of `transformers` that loads models with this config: of text, or, where there is none, of text and
+    images, whose text model is trained then. Raises ModelError."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    for kind in kinds:
+        if type(config) in kind._model_mapping:
+            return kind
+    raise ModelError(
+        f"transformers has no model of type {config.model_type!r} that continues a text; give the folder of a causal "
+        "language model (docs/models.md)"
+    )
+
+
+def checked_folder(path: str | Path) -> Path:
+    """The folder, if it can be one of a model. Raises ModelError."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    return folder
 
 
 @contextmanager
@@ -334,9 +270,7 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
     from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
 
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    folder = checked_folder(path)
     AttentionInterface.register(ATTENTION, packed_attention)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = ""
@@ -344,6 +278,8 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
         config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
         kind = config.model_type
         yield folder, config
+    except ModelError as error:
+        raise ModelError(f"model folder {folder}: {error}") from None
     except Exception as error:  # of whatever a config or a file that is not sound runs into
         if isinstance(error, KeyError) and error.args == (ATTENTION,):
             raise ModelError(

@@ -24,17 +24,18 @@ from typing import Any
 import torch
 
 from primerl.train.batches import Batches, Received
-from primerl.train.broadcast import Broadcasts
+from primerl.train.broadcast import BroadcastError, Broadcasts
 from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState, save_checkpoint
-from primerl.train.client import Heartbeat, NoMoreBatches, OrchestratorClient
+from primerl.train.client import Heartbeat, NoMoreBatches, OrchestratorClient, PublishAgain
 from primerl.train.config import CheckpointConfig, TrainerConfig
 from primerl.train.data import Batch, MicroBatch
 from primerl.train.distributed import Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
+from primerl.train.grammar import Replay, leaving_out
 from primerl.train.histograms import Histograms
 from primerl.train.lora import Adapter, check_facts
-from primerl.train.loss import Loss, Targets, TokenValues
+from primerl.train.loss import MOST_LOG_RATIO, Loss, Targets, TokenValues
 from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line
 from primerl.train.model import PackedSequences
 from primerl.train.optim import Optimizer, Update
@@ -62,6 +63,10 @@ SHOWN = {
     "perf/mfu": "mfu",
 }
 """Metrics of the console line, with their short names."""
+
+
+IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0
+"""What came of asking for a batch; what is largest counts for all ranks."""
 
 
 class Trainer:
@@ -97,7 +102,9 @@ class Trainer:
         self.broadcasts = broadcasts
         self.checkpoints = checkpoints
         self.trained = Trained()
+        self.grammars = Replay(Path(config.model.path))
         self.weights_saved: int | None = None  # their step
+        self.published_again: int | None = None  # the version
         self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
     def restore(self) -> int:
@@ -187,17 +194,39 @@ class Trainer:
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
-        self.doing(step, "waiting for the batch")
         received, over = None, NoMoreBatches("another rank was told so")
-        try:
-            received = self.batches.take(step, self.config.batch_timeout_s, waiting)
-        except NoMoreBatches as end:
-            over = end
-        # A run that is stopped may have given some ranks theirs.
-        is_over = self.ranks.largest(torch.tensor([float(received is None)], device=self.ranks.device)).item()
-        if received is None or is_over:
-            raise over
-        return received
+        while True:
+            self.doing(step, "waiting for the batch")
+            outcome, why = IS_THERE, "another rank was told so"
+            try:
+                if received is None:
+                    received = self.batches.take(step, self.config.batch_timeout_s, waiting)
+            except NoMoreBatches as end:
+                outcome, over = IS_OVER, end
+            except PublishAgain as asked:
+                outcome, why = IS_ASKED, str(asked)
+            # A run that is stopped may have given some ranks theirs.
+            outcome = self.ranks.largest(torch.tensor([outcome], device=self.ranks.device)).item()
+            if outcome == IS_ASKED:
+                self.publish_again(step - 1, why)
+            elif received is None or outcome == IS_OVER:
+                raise over
+            else:
+                return received
+
+    def publish_again(self, version: int, why: str) -> None:
+        """Write weights that no engine can load any more, which are still the model's; once. All ranks have to call it.
+
+        Raises:
+            BroadcastError: they were written again before, or cannot be.
+        """
+        if self.published_again == version:
+            raise BroadcastError(f"no engine can load policy {version}, though its weights were written again: {why}")
+        self.published_again = version
+        log.warning("no engine can load policy %d, its weights are written again: %s", version, why)
+        self.doing(version, f"publishing the weights of policy {version} again")
+        self.broadcasts.begin(self.model, version)
+        self.broadcasts.finish()
 
     def forward_backward(self, batch: Batch) -> Statistics:
         """Accumulate the gradients of this rank's micro-batches, then sum them over the ranks."""
@@ -220,6 +249,7 @@ class Trainer:
                 continue
             micro_batch, own = trained[index]
             loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
+            self.tell_discarded(batch.step, micro_batch, own, values)
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
                 rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
@@ -236,6 +266,19 @@ class Trainer:
             self.histograms = self.histograms.over(self.ranks)
         return statistics.over(self.ranks)
 
+    def tell_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
+        """Names the rollouts that the loss leaves out."""
+        sequences = set(targets.sequences[values.discarded.cpu()].tolist())
+        if sequences:
+            rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
+            log.warning(
+                "step %d: rollouts %s are discarded: of one of their tokens the engine reported a log-probability more "
+                "than %g nats below the trainer's, which no policy that sampled it has",
+                step,
+                rollouts,
+                MOST_LOG_RATIO,
+            )
+
     def micro_batch_loss(
         self, micro_batch: MicroBatch, targets: Targets, counts: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, TokenValues]:
@@ -246,6 +289,9 @@ class Trainer:
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        allowed = self.grammars.allowed(micro_batch)
+        if allowed is not None:
+            hook = leaving_out(allowed[targets.indices.cpu()].to(device), hook)
         wanted = self.loss.plain(targets, micro_batch)
         with self.routing.recording():
             logprobs, entropy, plain = packed_logprobs(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from primerl.run_key import learn
 from primerl.startup import importing
 from primerl.train.batches import Batches
 from primerl.train.broadcast import BroadcastError, Broadcasts
@@ -19,11 +20,12 @@ from primerl.train.config import CheckpointConfig, ConfigError, TrainerConfig
 from primerl.train.data import BatchError
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged
+from primerl.train.identity import begin
 from primerl.train.loading import load, make_ready, together
 from primerl.train.lora import new_publisher
 from primerl.train.loss import Loss, LossError
 from primerl.train.metrics import MetricsWriter, log_to_stdout
-from primerl.train.model import ModelError, dtype_on
+from primerl.train.model import ModelError, checked_folder, dtype_on
 from primerl.train.optim import Optimizer
 from primerl.train.policy_trainer import Trainer
 from primerl.train.progress import taking
@@ -41,6 +43,8 @@ def main(values: dict[str, Any]) -> int:
     0 trained, 1 failed (the reason is logged), 2 bad settings or model folder, 128 + n stopped by signal n."""
     try:
         config = TrainerConfig.from_dict(values)
+        # Of a trainer that is not the launcher's.
+        learn(config.orchestrator_url, config.output_dir)
         client = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
     except ValueError as error:
         print(f"primerl trainer: {error}", file=sys.stderr)
@@ -80,21 +84,22 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
+    folder = checked_folder(config.model.path)
     loss = Loss(config.loss)
     ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
-    heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads)
+    with ranks.naming_the_missing():
+        identity = begin(ranks, client)
+    heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads, identity=identity)
     try:
         with ranks.naming_the_missing():
             heartbeat.doing(0, "loading the model")
             dtype = dtype_on(ranks.device, config.dtype)
             log.info("the model computes in %s on %s", dtype, ranks.device)
-            with importing():
-                folder = Path(config.model.path)
-                with taking("loading the model"):
-                    model = together(ranks, lambda: load(folder, dtype, ranks))
+            with importing(), taking("loading the model"):
+                model = together(ranks, lambda: load(folder, dtype, ranks))
             adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
-            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
+            telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()

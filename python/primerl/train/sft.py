@@ -39,7 +39,7 @@ from primerl.train.cross_entropy import forward_backward, row_losses
 from primerl.train.distributed import RankError, Ranks
 from primerl.train.diverged import TrainingDiverged, keep_batch, listed
 from primerl.train.flops import Performance
-from primerl.train.loading import import_transformers, load, make_ready, together
+from primerl.train.loading import import_models, load, make_ready, together
 from primerl.train.lora import Adapter, check_facts
 from primerl.train.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line, log_copied_to, log_to_stdout
 from primerl.train.mixture import Mixture
@@ -133,7 +133,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     log.info("the model computes in %s on %s", dtype, ranks.device)
     with start_folder(config, ranks) as folder:
         with importing():
-            import_transformers()
+            import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
         with ThreadPoolExecutor(max_workers=1) as beside:
             loading = beside.submit(_load_model, folder, dtype, ranks)

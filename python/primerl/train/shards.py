@@ -133,6 +133,11 @@ def by_file(shares: Shares) -> Files:
     return files
 
 
+def bytes_of(files: Files) -> int:
+    """What the tensors take on the disk, but for the files' headers."""
+    return sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+
+
 def gathered(model: Any, state: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Whole tensors where they are to be kept, in the dtype that the model computes in, else none. All ranks that the
     model is divided among have to call it."""

@@ -13,9 +13,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from primerl.extras import described
+from primerl.train import kept_rows
 from primerl.train.config import ConfigError
 from primerl.train.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.sft_config import RowsConfig, SubsetConfig
@@ -77,9 +78,10 @@ class Source:
                 f"{self.key}: there is no file {text}; give a file or folder of conversations, or a dataset of the hub"
             )
 
-    def rows(self) -> Iterator[Found]:
-        """Raises DataError when the dataset cannot be read at all, or has no rows."""
-        found = _plain_rows(self._path) if self.is_plain else _table_rows(self._table(), self.key)
+    def rows(self, *, keep: bool = False) -> Iterator[Found]:
+        """`keep`: this process will read them once more. Raises DataError when the dataset cannot be read at all, or
+        has no rows."""
+        found = self._plain_rows(keep=keep) if self.is_plain else _table_rows(self._table(), self.key)
         is_empty, told = True, set[str]()
         try:
             for row in found:
@@ -102,6 +104,13 @@ class Source:
             raise DataError(f"{self.key}: {self.config.path} cannot be read: {error}") from error
         if is_empty:
             raise DataError(f"{self.key}: {self.config.path} has no rows")
+
+    def _plain_rows(self, *, keep: bool) -> Iterator[Found]:
+        kept = kept_rows.taken(self._path)
+        if kept is not None:
+            return cast("Iterator[Found]", kept)
+        rows = _plain_rows(self._path)
+        return kept_rows.keeping(self._path, rows) if keep else rows
 
     def _table(self) -> Any:
         """A `datasets.Dataset`."""

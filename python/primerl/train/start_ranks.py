@@ -19,6 +19,7 @@ from typing import Any
 
 import primerl.forking
 from primerl.forking import servers
+from primerl.forking.exit_status import NOT_KNOWN, described
 from primerl.forking.preload import TORCH
 from primerl.rank_variables import is_rank
 from primerl.startup import importing
@@ -117,11 +118,13 @@ def ended(rank: int, code: int) -> int:
     if code >= 0:
         log.error("rank %d ended with exit code %d", rank, code)
         return code
-    log.error("rank %d was killed by %s; the other ranks were ended", rank, signal.Signals(-code).name)
-    if -code != signal.SIGKILL:
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
-    return 128 - code
+    log.error("rank %d %s; the other ranks were ended", rank, described(code))
+    # Where it is not known, this process is killed as well, and started again: the rank has not given up by itself.
+    number = signal.SIGKILL if code == NOT_KNOWN else signal.Signals(-code)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
 
 
 def die_with_parent() -> None:

@@ -76,7 +76,10 @@ def _saved(datasets: Any, path: Path, split: str) -> Any:
 
 def _declares_its_files(path: Path) -> bool:
     card = path / "README.md"
-    return card.is_file() and re.search(r"^configs:", card.read_text(errors="replace"), re.MULTILINE) is not None
+    return (
+        card.is_file()
+        and re.search(r"^configs:", card.read_text(errors="replace", encoding="utf-8"), re.MULTILINE) is not None
+    )
 
 
 def _folder(datasets: Any, path: Path, split: str, key: str) -> Any:

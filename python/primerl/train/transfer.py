@@ -284,7 +284,7 @@ def make_secret(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{SECRET_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(32))
         file.flush()
         os.fsync(file.fileno())

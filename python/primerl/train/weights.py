@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save_file
@@ -14,13 +14,17 @@ from torch import Tensor
 
 from primerl.train.digest import digest_of
 from primerl.train.distributed import ALONE, Ranks
-from primerl.train.files import settle, sync, write_text
+from primerl.train.files import check_room, settle, sync, write_text
 from primerl.train.meeting import Meeting
 from primerl.train.probe import Probe, probe_of
-from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, plan, shares
+from primerl.train.shards import MAX_SHARD_BYTES, Files, Shares, by_file, bytes_of, plan, shares
 from primerl.train.step_folders import remove_step, saved_steps
 from primerl.train.tensors import NAMES, tensor_hash
 from primerl.train.transfer import Sender
+
+_PIECE_BYTES = 1 << 24
+_HEADER_BYTES = 100_000_000
+"""The most that safetensors reads."""
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
@@ -106,15 +110,18 @@ class WeightsPublisher:
         """Write these tensors, contiguous on the CPU, as this rank's share of policy `version`, and return when all
         ranks have: the path of its manifest.
 
-        A trainer that went on from a checkpoint comes by versions that are there already. Weights that are the same
-        stay as they are, for an engine may be reading them; others replace them.
+        A trainer that went on from a checkpoint comes by versions that are there already. Files of the same
+        contents stay as they are, for an engine may be reading them; others, or damaged ones, are replaced.
 
         Raises:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
+        sizes = self.meeting.each(lambda: bytes_of(files), "say how much it will write")
+        self.meeting.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
         with self.meeting.folder(manifest.parent) as folder:
-            parts = self.meeting.each(lambda: self._share(folder, version, files), "write its share of the weights")
+            share = lambda: self._share(folder, manifest.parent, version, files)  # noqa: E731 (one line)
+            parts = self.meeting.each(share, "write its share of the weights")
             self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
@@ -124,7 +131,7 @@ class WeightsPublisher:
         if self._sender is not None:
             self._sender.close()
 
-    def _share(self, folder: Path, version: int, files: Files) -> dict[str, Any]:
+    def _share(self, folder: Path, target: Path, version: int, files: Files) -> dict[str, Any]:
         tensors = tensor_entries(files)
         self._write(folder, files)
         entries: list[dict[str, Any]] = []
@@ -134,7 +141,8 @@ class WeightsPublisher:
         if self._sender is not None and files:
             address = self._sender.offer(version, files)
             entries = [{**entry, "sender": address} for entry in entries]
-        return {"files": entries, "tensors": tensors}
+        there = target.is_dir() and all(_same_contents(folder / file, target / file) for file in files)
+        return {"files": entries, "tensors": tensors, "there": there}
 
     def _write(self, folder: Path, files: Files) -> None:
         for file, tensors in files.items():
@@ -150,7 +158,8 @@ class WeightsPublisher:
         if self._probe is not None:
             contents["probe"] = self._probe
         target = self.folder / f"step_{version}"
-        held = self._held(target)
+        # What is there by a size that is right may be damaged: an engine would refuse it, at every start.
+        held = self._held(target) if all(part["there"] for part in parts) else None
         if held is not None and _weights_of(held) == _weights_of(contents):
             if held != contents:
                 write_text(target / "manifest.json", json.dumps(contents) + "\n")
@@ -174,6 +183,30 @@ class WeightsPublisher:
         for version in saved_steps(self.folder):
             if version < oldest:
                 remove_step(self.folder / f"step_{version}")
+
+
+def _same_contents(one: Path, other: Path) -> bool:
+    """Of two safetensors files; the entries of their metadata are in no order."""
+    try:
+        with one.open("rb") as a, other.open("rb") as b:
+            if _header(a) != _header(b):
+                return False
+            while True:
+                piece = a.read(_PIECE_BYTES)
+                if piece != b.read(_PIECE_BYTES):
+                    return False
+                if not piece:
+                    return True
+    except (OSError, ValueError):
+        return False
+
+
+def _header(file: BinaryIO) -> Any:
+    """What stands before the tensors, with its length in bytes. Raises ValueError where it is damaged."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _HEADER_BYTES:
+        raise ValueError("no header of safetensors is so long")
+    return length, json.loads(file.read(length))
 
 
 def _weights_of(contents: dict[str, Any]) -> dict[str, Any]:

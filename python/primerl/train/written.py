@@ -11,7 +11,8 @@ from primerl.train.conversations import RowError
 LEFT_OUT = "the chat template leaves content out"
 EMPTY = "an answer without content"
 
-SENTINEL = "zPrimerlWrittenSentinelz"
+SENTINEL = "zPrimerlSentinelz"
+"""Put in a content's place, to see where a template writes it."""
 THINKING_ENDS = "</think>"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
@@ -50,7 +51,7 @@ def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[
             found = text.find(said, at)
             at = max(at, found + len(said)) if found >= 0 else at
             # A template that refuses the sentinel says nothing of the content.
-            if found < 0 and _shows(_with_sentinel(messages, index, "content"), render) is False:
+            if found < 0 and _shows(replaced(messages, index, content=SENTINEL), render) is False:
                 raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
         elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
             raise RowError(
@@ -68,12 +69,16 @@ def _thinks(messages: list[dict[str, Any]], index: int, render: Render) -> bool:
     """Whether the reasoning of an answer that says nothing is written."""
     named = [name for name in REASONING if messages[index].get(name)]
     if named:
-        return any(_shows(_with_sentinel(messages, index, name), render) for name in named)
+        return any(_shows(replaced(messages, index, **{name: SENTINEL}), render) for name in named)
     content = content_text(messages[index])
     thought = content.rpartition(THINKING_ENDS)[0].strip().removeprefix("<think>").strip()
-    return bool(thought) and bool(
-        _shows(_with_sentinel(messages, index, "content", content.replace(thought, SENTINEL)), render)
-    )
+    without = content.replace(thought, SENTINEL)
+    return bool(thought) and bool(_shows(replaced(messages, index, content=without), render))
+
+
+def replaced(messages: list[dict[str, Any]], index: int, **fields: Any) -> list[dict[str, Any]]:
+    """The messages with other values for fields of one of them."""
+    return [*messages[:index], {**messages[index], **fields}, *messages[index + 1 :]]
 
 
 def content_text(message: Mapping[str, Any]) -> str:
@@ -107,12 +112,6 @@ def _check_role(index: int, role: str, left_out: set[str]) -> None:
             f"messages[{index}].content is not written by the chat template, which writes no text of a {role} message; "
             "it may take lists of content parts only: use a model folder whose template takes text",
         )
-
-
-def _with_sentinel(
-    messages: list[dict[str, Any]], index: int, field: str, value: str = SENTINEL
-) -> list[dict[str, Any]]:
-    return [*messages[:index], {**messages[index], field: value}, *messages[index + 1 :]]
 
 
 def _shows(messages: list[dict[str, Any]], render: Render) -> bool | None:

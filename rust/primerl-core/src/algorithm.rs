@@ -8,8 +8,10 @@
 //! another seat are another task: what compares within the group compares traces of one seat.
 
 mod length;
+mod spread;
 
 pub use length::{Part, length_scales};
+pub(crate) use spread::{SMALLEST_DIFFERENCE, differ, mean, standard_deviation};
 
 use crate::config::{Algorithm, AlgorithmKind};
 use rand::Rng;
@@ -26,8 +28,13 @@ pub struct ScoredGroup<'a> {
 }
 
 impl ScoredGroup<'_> {
-    /// The rewards of each seat by themselves, put together again.
+    /// The rewards of each seat by themselves, put together again. A seat whose rewards do not differ gets zeros, whatever
+    /// the algorithm would make of their rounding.
     fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
+        let advantages = |rewards: &[f64]| match differ(rewards.iter().copied()) {
+            true => advantages(rewards),
+            false => vec![0.0; rewards.len()],
+        };
         let Some(first) = self.seats.first() else {
             return advantages(&self.rewards);
         };
@@ -164,22 +171,6 @@ fn shuffle(slots: Vec<&mut f32>, rng: &mut impl Rng) {
     for (slot, value) in slots.into_iter().zip(values) {
         *slot = value;
     }
-}
-
-/// 0 for no values.
-pub(crate) fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (sum, count) = values.fold((0.0, 0_u64), |(sum, count), value| (sum + value, count + 1));
-    if count == 0 { 0.0 } else { sum / count as f64 }
-}
-
-/// Population standard deviation; 0 for no values. Exactly 0 where all values are equal: a mean that rounds would
-/// otherwise make a tiny deviation, and `normalize_std` noise of size 1 from it.
-pub(crate) fn standard_deviation(values: &[f64]) -> f64 {
-    if values.iter().all(|value| *value == values[0]) {
-        return 0.0;
-    }
-    let center = mean(values.iter().copied());
-    mean(values.iter().map(|value| (value - center).powi(2))).sqrt()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The batch of one step: complete groups, swept for staleness, with their advantages, packed.
 //!
-//! Groups are taken in the order in which they became complete. A batch is cut as soon as there are enough of them,
+//! Groups are taken in the order in which they became complete, and packed in the order in which they began: a run that is
+//! repeated with the same samples packs the same batch. A batch is cut as soon as there are enough of them,
 //! whether or not the trainer has asked, so several may wait for it. What is staler than `max_off_policy_steps` at the
 //! next step is voided as soon as a step is cut, so a complete group holds nothing that is too old. A batch is kept until
 //! a checkpoint of the trainer covers it: a trainer that lost an answer, or that goes on from a checkpoint, asks again and
@@ -143,6 +144,9 @@ pub struct Batches {
     #[serde(default)]
     perhaps_fetched: Option<Step>,
     last_metrics: Option<BTreeMap<String, f64>>,
+    /// Of the kept batches that are in the spool: for each rank the checksum of its bytes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    checksums: BTreeMap<Step, Vec<u64>>,
 }
 
 impl Default for Batches {
@@ -154,6 +158,7 @@ impl Default for Batches {
             newest_fetched: None,
             perhaps_fetched: None,
             last_metrics: None,
+            checksums: BTreeMap::new(),
         }
     }
 }
@@ -210,9 +215,22 @@ impl Batches {
         self.perhaps_fetched = None;
     }
 
+    /// The batch of `step` is in the spool.
+    pub fn written(&mut self, step: Step, checksums: Vec<u64>) {
+        if step >= self.kept_from {
+            self.checksums.insert(step, checksums);
+        }
+    }
+
+    /// Of the kept batches that are in the spool: for each rank the checksum of its bytes.
+    pub fn checksums(&self) -> &BTreeMap<Step, Vec<u64>> {
+        &self.checksums
+    }
+
     fn keep_from(&mut self, step: Step) -> bool {
         let is_news = step > self.kept_from;
         self.kept_from = self.kept_from.max(step);
+        self.checksums = self.checksums.split_off(&self.kept_from);
         is_news
     }
 }

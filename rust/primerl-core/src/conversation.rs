@@ -15,6 +15,10 @@
 //! of the last answer it holds: only the messages after it are rendered. No search through the history: one look-up a
 //! message.
 //!
+//! An answer that ended without a stop token may come back with more text behind it: an agent closes a block that a stop
+//! sequence cut. Hashes cannot tell that one text begins with another, so the gateway looks at the texts where a walk is
+//! stuck ([`Walk::stuck`]), and reports what it finds with [`Conversation::continue_answer`].
+//!
 //! ```
 //! use primerl_core::conversation::{Conversation, MessageKey, Plan, digest_start, message_hash};
 //! use primerl_core::turn::ForkReason;
@@ -96,6 +100,8 @@ pub struct Planned {
     /// Digest of all messages of the request.
     pub context_digest: u128,
     pub walk: Walk,
+    /// Of a request that extends a turn: whether its message has more text behind the recorded answer.
+    pub continued: bool,
 }
 
 /// How a request's prompt is made.
@@ -182,6 +188,11 @@ pub struct Conversation {
     turns: HashMap<TurnIndex, Recorded>,
     /// Turns by their context and [`AnswerKey::said`], in order.
     by_answer: HashMap<(u128, u128), SmallVec<[TurnIndex; 1]>>,
+    /// Messages that begin with an answer of ours and have more text behind it, by their context and
+    /// [`MessageKey::exact`]: the turn, and the digest through the message.
+    continued: HashMap<(u128, u128), (TurnIndex, u128)>,
+    /// Turns that ended without a stop token, by their context.
+    unfinished: HashMap<u128, SmallVec<[TurnIndex; 1]>>,
     contexts: HashSet<u128>,
     /// What each turn answered, in the order in which they were recorded.
     answered_contexts: Vec<u128>,
@@ -198,14 +209,31 @@ pub struct Walk {
     messages: usize,
     /// The last turn whose answer is among the messages, and the number of messages through it.
     last: Option<(TurnIndex, usize)>,
+    /// Whether the message of `last` has more text behind the recorded answer.
+    continued: bool,
     /// Whether an assistant message that is not ours comes after it.
     foreign: bool,
+    stuck: Option<Stuck>,
     digest: u128,
     /// Turns that were recorded then.
     turns: usize,
 }
 
+/// An assistant message that is none of our answers, at a place where we gave one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Its place in the request.
+    pub message: usize,
+    /// Digest of what comes before it.
+    pub context: u128,
+}
+
 impl Walk {
+    /// The first message after the last answer of ours that stands in the place of another one and is none.
+    pub fn stuck(&self) -> Option<Stuck> {
+        self.stuck
+    }
+
     /// Messages that it has followed.
     pub fn messages(&self) -> usize {
         self.messages
@@ -227,6 +255,7 @@ impl Conversation {
         self.extends(walk).unwrap_or_else(|| {
             let reason = match walk.last {
                 _ if self.turns.is_empty() => ForkReason::FirstTurn,
+                _ if walk.stuck.is_some() => ForkReason::AnswerEdited,
                 Some(_) => ForkReason::HistoryEdited,
                 None => self.fork_reason(start, messages),
             };
@@ -234,8 +263,24 @@ impl Conversation {
                 plan: Plan::Fork { reason },
                 context_digest: walk.digest,
                 walk,
+                continued: false,
             }
         })
+    }
+
+    /// Turns that answered this context and ended without a stop token, the latest first.
+    pub fn unfinished(&self, context: u128) -> impl Iterator<Item = TurnIndex> {
+        let turns = self.unfinished.get(&context);
+        turns.into_iter().flatten().rev().copied()
+    }
+
+    /// The message of this [`MessageKey::exact`] is, in this context, the answer of `turn` with more text behind it. Has no
+    /// effect for a turn that was not recorded here.
+    pub fn continue_answer(&mut self, context: u128, exact: u128, turn: TurnIndex) {
+        if let Some(recorded) = self.turns.get(&turn) {
+            let digest = digest_next(recorded.answer_digest, exact);
+            self.continued.insert((context, exact), (turn, digest));
+        }
     }
 
     /// As [`Conversation::plan`] of the messages of `walk` and then `new`, in O(new), where that follows from `walk` and
@@ -258,6 +303,7 @@ impl Conversation {
             },
             context_digest: walk.digest,
             walk,
+            continued: walk.continued,
         })
     }
 
@@ -270,6 +316,13 @@ impl Conversation {
         }
         let said = (turn.context_digest, turn.answer.said);
         self.by_answer.entry(said).or_default().push(index);
+        if matches!(
+            turn.finish,
+            FinishReason::StopSequence | FinishReason::Length
+        ) {
+            let unfinished = self.unfinished.entry(turn.context_digest).or_default();
+            unfinished.push(index);
+        }
         self.contexts.insert(turn.context_digest);
         self.answered_contexts.push(turn.context_digest);
         self.turns.insert(
@@ -333,7 +386,9 @@ impl Conversation {
             start,
             messages: 0,
             last: None,
+            continued: false,
             foreign: false,
+            stuck: None,
             digest: start,
             turns: 0,
         };
@@ -347,19 +402,38 @@ impl Conversation {
             let ours = key
                 .answer
                 .and_then(|answer| self.answered(walk.digest, &answer));
-            walk.digest = match ours {
+            let continued = || {
+                key.answer?;
+                self.continued.get(&(walk.digest, key.exact)).copied()
+            };
+            let continued = if ours.is_none() { continued() } else { None };
+            walk.digest = match ours.or(continued) {
                 Some((turn, digest)) => {
                     walk.last = Some((turn, walk.messages));
+                    walk.continued = continued.is_some();
                     walk.foreign = false;
+                    walk.stuck = None;
                     digest
                 }
                 None => {
-                    walk.foreign |= key.answer.is_some();
+                    if key.answer.is_some() {
+                        walk.foreign = true;
+                        self.note_stuck(&mut walk);
+                    }
                     digest_next(walk.digest, key.exact)
                 }
             };
         }
         walk
+    }
+
+    fn note_stuck(&self, walk: &mut Walk) {
+        if walk.stuck.is_none() && self.contexts.contains(&walk.digest) {
+            walk.stuck = Some(Stuck {
+                message: walk.messages - 1,
+                context: walk.digest,
+            });
+        }
     }
 
     /// Our answer to this context that the client means, and the digest through it. Reasoning may be left out, but what

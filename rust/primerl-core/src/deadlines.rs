@@ -16,6 +16,8 @@ pub enum Due {
     Advantages(GroupId),
     Teacher(GroupId),
     Wait(crate::waits::Key),
+    /// An environment that rests may be tried again.
+    Rest(EnvironmentId),
 }
 
 /// Whoever sets a deadline remembers its time, and clears it by it.

@@ -123,6 +123,11 @@ pub enum Event {
         step: Step,
         rank: u32,
     },
+    /// The batch of a step is in the spool: for each rank the checksum of its bytes, by which it is known from now on.
+    BatchWritten {
+        step: Step,
+        checksums: Vec<u64>,
+    },
     /// The trainer published weights; the shell has checked the manifest.
     WeightsPublished {
         version: PolicyVersion,
@@ -168,6 +173,41 @@ pub enum Event {
 }
 
 impl Event {
+    /// Its name in the journal.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Event::EnvironmentReady { .. } => "environment_ready",
+            Event::WorkerJoined { .. } => "worker_joined",
+            Event::WorkerSeen { .. } => "worker_seen",
+            Event::WorkerBlocked { .. } => "worker_blocked",
+            Event::WorkerLeft { .. } => "worker_left",
+            Event::LeaseRequested { .. } => "lease_requested",
+            Event::RequestDropped { .. } => "request_dropped",
+            Event::SamplingStarted { .. } => "sampling_started",
+            Event::TurnFinished { .. } => "turn_finished",
+            Event::Noted { .. } => "noted",
+            Event::TurnFailed { .. } => "turn_failed",
+            Event::RolloutFinished { .. } => "rollout_finished",
+            Event::EngineJoined { .. } => "engine_joined",
+            Event::EngineProved { .. } => "engine_proved",
+            Event::EngineLost { .. } => "engine_lost",
+            Event::EngineLoad { .. } => "engine_load",
+            Event::BatchRequested { .. } => "batch_requested",
+            Event::NextBatchRequested { .. } => "next_batch_requested",
+            Event::BatchWritten { .. } => "batch_written",
+            Event::WeightsPublished { .. } => "weights_published",
+            Event::TrainerResumed { .. } => "trainer_resumed",
+            Event::CheckpointSaved { .. } => "checkpoint_saved",
+            Event::AdvantagesComputed { .. } => "advantages_computed",
+            Event::TeacherScored { .. } => "teacher_scored",
+            Event::Reconfigured(_) => "reconfigured",
+            Event::MeasureAgain => "measure_again",
+            Event::Restarted => "restarted",
+            Event::Tick => "tick",
+            Event::ShutdownRequested { .. } => "shutdown_requested",
+        }
+    }
+
     /// Decisions do not rest on what such an event changes, unless it leads to an effect (a turn, to a cancellation; a
     /// load, to another limit).
     pub(crate) fn is_only_noted(&self) -> bool {
@@ -179,6 +219,7 @@ impl Event {
                 | Event::Noted { .. }
                 | Event::TurnFailed { .. }
                 | Event::EngineLoad { .. }
+                | Event::BatchWritten { .. }
                 | Event::Tick
         )
     }
@@ -221,6 +262,17 @@ pub struct Refusal {
     pub code: String,
     /// Of HTTP.
     pub status: u16,
+    /// Where the prompt was longer than the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
+}
+
+/// A prompt that is longer than the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overflow {
+    pub prompt_tokens: u32,
+    /// The context, prompt and answer together.
+    pub most: u32,
 }
 
 impl Outcome {
@@ -340,6 +392,10 @@ mod tests {
             Event::TeacherScored {
                 group: GroupId(5),
                 result: Ok(vec![TokenLogprobs([0.0, -1.25e-3].into())]),
+            },
+            Event::BatchWritten {
+                step: Step(2),
+                checksums: vec![u64::MAX, 0],
             },
             Event::Tick,
         ];

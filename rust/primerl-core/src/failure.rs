@@ -64,6 +64,9 @@ impl ErrorKind {
     }
 }
 
+/// [`RolloutError::kind`] of a rollout whose first prompt is longer than the context: no policy can answer it.
+pub const PROMPT_TOO_LONG: &str = "prompt_too_long";
+
 impl RolloutError {
     /// With the kind in place of the worker's guess at it, so that it is counted and told by one word. What was found here
     /// has words of its own, which say more than the kind.
@@ -82,7 +85,7 @@ impl RolloutError {
 const ENDS_IN_ORDER: [&str; 2] = ["context_length_exceeded", "rollout_limit_reached"];
 
 /// Of the gateway's last word to the rollout.
-fn of_refusal(Refusal { code, status }: &Refusal) -> Option<ErrorKind> {
+fn of_refusal(Refusal { code, status, .. }: &Refusal) -> Option<ErrorKind> {
     match (code.as_str(), status) {
         // It has ended: the reason lies elsewhere.
         (_, 410) => None,
@@ -131,7 +134,8 @@ fn of_word(kind: &str) -> ErrorKind {
     let named = ErrorKind::ALL.into_iter().find(|one| one.name() == kind);
     named.unwrap_or(match kind {
         "version" => ErrorKind::Engine,
-        "truncated" => ErrorKind::Model,
+        // Nobody is to blame but the example; it counts with what does not fit.
+        "truncated" | PROMPT_TOO_LONG => ErrorKind::Model,
         "worker_lost" | "lease_lost" => ErrorKind::Infrastructure,
         _ => ErrorKind::Environment,
     })
@@ -206,7 +210,11 @@ mod tests {
     fn refused(code: &str, status: u16) -> RolloutError {
         let code = code.to_owned();
         RolloutError {
-            refusal: Some(Refusal { code, status }),
+            refusal: Some(Refusal {
+                code,
+                status,
+                overflow: None,
+            }),
             exception: Some("ValueError".to_owned()),
             ..error("environment", "it raised".to_owned())
         }

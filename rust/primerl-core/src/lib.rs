@@ -43,4 +43,4 @@ pub use failure::ErrorKind;
 pub use ids::*;
 pub use status::Status;
 pub use time::{Duration, Time};
-pub use turn::{Truncation, Turn, VersionRun, VersionRuns};
+pub use turn::{Grammar, Truncation, Turn, VersionRun, VersionRuns};

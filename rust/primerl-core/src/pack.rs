@@ -19,7 +19,7 @@ use crate::config::FlopsModel;
 use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, balance, first_fit_decreasing, make_divisible};
-pub use columns::{Columns, TruncatedRun};
+pub use columns::{Columns, GrammarRun, TruncatedRun};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,13 +9,14 @@
 //! are new rollouts. So nothing that a slow or presumed dead worker still does can touch its successor.
 //! Transitions that are not drawn are bugs and panic. [`Rollout::end`] takes the rollout by value: it ends once.
 
+mod report;
 mod rules;
 
 pub use rules::{LeftOut, Rules};
 
 use crate::config::TruncatedRollouts;
 use crate::counters::{Counters, Ended};
-use crate::event::{Outcome, RolloutError, Trace};
+use crate::event::{Outcome, RolloutError};
 use crate::ids::*;
 use crate::sample::{Sample, samples};
 use crate::time::Time;
@@ -23,9 +24,6 @@ use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// Advantages are f32, and so is the loss they are summed up in: a larger reward could overflow either.
-const LARGEST_REWARD: f64 = 1e30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -192,7 +190,8 @@ impl Rollout {
     /// Takes in the environment's report.
     ///
     /// # Errors
-    /// The rollout failed, asked for no turn (kind `no_turns`), has nothing to train on (kind `empty`), or was truncated
+    /// The rollout failed, began with a prompt that is longer than the context (kind `prompt_too_long`), asked for no turn
+    /// (kind `no_turns`), has nothing to train on (kind `empty`), or was truncated
     /// where those are dropped (kind `truncated`); it is still to be ended.
     pub fn finish(&mut self, outcome: &Outcome, rules: &Rules) -> Result<(), RolloutError> {
         assert_ne!(
@@ -206,6 +205,9 @@ impl Rollout {
             refusal: outcome.refusal.clone(),
             ..error(kind, message.to_owned())
         };
+        if let Some(error) = self.prompt_too_long(outcome) {
+            return Err(error);
+        }
         if self.turns.is_empty() {
             let why = "the environment ended well without a single answer of the model";
             return Err(nothing("no_turns", why));
@@ -290,45 +292,6 @@ impl Rollout {
         );
         counters.count(ended);
         Remains { _rollout: self }
-    }
-
-    fn check(&self, outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutError> {
-        if let Some(message) = &self.invalid {
-            return Err(error("engine", message.clone()));
-        }
-        if !outcome.ok {
-            let unnamed = || {
-                error(
-                    "environment",
-                    "the environment reported a failure without an error".to_owned(),
-                )
-            };
-            return Err(RolloutError {
-                refusal: outcome.refusal.clone(),
-                ..outcome.error.clone().unwrap_or_else(unnamed)
-            });
-        }
-        for Trace { reward, .. } in &outcome.traces {
-            if reward.is_nan() || reward.abs() > LARGEST_REWARD {
-                let message = format!(
-                    "reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}"
-                );
-                return Err(error("environment", message));
-            }
-        }
-        let trained = outcome.traces.iter().filter(|trace| trace.is_trained());
-        match trained
-            .map(|trace| trace.reward)
-            .find(|reward| *reward < lowest_reward)
-        {
-            Some(reward) => Err(error(
-                "environment",
-                format!(
-                    "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"
-                ),
-            )),
-            None => Ok(()),
-        }
     }
 
     /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.

@@ -19,7 +19,7 @@
 
 use crate::config::TrajectoryStrategy;
 use crate::ids::{PolicyVersion, RolloutId};
-use crate::turn::{Truncation, Turn, VersionRuns};
+use crate::turn::{Grammar, Truncation, Turn, VersionRuns};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -72,6 +72,9 @@ pub struct Trained {
     pub temperature: f32,
     #[serde(default, skip_serializing_if = "Truncation::is_none")]
     pub truncation: Truncation,
+    /// Of the whole answer, whose first tokens these are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Arc<Grammar>>,
 }
 
 impl Segment {
@@ -202,6 +205,7 @@ impl Sample {
             versions: turn.versions,
             temperature: turn.temperature,
             truncation: turn.truncation,
+            grammar: turn.grammar,
         });
         self.push(turn.sampled, trained, taught);
     }

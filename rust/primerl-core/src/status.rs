@@ -79,6 +79,8 @@ pub struct GroupStatus {
     pub dropped: u64,
     /// Of the live ones, those set aside because nobody comes for their environment's work.
     pub set_aside: usize,
+    /// Since when the trainer waits, and no group has had a signal, where that has been so for long in every environment.
+    pub without_signal_since: Option<Time>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -103,6 +105,9 @@ pub struct EnvironmentStatus {
     /// Groups set aside because nobody comes for the environment's work.
     pub set_aside: usize,
     pub in_flight: usize,
+    /// Why no groups of it are begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rests: Option<String>,
     /// Rollouts that failed or were lost with their worker, since the run began; evaluations' each time that they did.
     pub errors: BTreeMap<ErrorKind, u64>,
     /// The first of each kind that was reported.

@@ -39,6 +39,9 @@ pub enum ForkReason {
     NewConversation,
     /// Earlier messages differ from what this conversation recorded.
     HistoryEdited,
+    /// The messages before an answer of ours are the same, but the answer came back in other words: some were left out,
+    /// added or written anew.
+    AnswerEdited,
     /// Same messages, other tools or template arguments.
     ToolsChanged,
     /// The template's rendering of the new messages could not be proven to be a suffix.
@@ -88,6 +91,16 @@ impl Truncation {
     pub fn is_none(&self) -> bool {
         *self == Truncation::default()
     }
+}
+
+/// The grammar that an answer was sampled by. With the answer's tokens it gives the set of tokens that was allowed at each
+/// of them; a token's log-probability is that among the allowed ones, before temperature and [`Truncation`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Grammar {
+    /// The vocabulary and the library that turn `spec` into sets of tokens, as the engine named them.
+    pub masks: Arc<str>,
+    /// What was enforced, as the engine says it: JSON.
+    pub spec: Arc<str>,
 }
 
 fn one() -> f32 {
@@ -147,6 +160,9 @@ pub struct Turn {
     /// Absent in what was written before it was recorded, when a training rollout could not truncate.
     #[serde(default, skip_serializing_if = "Truncation::is_none")]
     pub truncation: Truncation,
+    /// Absent where all tokens were allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Arc<Grammar>>,
     pub finish: FinishReason,
     /// Digest of tools and template arguments, from which the next one goes on.
     pub start_digest: u128,
@@ -265,6 +281,19 @@ mod tests {
         let turn = crate::testing::turn(None, &[1], &[2], 0);
         let bytes = rmp_serde::to_vec_named(&turn).expect("writes");
         assert!(!String::from_utf8_lossy(&bytes).contains("truncation"));
+        assert!(!String::from_utf8_lossy(&bytes).contains("grammar"));
+        let structured = Turn {
+            grammar: Some(Arc::new(Grammar {
+                masks: "m".into(),
+                spec: "{}".into(),
+            })),
+            ..turn.clone()
+        };
+        let written = rmp_serde::to_vec_named(&structured).expect("writes");
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            structured
+        );
         assert_eq!(rmp_serde::from_slice::<Turn>(&bytes).expect("reads"), turn);
         let truncated = Turn {
             truncation: Truncation {

@@ -8,6 +8,7 @@
 //! ```
 //! Sequences are sorted so that neighbours cost alike, and cut into [`Segment`]s a backend may pad without waste.
 
+use crate::grammar::Allowed;
 use crate::request::RequestKey;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -58,6 +59,8 @@ pub struct Sample {
     pub top: u32,
     /// Tokens that must not be sampled here (their raw log-probability is not changed by that).
     pub banned: Vec<u32>,
+    /// All other tokens are left out before anything else, raw log-probabilities included, as in vLLM.
+    pub allowed: Option<Allowed>,
 }
 
 /// Consecutive sequences of a batch whose attention may be computed as one padded block.

@@ -155,9 +155,23 @@ impl EngineHandle {
         RequestKey(self.shared.next_key.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The seed of a request that brings none: from the engine's seed and the request's number.
-    pub fn default_seed(&self, key: RequestKey) -> u64 {
-        xxh3_64_with_seed(&key.0.to_le_bytes(), self.shared.seed)
+    /// The seed of a request that brings none. From the engine's seed and the request's id where it has one, so that a run
+    /// that is repeated samples the same whichever request comes first; else from its number. The length of the prompt
+    /// counts too: an answer that another engine continues must not draw its first random numbers again.
+    pub fn default_seed(
+        &self,
+        request_id: Option<&str>,
+        prompt_len: usize,
+        key: RequestKey,
+    ) -> u64 {
+        let seed = self.shared.seed;
+        match request_id {
+            Some(id) => {
+                let named = xxh3_64_with_seed(id.as_bytes(), seed);
+                xxh3_64_with_seed(&(prompt_len as u64).to_le_bytes(), named)
+            }
+            None => xxh3_64_with_seed(&key.0.to_le_bytes(), seed),
+        }
     }
 
     /// Sends a command that has no answer.
@@ -203,5 +217,33 @@ impl EngineHandle {
                 .elapsed()
                 .saturating_sub(Duration::from_millis(began)),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_follows_from_the_requests_id_and_not_from_its_turn() {
+        let (engine, _commands, _shared) = EngineHandle::new(7);
+        let seed = |id, length, key| engine.default_seed(id, length, RequestKey(key));
+        let named = seed(Some("rollout-3-1-0"), 12, 0);
+        assert_eq!(seed(Some("rollout-3-1-0"), 12, 99), named);
+        let (again, _commands, _shared) = EngineHandle::new(7);
+        assert_eq!(
+            again.default_seed(Some("rollout-3-1-0"), 12, RequestKey(5)),
+            named
+        );
+        let (other, _commands, _shared) = EngineHandle::new(8);
+        let others = [
+            seed(Some("rollout-3-1-1"), 12, 0),
+            seed(Some("rollout-3-1-0"), 13, 0),
+            seed(None, 12, 0),
+            seed(None, 12, 1),
+            other.default_seed(Some("rollout-3-1-0"), 12, RequestKey(0)),
+        ];
+        let all: std::collections::HashSet<u64> = others.into_iter().chain([named]).collect();
+        assert_eq!(all.len(), 6);
     }
 }

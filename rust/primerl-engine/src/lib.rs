@@ -8,9 +8,10 @@
 //! - [`scheduler`] decides: who runs, with which tokens, who is preempted, who has ended. No clock, no thread, no IO.
 //! - [`engine`] is the loop of the one thread that owns the scheduler and the backend; [`handle`] is what others have of it.
 //! - [`http`] speaks the wire; it only sends commands, so a slow step never blocks `/health`.
+//! - [`grammar`] computes what structured outputs allow next, on threads of its own, while the model computes.
 //! - [`mock`] is a seeded backend without a model; the torch backend lives in the Python bindings.
 //!
-//! This crate knows token ids only: no text, no tokenizer.
+//! Scheduler and engine know token ids only: text is what the HTTP side makes of them.
 
 #![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
 
@@ -19,6 +20,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod engine;
+pub mod grammar;
 pub mod handle;
 pub mod http;
 pub mod metrics;

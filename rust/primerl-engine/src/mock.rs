@@ -115,6 +115,9 @@ fn draw(prefix: u64, version: u64, purpose: u64) -> f64 {
 impl MockConfig {
     /// The token after a prefix whose digest is `prefix`, sampled by weights of `version` (0 before any update).
     pub fn sample(&self, prefix: u64, sample: &Sample, version: u64) -> ScoredToken {
+        if sample.allowed.is_some() {
+            return self.structured(prefix, sample, version, None);
+        }
         let randomness = if sample.temperature == 0.0 {
             0
         } else {
@@ -278,6 +281,9 @@ impl Backend for MockBackend {
                 let tokens = &self.tokens[sequence.slot as usize];
                 let mut scripted = self.config.script.iter().map(|one| one.next(tokens));
                 output.sampled.push(match scripted.find_map(|next| next) {
+                    next @ Some(_) if sample.allowed.is_some() => {
+                        self.config.structured(prefix, sample, self.version, next)
+                    }
                     Some(next) => self.config.score(prefix, next, self.version, sample.top),
                     None => self.config.sample(prefix, sample, self.version),
                 });

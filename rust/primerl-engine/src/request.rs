@@ -12,6 +12,8 @@ pub enum FinishReason {
     Stop,
     Length,
     Abort,
+    /// [`crate::sequence::Completion::failure`] says why.
+    Error,
 }
 
 impl FinishReason {
@@ -20,6 +22,7 @@ impl FinishReason {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
             FinishReason::Abort => "abort",
+            FinishReason::Error => "error",
         }
     }
 }

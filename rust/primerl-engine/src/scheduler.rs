@@ -422,7 +422,8 @@ impl Scheduler {
                 }
                 let token = part.sample.and_then(|_| sampled.next())?;
                 let end = sequence.record(token, epoch);
-                if sequence.output_len() == 1 {
+                let is_error = matches!(end, Some((FinishReason::Error, _)));
+                if sequence.output_len() == 1 && !is_error {
                     events.push(Event::FirstToken { key: part.key });
                 }
                 if end.is_none() && sequence.stream {

@@ -27,6 +27,7 @@ fn submission(key: u64, prompt_len: usize, max_tokens: u32) -> Submission {
         key: RequestKey(key),
         prompt: vec![5; prompt_len],
         sampling: sampling(max_tokens),
+        grammar: None,
         priority: 0,
         stream: false,
     }

@@ -2,6 +2,7 @@
 
 use crate::backend::ScoredToken;
 use crate::batch::{BatchSequence, PromptTargets, Sample, uniform};
+use crate::grammar::Grammar;
 use crate::request::{FinishReason, RequestKey, SamplingParams};
 use crate::scheduler::{Rank, Schedulable};
 use crate::versions::{Epoch, VersionSpan, Versions};
@@ -12,6 +13,8 @@ pub struct Submission {
     pub key: RequestKey,
     pub prompt: Vec<u32>,
     pub sampling: SamplingParams,
+    /// What the answer must obey.
+    pub grammar: Option<Grammar>,
     /// Lower runs first; equal ones in order of arrival.
     pub priority: i32,
     /// Report every token as it is sampled.
@@ -29,6 +32,8 @@ pub struct Completion {
     pub versions: Vec<VersionSpan>,
     /// Scores of prompt tokens 1.. when they were asked for and computed.
     pub prompt: Option<Vec<ScoredToken>>,
+    /// Why it ended with [`FinishReason::Error`].
+    pub failure: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +43,8 @@ pub struct Sequence {
     pub arrival: u64,
     pub stream: bool,
     sampling: SamplingParams,
+    grammar: Option<Grammar>,
+    failure: Option<String>,
     prompt_len: usize,
     /// Prompt, then output.
     tokens: Vec<u32>,
@@ -82,6 +89,8 @@ impl Sequence {
             arrival,
             stream: submission.stream,
             sampling: submission.sampling,
+            grammar: submission.grammar,
+            failure: None,
             prompt_len: submission.prompt.len(),
             tokens: submission.prompt,
             output: Vec::new(),
@@ -127,6 +136,7 @@ impl Sequence {
             uniform: uniform(sampling.seed, self.output.len() as u32),
             top: sampling.top_logprobs,
             banned,
+            allowed: self.grammar.as_ref().map(|grammar| grammar.next().clone()),
         }
     }
 
@@ -157,6 +167,10 @@ impl Sequence {
         epoch: Epoch,
     ) -> Option<(FinishReason, Option<u32>)> {
         let id = token.token_id;
+        if let Some(failure) = self.disallowed(id) {
+            self.failure = Some(failure);
+            return Some((FinishReason::Error, None));
+        }
         self.tokens.push(id);
         self.output.push(token);
         match self.runs.last_mut() {
@@ -172,7 +186,24 @@ impl Sequence {
                 return Some((FinishReason::Stop, Some(id)));
             }
         }
-        (count >= self.sampling.max_tokens).then_some((FinishReason::Length, None))
+        if count >= self.sampling.max_tokens {
+            return Some((FinishReason::Length, None));
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.push(id);
+        }
+        None
+    }
+
+    /// Why the grammar, if any, cannot have this token next.
+    fn disallowed(&self, id: u32) -> Option<String> {
+        match self.grammar.as_ref()?.allows(id) {
+            Ok(true) => None,
+            Ok(false) => Some(format!(
+                "token {id} was sampled, which the grammar does not allow"
+            )),
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     pub fn last_output(&self) -> Option<&ScoredToken> {
@@ -196,6 +227,7 @@ impl Sequence {
             versions: versions.spans(&self.runs),
             tokens: self.output,
             prompt: self.sampling.prompt_logprobs.map(|_| self.prompt_scores),
+            failure: self.failure,
         }
     }
 }

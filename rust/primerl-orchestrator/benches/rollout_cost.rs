@@ -15,7 +15,6 @@ use common::worker::Worker;
 use common::{Place, trainer};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 60;
@@ -43,7 +42,7 @@ async fn measure(turns: usize) {
         .replace("max_tokens = 12", "max_tokens = 28");
     let config = place.path("orchestrator.toml");
     std::fs::write(&config, toml).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+    let mut child = common::orchestrate()
         .arg("--config")
         .arg(&config)
         .spawn()

@@ -27,7 +27,7 @@ use primerl_engine::mock::MockConfig;
 use primerl_engine::{Backend, Batch, Checkpoint, MockBackend};
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use serde_json::{Value, json};
-use std::process::{Child, Command};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -142,7 +142,7 @@ async fn scene(engines: Vec<Paced>, rollouts: usize) -> Scene {
         .replace("worker_s = 5.0", "worker_s = 600.0");
     let config = place.path("orchestrator.toml");
     std::fs::write(&config, toml).unwrap();
-    let child = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+    let child = common::orchestrate()
         .arg("--config")
         .arg(&config)
         .spawn()

@@ -12,6 +12,7 @@ use crate::gateway::Gateway;
 use crate::http::ApiError;
 use crate::page::Page;
 use crate::telemetry::Telemetry;
+use crate::trainer::holder::Holder;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{Event, RolloutId, WorkerId};
 use std::sync::{Arc, OnceLock};
@@ -33,6 +34,8 @@ pub struct App {
     pub refusals: Refusals,
     pub telemetry: Arc<Telemetry>,
     pub failures: Failures,
+    /// Which trainer has the run.
+    pub holder: Holder,
     /// With whom the other workers of each environment are compared.
     pub first_workers: FirstWorkers,
     /// Set once the run is over and recorded; the reason.
@@ -51,6 +54,7 @@ pub(crate) struct Parts {
     pub driver: DriverHandle,
     pub engines: Arc<Engines>,
     pub page: Arc<Page>,
+    pub holder: Holder,
 }
 
 impl App {
@@ -67,6 +71,7 @@ impl App {
             driver,
             engines,
             page,
+            holder,
         } = parts;
         App {
             samplings: config.samplings(),
@@ -80,6 +85,7 @@ impl App {
             refusals: Refusals::default(),
             telemetry: Arc::default(),
             failures: Failures::default(),
+            holder,
             first_workers: FirstWorkers::default(),
             finished,
             page,

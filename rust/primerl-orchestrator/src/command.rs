@@ -12,6 +12,8 @@ use primerl_core::Step;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +40,10 @@ struct Arguments {
     /// Measure again, at this start, what a run that only evaluates has measured as failed, or did not measure in time
     #[arg(long)]
     measure_again: bool,
+    /// Leave this event of the journal out, from this start on: one that cannot be played back would be refused at every
+    /// start
+    #[arg(long, value_name = "NUMBER")]
+    skip_event: Option<u64>,
 }
 
 /// Run the command with `arguments` (without the program's name); the result is the exit code. `functions` calls
@@ -57,6 +63,29 @@ where
                 return error.exit_code();
             }
         };
+    let runtime = match runtime::build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start the runtime: {error}");
+            return EXIT_FAILED;
+        }
+    };
+    // Before anything that takes long: where Python handles the signals, none would end a model that is being read.
+    let stopping = Stopping::default();
+    let watching = runtime.block_on(async { Signals::install() });
+    runtime.spawn(stop_on_signal(watching, stopping.clone()));
+    let code = answer(&arguments, functions, &runtime, &stopping);
+    // A request that renders on a blocking thread must not hold up the exit.
+    runtime.shutdown_background();
+    code
+}
+
+fn answer(
+    arguments: &Arguments,
+    functions: Option<Arc<dyn CustomAdvantages>>,
+    runtime: &Runtime,
+    stopping: &Stopping,
+) -> i32 {
     let prepared = match Config::from_file(&arguments.config)
         .and_then(|config| Prepared::new(config, functions))
     {
@@ -73,19 +102,10 @@ where
     }
     let prepared = prepared
         .going_back_to(arguments.resume_step.map(Step))
-        .measuring_again(arguments.measure_again);
+        .measuring_again(arguments.measure_again)
+        .skipping(arguments.skip_event);
     log::to_stderr(&prepared.config().log.level);
-    let runtime = match runtime::build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("error: cannot start the runtime: {error}");
-            return EXIT_FAILED;
-        }
-    };
-    let code = runtime.block_on(serve(prepared));
-    // A request that renders on a blocking thread must not hold up the exit.
-    runtime.shutdown_background();
-    code
+    runtime.block_on(serve(prepared, stopping))
 }
 
 fn refuse(error: &ConfigError) -> i32 {
@@ -93,17 +113,14 @@ fn refuse(error: &ConfigError) -> i32 {
     EXIT_INPUT
 }
 
-async fn serve(prepared: Prepared) -> i32 {
+async fn serve(prepared: Prepared, stopping: &Stopping) -> i32 {
     let outcome = async {
         let listener = listen(prepared.config()).await?;
-        let shutdown = CancellationToken::new();
-        // Handled from here on: whoever finds the run can stop it.
-        let signals = Signals::install();
-        let signals = tokio::spawn(cancel_on_signal(signals, shutdown.clone()));
+        // Stopped in order from here on: whoever finds the run can do it.
+        stopping.is_prepared.store(true, Ordering::Release);
         let running = prepared.start(listener).await?;
         let is_over = running.is_over();
-        let outcome = running.wait(shutdown).await;
-        signals.abort();
+        let outcome = running.wait(stopping.shutdown.clone()).await;
         if let (true, Ok(reason)) = (is_over, &outcome) {
             eprintln!("the run in this output_dir is over: {}", reason.0);
         }
@@ -124,9 +141,19 @@ fn report(error: &Arc<RunError>) -> i32 {
     }
 }
 
+/// How far the command is, for whoever stops it.
+#[derive(Clone, Default)]
+struct Stopping {
+    /// Written once, before the run starts: until then there is nothing to bring to an end.
+    is_prepared: Arc<AtomicBool>,
+    shutdown: CancellationToken,
+}
+
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// None where it is ignored (`nohup`), and where that cannot be known.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -134,12 +161,41 @@ impl Signals {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: match hangup_is_ignored() {
+                Some(false) => Some(signal(SignalKind::hangup())?),
+                Some(true) | None => None,
+            },
         })
+    }
+
+    async fn next(&mut self) -> SignalKind {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+            _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = hangup => SignalKind::hangup(),
+        }
     }
 }
 
-/// SIGINT and SIGTERM are one path; the second one does not wait.
-async fn cancel_on_signal(signals: std::io::Result<Signals>, shutdown: CancellationToken) {
+/// Whether this process was started with SIGHUP ignored, as Linux tells it.
+fn hangup_is_ignored() -> Option<bool> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))?;
+    let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+    Some(mask & (1 << (SignalKind::hangup().as_raw_value() - 1)) != 0)
+}
+
+/// SIGINT, SIGTERM and SIGHUP are one path; the second one does not wait, and neither does one that comes before the
+/// run has started.
+async fn stop_on_signal(signals: std::io::Result<Signals>, stopping: Stopping) {
     let mut signals = match signals {
         Ok(signals) => signals,
         Err(error) => {
@@ -148,13 +204,13 @@ async fn cancel_on_signal(signals: std::io::Result<Signals>, shutdown: Cancellat
         }
     };
     loop {
-        tokio::select! {
-            _ = signals.interrupt.recv() => {}
-            _ = signals.terminate.recv() => {}
+        let number = signals.next().await.as_raw_value();
+        if !stopping.is_prepared.load(Ordering::Acquire) {
+            std::process::exit(128 + number);
         }
-        if shutdown.is_cancelled() {
+        if stopping.shutdown.is_cancelled() {
             std::process::exit(EXIT_INTERRUPTED);
         }
-        shutdown.cancel();
+        stopping.shutdown.cancel();
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::files::WriteError;
-use crate::journal::{JournalError, RestoreError};
+use crate::journal::{JournalError, RestoreError, SkipError};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -32,6 +32,8 @@ pub enum RunError {
     Journal(JournalError),
     #[error(transparent)]
     Restore(RestoreError),
+    #[error(transparent)]
+    Skip(#[from] SkipError),
     #[error(
         "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: go on with the same config, or \
          begin a new run in another --output-dir (--clean-output-dir deletes this one)"
@@ -51,10 +53,16 @@ pub enum RunError {
         folder: PathBuf,
         why: String,
     },
-    #[error("cannot read the batch in {path}: {source}")]
-    Spool {
+    #[error(
+        "{path} is not the batch of step {step} that the journal tells of ({problem}), and it cannot be written again \
+         ({why}): it is given to no trainer; go back to a checkpoint (--ckpt.resume-step), or begin a new run in another \
+         --output-dir"
+    )]
+    DamagedBatch {
+        step: u64,
         path: PathBuf,
-        source: std::io::Error,
+        problem: String,
+        why: String,
     },
     #[error("{error}: {}", error.source)]
     Write { error: WriteError },
@@ -78,6 +86,11 @@ pub enum RunError {
          machine it runs on is gone"
     )]
     TrainerSilent { seconds: f64, doing: String },
+    #[error(
+        "the trainer {why} and was started again, and has not begun within {seconds:.0} s (timeouts.start_s): see \
+         logs/trainer.log, and raise it where the start is only slow"
+    )]
+    TrainerNotBack { seconds: f64, why: String },
     #[error(
         "{who} has waited for {waiting_for} for {seconds:.0} s, and nothing goes on without it"
     )]
@@ -107,6 +120,7 @@ impl RunError {
                 | RunError::OutputFolderInUse { .. }
                 | RunError::Changed { .. }
                 | RunError::Restore(_)
+                | RunError::Skip(_)
                 | RunError::NoState { .. }
         )
     }

@@ -123,7 +123,8 @@ pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
     // An evaluation of another model than the policy says which version was newest then.
     let versions = ["version", "policy_at_the_time"];
     let set_aside = |name, goes: &dyn Fn(&serde_json::Value) -> bool| {
-        set_lines_aside(output_dir, name, goes).map_err(|source| places.failed(source))
+        let moved = set_lines_aside(output_dir, name, goes);
+        moved.map(drop).map_err(|source| places.failed(source))
     };
     set_aside("steps.jsonl", &|line| {
         later(line, ["step"; 2], gone_back.cut)
@@ -175,19 +176,20 @@ fn set_folders_aside(folder: &Path, step: Step) -> io::Result<()> {
 }
 
 /// Moves lines of a file of JSON lines to the end of `replaced_<name>`. That is written first: whoever is killed in
-/// between moves them again.
-fn set_lines_aside(
+/// between moves them again. The result is how many.
+pub(crate) fn set_lines_aside(
     output_dir: &Path,
     name: &str,
     goes: &dyn Fn(&serde_json::Value) -> bool,
-) -> io::Result<()> {
+) -> io::Result<usize> {
     let path = output_dir.join(name);
     let (gone, kept): (Vec<String>, Vec<String>) = whole_lines(&path)?
         .into_iter()
         .partition(|line| serde_json::from_str(line).is_ok_and(|value| goes(&value)));
     if gone.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
+    let moved = gone.len();
     let replaced = output_dir.join(format!("replaced_{name}"));
     let mut all = whole_lines(&replaced)?;
     let new: Vec<String> = gone
@@ -199,7 +201,7 @@ fn set_lines_aside(
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         files::write_whole(path, text.as_bytes()).map_err(|error| error.source)?;
     }
-    Ok(())
+    Ok(moved)
 }
 
 #[cfg(test)]

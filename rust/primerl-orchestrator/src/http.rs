@@ -6,6 +6,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use primerl_core::event::Overflow;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     pub param: Option<String>,
     pub message: String,
+    /// Of a prompt that is longer than the context.
+    pub overflow: Option<Overflow>,
 }
 
 #[derive(Serialize)]
@@ -47,6 +50,7 @@ impl ApiError {
             code: None,
             param: None,
             message: message.into(),
+            overflow: None,
         }
     }
 

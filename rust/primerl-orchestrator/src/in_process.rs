@@ -14,6 +14,7 @@ use crate::run::{ExitReason, Prepared};
 use crate::runtime;
 use crate::telemetry::status;
 use crate::trainer::endpoints;
+use crate::trainer::holder::Identity;
 use bytes::Bytes;
 use primerl_core::{Event, PolicyVersion, Step};
 use std::future::Future;
@@ -87,6 +88,8 @@ impl InProcess {
             })
             .map_err(Arc::new)?;
         let app = Arc::clone(running.app());
+        // Another process would train beside the caller.
+        app.holder.hold(Identity::own());
         let file = app.config.output_dir.join("logs/orchestrator.log");
         log::to_file(&app.config.log.level, &file)
             .map_err(|source| Arc::new(RunError::OutputFolder { path: file, source }))?;

@@ -15,6 +15,7 @@
 
 mod address;
 mod app;
+mod batches;
 pub mod clients;
 mod command;
 pub mod config;
@@ -37,6 +38,7 @@ mod log;
 mod monitor;
 pub mod page;
 mod recorder;
+mod routes;
 mod run;
 mod runtime;
 pub mod secret;
@@ -47,6 +49,7 @@ mod teacher;
 pub mod telemetry;
 pub mod tls;
 pub mod trainer;
+mod unknown;
 
 pub use app::App;
 pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};
@@ -54,4 +57,5 @@ pub use config::{Config, ConfigError};
 pub use connections::{BodyLimits, Limits};
 pub use custom::CustomAdvantages;
 pub use failure::RunError;
+pub use gateway::access::{RUN_KEY_FILE, RUN_KEY_VARIABLE};
 pub use run::{ExitReason, Prepared, Running, run};

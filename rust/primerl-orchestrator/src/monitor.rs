@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::failure::RunError;
-use crate::telemetry::{Overdue, Wait, Waiting};
+use crate::telemetry::{Overdue, TrainerOverdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -36,7 +36,7 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
             () = stop.cancelled() => return,
         }
         if previous.elapsed() > STALL {
-            app.telemetry.trainer.heard();
+            app.telemetry.trainer.postpone(previous.elapsed());
             app.telemetry.waits.postpone(previous.elapsed());
         }
         previous = tokio::time::Instant::now();
@@ -127,10 +127,16 @@ fn stuck(app: &App) -> Option<RunError> {
 }
 
 fn trainer_silent(app: &App) -> Option<RunError> {
-    let silent = app.telemetry.trainer.silent_for()?.as_secs_f64();
-    (silent > app.config.timeouts.trainer_s).then(|| RunError::TrainerSilent {
-        seconds: silent,
-        doing: app.telemetry.trainer.doing(),
+    let patience = Duration::from_secs_f64(app.config.timeouts.trainer_s);
+    Some(match app.telemetry.trainer.overdue(patience)? {
+        TrainerOverdue::Silent { silent, doing } => RunError::TrainerSilent {
+            seconds: silent.as_secs_f64(),
+            doing,
+        },
+        TrainerOverdue::NotBack { within, why } => RunError::TrainerNotBack {
+            seconds: within.as_secs_f64(),
+            why,
+        },
     })
 }
 

@@ -5,15 +5,13 @@
 //! After a restart the core says again what it had said since the last snapshot: what is on disk is not written twice.
 
 use crate::app::App;
+use crate::batches::Batches;
 use crate::driver::BatchReply;
 use crate::failure::{Failures, RunError};
 use crate::files::{self, WriteError};
 use crate::journal::{self, Identity};
 use crate::kept_state::State;
-use crate::spool::Spool;
 use crate::telemetry::{Overdue, Telemetry};
-use crate::trainer::batch;
-use bytes::Bytes;
 use primerl_core::effect::EvaluationReport;
 use primerl_core::pack::PackedBatch;
 use primerl_core::{Core, PolicyVersion, Step};
@@ -23,9 +21,6 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
-
-/// Encoded steps that are kept for ranks that lag behind or ask again; older ones are read from the spool.
-const CACHED_STEPS: usize = 3;
 
 /// The version that was newest when another model than the policy was measured.
 const MEASURED_AT: &str = "policy_at_the_time";
@@ -98,6 +93,7 @@ impl Recorder {
     /// The thread ends when every `Recorder` is gone. `finished` is set once the run is over and recorded.
     pub fn start(
         place: Place,
+        batches: Batches,
         app: &App,
         finished: watch::Sender<Option<String>>,
     ) -> std::io::Result<(Recorder, JoinHandle<()>)> {
@@ -119,7 +115,7 @@ impl Recorder {
         *app.telemetry.evaluations.lock() = evaluations;
         let writer = Writer {
             steps: steps_in(&place.output_dir.join("steps.jsonl"))?,
-            spool: Spool::new(&place.output_dir, app.core_config.data_ranks),
+            batches,
             evaluated,
             environments,
             other_models: app.config.measured_models(),
@@ -127,7 +123,6 @@ impl Recorder {
             origin: app.origin,
             telemetry: Arc::clone(&app.telemetry),
             finished,
-            encoded: BTreeMap::new(),
             place,
         };
         let thread = std::thread::Builder::new()
@@ -186,9 +181,7 @@ struct Writer {
     origin: Instant,
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
-    spool: Spool,
-    /// One body a rank, by step.
-    encoded: BTreeMap<Step, Vec<Bytes>>,
+    batches: Batches,
     /// What `steps.jsonl` and `evals.jsonl` have.
     steps: BTreeSet<Step>,
     /// Of each evaluation, how often what had failed was measured again.
@@ -212,22 +205,22 @@ impl Writer {
         match job {
             Job::Cut(batch) => self.cut(&batch),
             Job::Answer { step, rank, waiter } => {
-                let cached = self.encoded.get(&step);
-                let body = match cached.and_then(|ranks| ranks.get(rank as usize)) {
-                    Some(body) => body.clone(),
-                    None => self.spool.read(step, rank)?,
-                };
+                let body = self.batches.body(step, rank)?;
                 // A trainer that hung up asks again.
                 let _ = waiter.send(BatchReply::Batch(body));
                 Ok(())
             }
-            Job::Forget(_) if self.place.keep_spool => Ok(()),
-            Job::Forget(before) => Ok(self.spool.forget(before)?),
+            Job::Forget(before) => self.batches.forget(before, self.place.keep_spool),
             Job::Evaluated(report) => self.evaluated(report),
             Job::Snapshot(number, core) => self.snapshot(number, &core),
             Job::State(step, number, core) => {
                 let (output_dir, identity) = (&self.place.output_dir, &self.place.identity);
-                Ok(State::new(output_dir, step).keep(&self.spool, number, identity, &core)?)
+                Ok(State::new(output_dir, step).keep(
+                    self.batches.spool(),
+                    number,
+                    identity,
+                    &core,
+                )?)
             }
             Job::Finished(reason) => {
                 self.finished.send_replace(Some(reason));
@@ -238,17 +231,7 @@ impl Writer {
     }
 
     fn cut(&mut self, batch: &PackedBatch) -> Result<(), RunError> {
-        if !self.spool.has(batch.step) {
-            let ranks = 0..batch.ranks.len() as u32;
-            let bodies: Vec<Bytes> = ranks
-                .map(|rank| batch::encode(batch, rank))
-                .collect::<Result<_, _>>()?;
-            self.spool.write(batch.step, &bodies)?;
-            self.encoded.insert(batch.step, bodies);
-        }
-        while self.encoded.len() > CACHED_STEPS {
-            self.encoded.pop_first();
-        }
+        self.batches.add(batch)?;
         if !self.steps.insert(batch.step) {
             return Ok(());
         }

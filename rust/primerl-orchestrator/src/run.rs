@@ -8,6 +8,7 @@
 
 use crate::address::{ADDRESS_FILE, check_exposure};
 use crate::app::{App, Parts};
+use crate::batches::Batches;
 use crate::clients::{self, Endpoint, Scorer};
 use crate::config::{ClientType, Config, ConfigError, flops_model};
 use crate::connections::{self, Bodies, Limits};
@@ -29,7 +30,9 @@ use crate::server;
 use crate::story::{self, Story, identity};
 use crate::teacher::{self, Teacher};
 use crate::telemetry::status;
-use primerl_core::{Core, Event, Step};
+use crate::trainer::holder::Holder;
+use crate::unknown;
+use primerl_core::{Core, Event, RolloutId, Step};
 use primerl_render::{LoadOptions, Renderer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -69,6 +72,8 @@ pub struct Prepared {
     goes_back_to: Option<Step>,
     /// What a run that only evaluates has measured as failed is measured once more.
     measures_again: bool,
+    /// An event of the journal that cannot be played back, and is left out.
+    skips: Option<u64>,
 }
 
 /// A run that is going on.
@@ -138,6 +143,7 @@ impl Prepared {
             limits: Limits::default(),
             goes_back_to: None,
             measures_again: false,
+            skips: None,
         })
     }
 
@@ -157,7 +163,15 @@ impl Prepared {
         }
     }
 
-    /// Another key than the environment's.
+    /// Leave this event of the journal out, from this start on.
+    pub fn skipping(self, event: Option<u64>) -> Prepared {
+        Prepared {
+            skips: event,
+            ..self
+        }
+    }
+
+    /// Another key than the environment's; `None`: one that is made and kept in the output folder.
     pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
         Prepared { run_key, ..self }
     }
@@ -181,23 +195,25 @@ impl Prepared {
         check_exposure(address, self.run_key.as_ref())?;
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
-        let access = Access::open(&output_dir, self.run_key.as_ref()).map_err(|source| {
-            RunError::OutputFolder {
-                path: output_dir.join(access::SECRET_FILE),
-                source,
-            }
-        })?;
+        let access = Access::open(&output_dir, self.run_key.as_ref())?;
         going_back::complete(&output_dir)?;
         if let Some(step) = self.goes_back_to {
             going_back::go_back(&output_dir, step, &self.identity)?;
         }
         let folder = output_dir.join("journal");
+        if let Some(event) = self.skips {
+            story::skip(&folder, event)?;
+        }
         let mut story = Story::open(&folder, self.core, &self.identity)?;
         if self.measures_again {
             story = story.measuring_again()?;
         }
+        unknown::set_aside(&output_dir, &story.core)?;
         let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        if story.owed.is_some() {
+            story::look_at_unread(folder, stop.clone()).map_err(RunError::Thread)?;
+        }
         let (finished_sender, finished) = watch::channel(None);
         let (driver, inbox) = driver::channel();
         let engines = Engines::new(
@@ -219,9 +235,10 @@ impl Prepared {
                 self.config.limits(),
                 self.config.spans(),
             ),
-            bodies: Bodies::new(self.limits.bodies.clone()),
+            bodies: Bodies::new(self.limits.bodies.clone().of_run(seq_len)),
             driver,
             engines,
+            holder: Holder::open(&output_dir, self.config.timeouts.trainer_patience()),
         };
         let core_config = story.core.config().clone();
         let app = Arc::new(App::new(self.config, core_config, url, parts, finished));
@@ -231,12 +248,11 @@ impl Prepared {
             keep_spool: app.config.retention.keep_spool,
             journal_bytes: app.config.retention.journal_mb << 20,
         };
-        let (recorder, recorder_thread) =
-            Recorder::start(place, &app, finished_sender).map_err(|source| {
-                RunError::OutputFolder {
-                    path: output_dir.clone(),
-                    source,
-                }
+        let batches = Batches::new(&output_dir, &story.core, app.driver.clone());
+        let (recorder, recorder_thread) = Recorder::start(place, batches, &app, finished_sender)
+            .map_err(|source| RunError::OutputFolder {
+                path: output_dir.clone(),
+                source,
             })?;
         let is_over = story.core.is_over();
         let advantages = self
@@ -284,6 +300,16 @@ impl Running {
         &self.app.url
     }
 
+    /// What opens the model calls of a rollout, as in its lease.
+    pub fn rollout_key(&self, rollout: RolloutId) -> Secret {
+        self.app.gateway.access.rollout_key(rollout)
+    }
+
+    /// Paths of all routes that are served, as axum writes them.
+    pub fn paths(&self) -> Vec<String> {
+        server::routes(&self.app).paths().to_vec()
+    }
+
     /// Tell where we are, and look for the engines that do not join by themselves.
     fn announce(&self, output_dir: &Path) -> Result<(), RunError> {
         for engine in &self.app.config.engines {
@@ -300,7 +326,11 @@ impl Running {
             &output_dir.join(ADDRESS_FILE),
             address.to_string().as_bytes(),
         )?;
-        tracing::info!(url, output_dir = %output_dir.display(), "orchestrator is up");
+        let key = match output_dir.join(access::RUN_KEY_FILE) {
+            file if file.exists() => file.display().to_string(),
+            _ => access::RUN_KEY_VARIABLE.to_owned(),
+        };
+        tracing::info!(url, output_dir = %output_dir.display(), key, "orchestrator is up; `key` holds the run's key");
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use crate::app::App;
 use crate::gateway::access::guard;
 use crate::http::ApiError;
+use crate::routes::Routes;
 use crate::telemetry::status;
 use crate::{engines, envs, gateway, page, trainer};
 use axum::Router;
@@ -14,7 +15,17 @@ use axum::routing::{get, post};
 use std::sync::Arc;
 
 pub fn router(app: Arc<App>) -> Router {
-    Router::new()
+    routes(&app)
+        .into_router()
+        .fallback(unknown)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .with_state(app)
+}
+
+/// Which key opens each of them is decided by the path alone: `gateway/access.rs`.
+pub(crate) fn routes(app: &App) -> Routes<Arc<App>> {
+    Routes::new()
         .route(
             "/rollouts/{rollout}/v1/chat/completions",
             post(gateway::chat_completions),
@@ -51,6 +62,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route(envs::wire::LEAVE, post(envs::endpoints::leave))
         .route(envs::wire::CONFIG, get(envs::joining::config))
         .route("/engines/join", post(engines::endpoints::join))
+        .route("/trainer/begin", post(trainer::endpoints::begin))
+        .route("/trainer/starting", post(trainer::endpoints::starting))
         .route("/trainer/batch", post(trainer::endpoints::batch))
         .route("/trainer/weights", post(trainer::endpoints::weights))
         .route("/trainer/resume", post(trainer::endpoints::resume))
@@ -61,29 +74,25 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/status", get(status::status))
         .route("/metrics", get(status::metrics))
         .route("/page/now", get(now))
-        .merge(page::router(Arc::clone(&app.page)))
-        .fallback(unknown)
-        .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&app), guard))
-        .with_state(app)
+        .merge(page::routes(Arc::clone(&app.page)))
 }
 
 /// Tokens without an answer. Clients look for vLLM's two beside `/v1` and in it, and for all of them without a rollout.
-fn counting() -> Router<Arc<App>> {
-    let mut router = Router::new();
+fn counting() -> Routes<Arc<App>> {
+    let mut routes = Routes::new();
     for base in ["", "/rollouts/{rollout}"] {
-        router = router.route(
+        routes = routes.route(
             &format!("{base}/v1/messages/count_tokens"),
             post(gateway::count_tokens),
         );
         for version in ["", "/v1"] {
             let path = |name: &str| format!("{base}{version}/{name}");
-            router = router
+            routes = routes
                 .route(&path("tokenize"), post(gateway::tokenize))
                 .route(&path("detokenize"), post(gateway::detokenize));
         }
     }
-    router
+    routes
 }
 
 async fn now(State(app): State<Arc<App>>) -> Result<Response, ApiError> {

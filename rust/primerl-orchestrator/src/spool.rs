@@ -1,8 +1,7 @@
 //! Cut batches on disk, as the trainer takes them: `<output_dir>/spool/step_<k>/rank_<r>.msgpack`. A batch stays until a
-//! checkpoint of the trainer covers it.
+//! checkpoint of the trainer covers it. Whether a file is the batch that the journal tells of, `batches` looks at.
 
-use crate::failure::RunError;
-use crate::files::{WriteError, link_or_copy, write_whole};
+use crate::files::{WriteError, link_or_copy, sync_folder, write_whole};
 use bytes::Bytes;
 use primerl_core::Step;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct Spool {
     folder: PathBuf,
+    /// What is not of this run's journal goes here.
+    replaced: PathBuf,
     ranks: u32,
 }
 
@@ -17,6 +18,7 @@ impl Spool {
     pub fn new(output_dir: &Path, ranks: u32) -> Spool {
         Spool {
             folder: output_dir.join("spool"),
+            replaced: output_dir.join("replaced_spool"),
             ranks,
         }
     }
@@ -34,11 +36,38 @@ impl Spool {
         Ok(())
     }
 
-    pub fn read(&self, step: Step, rank: u32) -> Result<Bytes, RunError> {
-        let path = self.file(step, rank);
-        std::fs::read(&path)
-            .map(Bytes::from)
-            .map_err(|source| RunError::Spool { path, source })
+    /// What is there, unchecked.
+    pub fn read(&self, step: Step, rank: u32) -> std::io::Result<Bytes> {
+        std::fs::read(self.file(step, rank)).map(Bytes::from)
+    }
+
+    /// Move the batch of `step` to `replaced_spool`, under a name that is free there; where it is then.
+    pub fn set_aside(&self, step: Step) -> Result<PathBuf, WriteError> {
+        let from = self.of_step(step);
+        let names = std::iter::once(format!("step_{step}"))
+            .chain((2_u64..).map(|again| format!("step_{step}.{again}")));
+        let mut places = names.map(|name| self.replaced.join(name));
+        let target = places
+            .find(|place| !place.exists())
+            .unwrap_or_else(|| self.replaced.clone());
+        let moved = std::fs::create_dir_all(&self.replaced)
+            .and_then(|()| std::fs::rename(&from, &target))
+            .and_then(|()| sync_folder(&self.replaced))
+            .and_then(|()| sync_folder(&self.folder));
+        match moved {
+            Ok(()) => Ok(target),
+            Err(source) => Err(WriteError {
+                path: target,
+                source,
+            }),
+        }
+    }
+
+    /// Steps from `first` on of which something is there, in order.
+    pub fn steps_from(&self, first: Step) -> Result<Vec<Step>, WriteError> {
+        let mut steps = self.steps()?;
+        steps.retain(|step| *step >= first);
+        Ok(steps)
     }
 
     /// Bytes of what [`Spool::read`] reads; `None` where there is nothing to read.
@@ -75,32 +104,42 @@ impl Spool {
     }
 
     fn remove(&self, goes: impl Fn(Step) -> bool) -> Result<(), WriteError> {
-        let step_of = |path: &Path| -> Option<Step> {
-            let name = path.file_name()?.to_str()?;
-            name.strip_prefix("step_")?.parse().ok().map(Step)
-        };
+        for step in self.steps()?.into_iter().filter(|step| goes(*step)) {
+            let path = self.of_step(step);
+            std::fs::remove_dir_all(&path).map_err(|source| WriteError { path, source })?;
+        }
+        Ok(())
+    }
+
+    fn steps(&self) -> Result<Vec<Step>, WriteError> {
         let failed = |source| WriteError {
             path: self.folder.clone(),
             source,
         };
         let entries = match std::fs::read_dir(&self.folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
         };
+        let mut steps = Vec::new();
         for entry in entries {
-            let path = entry.map_err(failed)?.path();
-            if step_of(&path).is_some_and(&goes) {
-                std::fs::remove_dir_all(&path).map_err(failed)?;
-            }
+            let name = entry.map_err(failed)?.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("step_"));
+            // As this writes them: `step_07` is somebody else's.
+            let number = number.and_then(|digits| {
+                let step: u64 = digits.parse().ok()?;
+                (step.to_string() == digits).then_some(Step(step))
+            });
+            steps.extend(number);
         }
-        Ok(())
+        steps.sort_unstable();
+        Ok(steps)
     }
 
     fn of_step(&self, step: Step) -> PathBuf {
         self.folder.join(format!("step_{step}"))
     }
 
-    fn file(&self, step: Step, rank: u32) -> PathBuf {
+    pub fn file(&self, step: Step, rank: u32) -> PathBuf {
         self.of_step(step).join(format!("rank_{rank}.msgpack"))
     }
 }
@@ -136,7 +175,23 @@ mod tests {
             (spool.size(Step(3), 0), spool.size(Step(2), 0)),
             (Some(1), None)
         );
-        let gone = spool.read(Step(2), 1).expect_err("is gone").to_string();
-        assert!(gone.contains("step_2/rank_1.msgpack"), "{gone}");
+        spool.read(Step(2), 1).expect_err("is gone");
+    }
+
+    #[test]
+    fn what_is_set_aside_is_kept_beside_what_was_before() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let spool = Spool::new(folder.path(), 1);
+        for (byte, name) in [(7, "step_5"), (8, "step_5.2")] {
+            spool
+                .write(Step(5), &[Bytes::from(vec![byte])])
+                .expect("writes");
+            assert_eq!(spool.steps_from(Step(5)).expect("reads"), [Step(5)]);
+            let place = spool.set_aside(Step(5)).expect("moves");
+            assert_eq!(place, folder.path().join("replaced_spool").join(name));
+            let kept = std::fs::read(place.join("rank_0.msgpack")).expect("is there");
+            assert_eq!(kept, [byte]);
+            assert!(spool.steps_from(Step(0)).expect("reads").is_empty());
+        }
     }
 }

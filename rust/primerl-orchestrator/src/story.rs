@@ -4,10 +4,11 @@ use crate::app::App;
 use crate::config::{ClientType, Config, Sampling};
 use crate::engines::seats;
 use crate::failure::RunError;
-use crate::journal::{self, Identity, Journal, JournalError, Tail};
+use crate::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
 use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields of the core's config that are no part of what a run is: they may change between two starts of it.
@@ -191,6 +192,42 @@ impl Story {
         }
         Ok(self)
     }
+}
+
+/// Leave an event that cannot be played back out of the journal in `folder`.
+///
+/// # Errors
+/// It is not there, or the journal cannot be written.
+pub(crate) fn skip(folder: &Path, event: u64) -> Result<(), RunError> {
+    match journal::skip(folder, event)? {
+        Skipped::Covered => tracing::warn!(
+            "--skip-event {event}: a snapshot covers this event, so it is not played back; nothing was left out, and the \
+             flag is not needed any more"
+        ),
+        Skipped::LeftOut { path, offset, copy } => tracing::warn!(
+            "event {event}, at byte {offset} of {}, is left out from now on: what it said is lost to the run; the file as \
+             it was is {}",
+            path.display(),
+            copy.display()
+        ),
+    }
+    Ok(())
+}
+
+/// Look, beside the run, at the files of its journal that this start did not read.
+pub(crate) fn look_at_unread(folder: PathBuf, stop: CancellationToken) -> std::io::Result<()> {
+    let after = journal::newest(&folder)?;
+    let look = move || {
+        for problem in journal::check_unread(&folder, after, || stop.is_cancelled()) {
+            tracing::warn!(
+                "{problem}. The run continues, since a newer snapshot covers what was in it; `primerl trace` cannot tell of \
+                 the time before, and batches of then cannot be cut again"
+            );
+        }
+    };
+    // Nobody waits for it: it ends with the run at the latest.
+    let thread = std::thread::Builder::new().name("journal-check".into());
+    thread.spawn(look).map(drop)
 }
 
 fn append(

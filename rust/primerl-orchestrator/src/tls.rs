@@ -43,6 +43,7 @@ pub(crate) fn trusting(authorities: RootCertStore) -> ClientBuilder {
     over(authorities).https_only(true)
 }
 
+#[expect(clippy::disallowed_methods, reason = "every client is made here")]
 fn over(authorities: RootCertStore) -> ClientBuilder {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)

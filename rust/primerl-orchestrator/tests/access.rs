@@ -6,14 +6,15 @@ mod common;
 
 use common::engine::Engine;
 use common::worker::{Worker, outcome};
-use common::{Orchestrator, PATIENCE, Place, chat, client, trainer, user};
+use common::{Orchestrator, PATIENCE, Place, RUN_KEY, chat, prepared, stranger, trainer, user};
+use primerl_core::RolloutId;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::Prepared;
 use primerl_orchestrator::envs::client::{EnvClient, Notice, Options};
-use primerl_orchestrator::envs::wire::{Lease, RegisterRequest, WorkerRole};
+use primerl_orchestrator::envs::wire::{self, Lease, RegisterRequest, WorkerRole};
 use primerl_orchestrator::inspect::{self, Question};
 use primerl_orchestrator::secret::Secret;
-use reqwest::RequestBuilder;
+use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::Path;
@@ -94,14 +95,14 @@ async fn a_rollout_takes_no_key_but_its_own() {
     // A large body is not waited for.
     let large = json!({"messages": [user(&"x".repeat(2 << 20))]});
     assert_eq!(chat(&with_key(&mine, ""), "s", &large).await.0, 401);
-    let models = client()
+    let models = stranger()
         .get(format!("{}/models", mine.base_url))
         .send()
         .await
         .unwrap();
     assert_eq!(models.status(), 401);
     for header in ["x-api-key", "api-key"] {
-        let request = client().get(format!("{}/models", mine.base_url));
+        let request = stranger().get(format!("{}/models", mine.base_url));
         let answer = request
             .header(header, mine.api_key.reveal())
             .send()
@@ -167,17 +168,15 @@ fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_with_a_key_serves_nobody_without_it() {
+async fn a_configured_key_is_needed_and_is_in_no_file_and_no_log() {
     LazyLock::force(&LOG);
     let place = Place::new();
-    let prepared = Prepared::new(place.config("", ""), None).unwrap();
-    let prepared = prepared.with_run_key(Some(Secret::new("the-runs-key")));
-    let orchestrator = Orchestrator::start_prepared(prepared).await;
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
     let url = orchestrator.url.clone();
-    let get = |path: &str| client().get(format!("{url}{path}"));
-    let post = |path: &str| client().post(format!("{url}{path}"));
+    let get = |path: &str| stranger().get(format!("{url}{path}"));
+    let post = |path: &str| stranger().post(format!("{url}{path}"));
     assert_eq!(status_of(get("/health"), None).await, 200);
-    for key in [None, Some("another"), Some("the-runs-key0")] {
+    for key in [None, Some("another"), Some(&format!("{RUN_KEY}0"))] {
         for path in ["/status", "/metrics", "/v1/models", "/nowhere"] {
             assert_eq!(status_of(get(path), key).await, 401, "{path}");
         }
@@ -190,15 +189,12 @@ async fn a_run_with_a_key_serves_nobody_without_it() {
             assert_eq!(status_of(post(path), key).await, 401, "{path}");
         }
     }
-    assert_eq!(status_of(get("/status"), Some("the-runs-key")).await, 200);
+    assert_eq!(status_of(get("/status"), Some(RUN_KEY)).await, 200);
     let rollout = get("/rollouts/0/v1/models");
-    assert_eq!(status_of(rollout, Some("the-runs-key")).await, 401);
+    assert_eq!(status_of(rollout, Some(RUN_KEY)).await, 401);
     let worker = url.clone();
     let (without, with) = tokio::task::spawn_blocking(move || {
-        (
-            registers(&worker, None),
-            registers(&worker, Some("the-runs-key")),
-        )
+        (registers(&worker, None), registers(&worker, Some(RUN_KEY)))
     })
     .await
     .unwrap();
@@ -208,20 +204,130 @@ async fn a_run_with_a_key_serves_nobody_without_it() {
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
     let said = refusal + &LOG.text();
-    assert!(!said.contains("the-runs-key"), "{said}");
+    assert!(!said.contains(RUN_KEY), "{said}");
     for file in files_under(&place.output()) {
         let bytes = std::fs::read(&file).unwrap();
-        assert!(!contains(&bytes, b"the-runs-key"), "{}", file.display());
+        assert!(!contains(&bytes, RUN_KEY.as_bytes()), "{}", file.display());
     }
+}
+
+/// Which key opens a route.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Opens {
+    Anyone,
+    Rollout,
+    Run,
+}
+
+/// A new route belongs to the run, unless it is named here.
+fn opened_by(path: &str) -> Opens {
+    match path {
+        "/health" | "/" | "/page/assets/{name}" => Opens::Anyone,
+        "/rollouts/{rollout}/limits" => Opens::Run,
+        _ if path.starts_with("/rollouts/{rollout}/") => Opens::Rollout,
+        _ => Opens::Run,
+    }
+}
+
+/// Every method of every route with no key, with each kind of key, and with one that is not of this run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_is_opened_by_its_own_key_alone() {
+    let place = Place::new();
+    // Nothing is configured, as for most who start a run: the key is made.
+    let prepared = Prepared::new(place.config("", ""), None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let running = prepared.with_run_key(None).start(listener).await.unwrap();
+    let run_key = std::fs::read_to_string(place.output().join("run/key")).unwrap();
+    let run_key = run_key.trim_end();
+    let (mine, others) = (
+        running.rollout_key(RolloutId(0)),
+        running.rollout_key(RolloutId(1)),
+    );
+    let (url, paths) = (running.url().to_owned(), running.paths());
+    for path in ["/shutdown", "/envs/result", "/trainer/weights", "/status"] {
+        assert!(paths.iter().any(|known| known == path), "{path}");
+    }
+    let http = stranger();
+    let mut rollout_routes = 0;
+    for path in &paths {
+        let opens = opened_by(path);
+        rollout_routes += u32::from(opens == Opens::Rollout);
+        let at = path
+            .replace("{rollout}", "0")
+            .replace("{turn}", "0")
+            .replace("{*model}", "m")
+            .replace(['{', '}'], "");
+        for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let ask = |key: Option<&str>| {
+                let request = http.request(method.clone(), format!("{url}{at}"));
+                let key = key.map(str::to_owned);
+                async move { status_of(request, key.as_deref()).await }
+            };
+            let refused = [
+                (None, opens != Opens::Anyone),
+                (Some(""), opens != Opens::Anyone),
+                (Some(mine.reveal()), opens == Opens::Run),
+                (Some(others.reveal()), opens != Opens::Anyone),
+                (Some(run_key), opens == Opens::Rollout),
+            ];
+            for (key, is_refused) in refused {
+                // What is let in would act: a POST to /shutdown ends the run. OPTIONS is taken by no route.
+                if is_refused || method == Method::OPTIONS {
+                    let status = ask(key).await;
+                    assert_eq!(status == 401, is_refused, "{method} {at} {key:?}: {status}");
+                }
+            }
+        }
+    }
+    assert!(rollout_routes > 10, "{paths:?}");
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    running.wait(shutdown).await.unwrap();
+}
+
+/// What an agent could have done to its run with its rollout's key, before there always was a run's key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_cannot_report_its_reward_or_end_the_run() {
+    let scene = Scene::new().await;
+    let lease = scene.worker.one().await;
+    let url = scene.orchestrator.url.clone();
+    let key = Some(lease.api_key.reveal());
+    let result = wire::ResultRequest {
+        worker: scene.worker.id,
+        rollout: lease.rollout,
+        outcome: outcome("s", 1e6),
+    };
+    for (path, body) in [
+        (wire::RESULT, wire::encode(&result).unwrap()),
+        (wire::LEAVE, Vec::new()),
+        (
+            "/shutdown",
+            rmp_serde::to_vec_named(&json!({"reason": "me"})).unwrap(),
+        ),
+    ] {
+        let request = stranger()
+            .post(format!("{url}{path}"))
+            .header("content-type", wire::CONTENT_TYPE)
+            .body(body);
+        assert_eq!(status_of(request, key).await, 401, "{path}");
+    }
+    assert_eq!(
+        chat(&lease, "s", &hello()).await.0,
+        200,
+        "the run continues"
+    );
+    assert!(scene.worker.result(lease.rollout, outcome("s", 1.0)).await);
+    scene.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_machines_are_served_only_where_there_is_a_key() {
     let place = Place::new();
     let start = async |key: Option<Secret>| {
-        let prepared = Prepared::new(place.config("", ""), None).unwrap();
+        let prepared = prepared(place.config("", "")).with_run_key(key);
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
-        prepared.with_run_key(key).start(listener).await
+        prepared.start(listener).await
     };
     let refused = start(None).await.err().unwrap();
     assert!(refused.is_input());

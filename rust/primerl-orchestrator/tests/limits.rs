@@ -5,9 +5,9 @@
 mod common;
 
 use common::worker::Worker;
-use common::{Orchestrator, PATIENCE, Place};
+use common::{Orchestrator, PATIENCE, Place, prepared};
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{BodyLimits, Limits, Prepared};
+use primerl_orchestrator::{BodyLimits, Limits};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,7 +31,7 @@ fn limits() -> Limits {
 }
 
 async fn start(place: &Place, limits: Limits) -> Orchestrator {
-    let prepared = Prepared::new(place.config("", ""), None).unwrap();
+    let prepared = prepared(place.config("", ""));
     Orchestrator::start_prepared(prepared.with_limits(limits)).await
 }
 

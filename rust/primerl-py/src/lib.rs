@@ -4,6 +4,7 @@ mod clients;
 mod engine;
 mod envs;
 mod errors;
+mod grammar;
 mod inspect;
 mod interrupt;
 mod json;
@@ -32,6 +33,9 @@ mod _core {
     use envs::{
         Answered, Cancelled, Ended, EnvClient, Lease, Leased, LeasesVoid, Problem, Registered,
     };
+
+    #[pymodule_export]
+    use grammar::GrammarMasks;
 
     #[pymodule_export]
     use inspect::{

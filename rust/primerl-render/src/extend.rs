@@ -14,7 +14,7 @@ mod scenario;
 
 pub(crate) use scenario::{call_id, scenario_answer, scenario_tool};
 
-use crate::message::Message;
+use crate::message::{Content, Message};
 use crate::renderer::Renderer;
 use crate::template::{PreparedOptions, RenderOptions};
 use scenario::{
@@ -91,12 +91,7 @@ impl Renderer {
         previous: &ExtensionContext<'_>,
         new_messages: &[Message],
     ) -> Result<Vec<u32>, NotExtendable> {
-        if new_messages.is_empty() {
-            return Err(NotExtendable::NoNewMessages);
-        }
-        let options = self.prepared.prepare(previous.options);
-        self.prove(Shape::of(previous.answer, new_messages, &options), &options)?;
-        let suffix = self.suffix_text(previous.answer, new_messages, &options)?;
+        let suffix = self.proven_suffix(previous, "", new_messages)?;
         let ids = self.encode_suffix(&suffix)?;
         match previous.sampled.last() {
             Some(&last) if last == ids[0] => Ok(ids[1..].to_vec()),
@@ -106,6 +101,39 @@ impl Renderer {
             }),
             _ => Ok(ids),
         }
+    }
+
+    /// As [`Renderer::extend`], where the answer was sampled without a stop token and the new request has `appended` behind
+    /// its text. The sampled ids stay as they are and `appended` is encoded by itself, as the prompt of a model that is to
+    /// continue its own tokens: where the tokenizer would have made one token of both, there are two.
+    pub fn extend_unfinished(
+        &self,
+        previous: &ExtensionContext<'_>,
+        appended: &str,
+        new_messages: &[Message],
+    ) -> Result<Vec<u32>, NotExtendable> {
+        let closed = previous.sampled.last();
+        if previous.answer.has_tool_calls() || closed.is_some_and(|id| self.is_stop_token(*id)) {
+            return Err(NotExtendable::AnswerNotVerbatim);
+        }
+        let suffix = self.proven_suffix(previous, appended, new_messages)?;
+        self.tokenizer()
+            .encode(&suffix)
+            .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))
+    }
+
+    fn proven_suffix(
+        &self,
+        previous: &ExtensionContext<'_>,
+        appended: &str,
+        new_messages: &[Message],
+    ) -> Result<String, NotExtendable> {
+        if new_messages.is_empty() {
+            return Err(NotExtendable::NoNewMessages);
+        }
+        let options = self.prepared.prepare(previous.options);
+        self.prove(Shape::of(previous.answer, new_messages, &options), &options)?;
+        self.suffix_after(previous.answer, appended, new_messages, &options)
     }
 
     /// What the template writes right after a plain answer that a user message follows, and after one that ends the
@@ -164,7 +192,21 @@ impl Renderer {
         new_messages: &[Message],
         options: &PreparedOptions,
     ) -> Result<String, NotExtendable> {
+        self.suffix_after(answer, "", new_messages, options)
+    }
+
+    /// The same with `appended` before it, where the answer's text ends with that. A template may trim its end.
+    fn suffix_after(
+        &self,
+        answer: &Message,
+        appended: &str,
+        new_messages: &[Message],
+        options: &PreparedOptions,
+    ) -> Result<String, NotExtendable> {
         let mut messages = vec![Message::user("x"), stand_in(answer)];
+        if let Content::Text(text) = &mut messages[1].content {
+            text.push_str(appended);
+        }
         messages.extend_from_slice(new_messages);
         let text = self
             .prepared_text(&messages, options)
@@ -179,9 +221,13 @@ impl Renderer {
         let (Some(_), Some(after), None) = (pieces.next(), pieces.next(), pieces.next()) else {
             return Err(NotExtendable::AnswerNotVerbatim);
         };
+        let rest = after
+            .strip_prefix(appended)
+            .or_else(|| after.strip_prefix(appended.trim_end()))
+            .ok_or(NotExtendable::AnswerNotVerbatim)?;
         let close = self
             .stop_token_texts()
-            .filter_map(|(_, stop)| after.find(stop))
+            .filter_map(|(_, stop)| rest.find(stop))
             .min()
             .ok_or(NotExtendable::NoTurnEnd)?;
         // After a call's arguments the template closes its syntax; after plain text nothing may come between, for the
@@ -189,7 +235,11 @@ impl Renderer {
         if calls == 0 && close > 0 {
             return Err(NotExtendable::NoTurnEnd);
         }
-        Ok(after[close..].to_owned())
+        // After a call nothing is appended, and what closes its syntax was sampled.
+        match calls {
+            0 => Ok(after.to_owned()),
+            _ => Ok(rest[close..].to_owned()),
+        }
     }
 
     fn encode_suffix(&self, suffix: &str) -> Result<Vec<u32>, NotExtendable> {

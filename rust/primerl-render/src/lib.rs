@@ -37,8 +37,8 @@ pub use message::{
     reasoning_words,
 };
 pub use parse::{
-    AnswerContext, AnswerStream, CallProblem, Delta, MalformedCall, Parsed, ParserChoice,
-    REASONING_PARSERS, Segment, SegmentKind, TOOL_PARSERS,
+    AnswerContext, AnswerStream, CallProblem, Delta, Demand, DemandError, MalformedCall, Parsed,
+    ParserChoice, REASONING_PARSERS, Segment, SegmentKind, TOOL_PARSERS,
 };
 pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};

@@ -258,13 +258,19 @@ fn split_thinking(text: &str) -> (Option<&str>, &str) {
 
 fn words(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for word in text.split_whitespace() {
+    for word in text.split(is_white_space).filter(|word| !word.is_empty()) {
         if !out.is_empty() {
             out.push(' ');
         }
         out.push_str(word);
     }
     out
+}
+
+/// What clients strip: Unicode's white space, Python's (`str.strip` takes the information separators too) and
+/// JavaScript's (`trim` takes the byte order mark too).
+fn is_white_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}' | '\u{feff}')
 }
 
 /// Canonical bytes of a list of tools or of template arguments (any JSON): keys sorted, no white space.

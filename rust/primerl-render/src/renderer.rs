@@ -141,9 +141,13 @@ impl Renderer {
 
     /// Whether the generation prompt at the end of `prompt` opened a reasoning block.
     pub fn starts_in_reasoning(&self, prompt: &[u32]) -> bool {
+        self.parser.opens_reasoning(&self.prompt_tail(prompt))
+    }
+
+    /// The end of the prompt as text; empty where it cannot be decoded.
+    pub(crate) fn prompt_tail(&self, prompt: &[u32]) -> String {
         let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
-        let text = self.tokenizer.decode(tail, false);
-        text.is_ok_and(|text| self.parser.opens_reasoning(&text))
+        self.tokenizer.decode(tail, false).unwrap_or_default()
     }
 
     /// The parsers of this model.

@@ -26,7 +26,7 @@ def _failed(run: Run) -> dict[str, str]:
     from primerl.runs.uploads import REPORT
 
     try:
-        return dict(json.loads((run.output_dir / REPORT).read_text())["failed"])
+        return dict(json.loads((run.output_dir / REPORT).read_text(encoding="utf-8"))["failed"])
     except (OSError, ValueError, LookupError):
         return {}
 

@@ -55,7 +55,7 @@ def _delete(run: Run, chosen: argparse.Namespace) -> int:
             return FAILED
     if deletes:
         try:
-            with (folder / LOCK).open() as file:
+            with (folder / LOCK).open(encoding="utf-8") as file:
                 # It may have been started while the question was open.
                 if not take(file):
                     return fail(f"{run.id} is running by now", title=NOTHING)

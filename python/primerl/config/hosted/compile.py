@@ -1,7 +1,7 @@
 """From the short form to the full one.
 
 model                       model.path (a folder, or a name of the hub)
-max_steps, output_dir, seed, seq_len, clean_output_dir, fork_server, dry_run      the same
+max_steps, output_dir, seed, seq_len, clean_output_dir, fork_server, skip_event, dry_run      the same
 batch_size                  orchestrator.batch_size
 rollouts_per_example        orchestrator.group_size
 learning_rate               trainer.optim.lr
@@ -80,6 +80,7 @@ def compile_hosted(config: HostedConfig) -> dict[str, Any]:
         "clean_output_dir": config.clean_output_dir,
         "dry_run": config.dry_run,
         "fork_server": config.fork_server,
+        **_given(skip_event=config.skip_event),
         "env_files": config.env_files or config.env_file,
         "model": {"path": config.model},
         "trainer": {

@@ -318,7 +318,8 @@ class HostedConfig(Section):
     infrastructure: HostedInfrastructure | None = None
     tailscale: Tailscale = Tailscale()
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Ours: folder of the run: logs, metrics, weights."""
+    """Ours: folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    environment."""
     seq_len: Count | None = None
     """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
     least four times sampling.max_tokens, from 2048 and up to what the model can attend to."""
@@ -328,6 +329,9 @@ class HostedConfig(Section):
     """Ours: delete what an earlier run left in output_dir."""
     fork_server: bool = True
     """Ours: fork the processes of this machine from servers that import their libraries once for all of them."""
+    skip_event: LargeCount | None = None
+    """Ours: leave this event out of the journal of the run in output_dir, from this start on; the message of a run that
+    cannot go on because of it names it."""
     dry_run: bool = False
     """Ours: check everything and write the full form to `configs/rl.toml` of output_dir, but start nothing."""
 

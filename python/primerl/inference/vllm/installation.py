@@ -110,7 +110,9 @@ def _look(interpreter: str) -> dict[str, Any]:
             "which vLLM is installed"
         )
     try:
-        done = subprocess.run([interpreter, "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True)
+        done = subprocess.run(
+            [interpreter, "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, encoding="utf-8"
+        )
         return dict(json.loads(done.stdout))
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]
@@ -156,7 +158,7 @@ def model_config(folder: Path) -> dict[str, Any]:
     """The text model's part of `config.json`. Raises UnusableError."""
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnusableError(f"model.path: {file} does not exist; give the folder of a model") from None
     except (OSError, ValueError) as error:

@@ -138,6 +138,32 @@ fn only_groups_that_ask_for_it_are_shuffled() {
 }
 
 #[test]
+fn rounding_is_no_signal_to_any_algorithm() {
+    let rewards = [vec![0.3, 0.1 + 0.2, 0.3], vec![0.1 + 0.2, 0.3, 0.3]];
+    let near_nothing = [vec![0.0, 0.1 + 0.2 - 0.3]];
+    let kinds = [
+        AlgorithmKind::Grpo,
+        AlgorithmKind::DrGrpo,
+        AlgorithmKind::Rloo,
+        AlgorithmKind::MaxRl,
+        AlgorithmKind::ReinforcePlusPlus,
+    ];
+    for kind in kinds {
+        for normalize_std in [false, kind == AlgorithmKind::Grpo] {
+            let algorithm = Algorithm {
+                normalize_std,
+                ..algorithm(kind.clone())
+            };
+            let got = batch(&algorithm, &rewards, &mut rng());
+            assert_eq!(got, [[0.0; 3]; 2], "{algorithm:?}");
+            let got = batch(&algorithm, &near_nothing, &mut rng());
+            assert_eq!(got, [[0.0; 2]], "{algorithm:?}");
+        }
+    }
+    assert_ne!(grpo(&[0.3, 0.1 + 0.2, 0.4], true), [0.0; 3]);
+}
+
+#[test]
 fn seats_are_compared_with_themselves() {
     // One that always wins and one that always loses: what tells their rollouts apart is small.
     let rewards = vec![10.0, 0.0, 12.0, 1.0, 14.0, 2.0];

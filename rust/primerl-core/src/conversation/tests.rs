@@ -111,6 +111,64 @@ fn a_walk_is_gone_on_from_until_another_answer_may_have_come_into_it() {
     assert!(chat.go_on(&walk, &keys(&["a:2", "u3"])).is_none());
 }
 
+/// Answers as [`answer`] does, without a stop token.
+fn answer_unfinished(chat: &mut Conversation, messages: &[&str], answer: &str) -> TurnIndex {
+    let index = TurnIndex(chat.len() as u32);
+    let planned = planned(chat, "", messages);
+    let mut turn = turn(None, &[1], &[100 + index.0], 0);
+    turn.finish = FinishReason::StopSequence;
+    turn.start_digest = digest_start(b"");
+    turn.context_digest = planned.context_digest;
+    turn.answer = key(answer).answer.expect("an answer");
+    chat.record(index, &turn);
+    index
+}
+
+#[test]
+fn an_answer_that_was_continued_is_one_of_its_own() {
+    let mut chat = Conversation::default();
+    let first = answer_unfinished(&mut chat, &["u1"], "a:1");
+    let continued = ["u1", "a:1 and more", "u2"];
+    let stuck = planned(&chat, "", &continued);
+    assert_eq!(stuck.plan, fork(ForkReason::AnswerEdited));
+    let stuck = stuck.walk.stuck().expect("is stuck");
+    assert_eq!(stuck.message, 1);
+    assert_eq!(chat.unfinished(stuck.context).collect::<Vec<_>>(), [first]);
+
+    chat.continue_answer(stuck.context, key("a:1 and more").exact, first);
+    let went_on = planned(&chat, "", &continued);
+    assert_eq!(went_on.plan, extend(first, 2));
+    assert!(went_on.continued && went_on.walk.stuck().is_none());
+    // The answer as it was, and in other words, are other conversations.
+    let plain = planned(&chat, "", &["u1", "a:1", "u2"]);
+    assert_eq!(plain.plan, extend(first, 2));
+    assert!(!plain.continued);
+    assert_ne!(plain.context_digest, went_on.context_digest);
+    let second = answer(&mut chat, "", &continued, "a:2", &[200]);
+    let later = planned(&chat, "", &["u1", "a:1 and more", "u2", "a:2", "u3"]);
+    assert_eq!(later.plan, extend(second, 4));
+    assert!(!later.continued, "its last answer is as it was");
+    assert_eq!(
+        plan(&chat, "", &["u1", "a:1", "u2", "a:2", "u3"]),
+        fork(ForkReason::HistoryEdited)
+    );
+    assert_eq!(
+        plan(&chat, "", &["u1", "a:1 and less", "u2"]),
+        fork(ForkReason::AnswerEdited)
+    );
+}
+
+#[test]
+fn an_answer_with_a_stop_token_has_no_more_behind_it() {
+    let mut chat = Conversation::default();
+    answer(&mut chat, "", &["u1"], "a:1", &[100]);
+    let stuck = planned(&chat, "", &["u1", "a:1 and more", "u2"])
+        .walk
+        .stuck();
+    let context = stuck.expect("is stuck").context;
+    assert_eq!(chat.unfinished(context).count(), 0);
+}
+
 #[test]
 fn an_earlier_turn_can_be_extended_again() {
     let mut chat = Conversation::default();
@@ -129,12 +187,12 @@ fn edited_answers_fork() {
     answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[101]);
     assert_eq!(
         plan(&chat, "", &["u1", "a:other", "u2"]),
-        fork(ForkReason::HistoryEdited)
+        fork(ForkReason::AnswerEdited)
     );
     // The first answer is ours, the second is not: a template need not render it as it renders ours.
     assert_eq!(
         plan(&chat, "", &["u1", "a:1", "u2", "a:other", "u3"]),
-        fork(ForkReason::HistoryEdited)
+        fork(ForkReason::AnswerEdited)
     );
     assert_eq!(
         plan(&chat, "", &["system", "u1", "a:1", "u2"]),
@@ -191,12 +249,11 @@ fn answers_are_recognised_by_their_meaning() {
         );
     }
     // Reasoning that we did not give, and an answer's words where we were not asked.
-    for foreign in [&["u1", "a:1|why not", "u2"], &["u2", "a:1", "u1"]] {
-        assert_eq!(
-            plan(&chat, "", foreign),
-            fork(ForkReason::HistoryEdited),
-            "{foreign:?}"
-        );
+    for (foreign, reason) in [
+        (["u1", "a:1|why not", "u2"], ForkReason::AnswerEdited),
+        (["u2", "a:1", "u1"], ForkReason::HistoryEdited),
+    ] {
+        assert_eq!(plan(&chat, "", &foreign), fork(reason), "{foreign:?}");
     }
     // However the first answer was sent back, the second turn is found by either.
     let second = answer(&mut chat, "", &["u1", "a:1", "u2"], "a:2", &[101]);

@@ -23,6 +23,8 @@ impl Core {
             for _ in 0..needed {
                 chosen.extend(self.ready.pop_first().map(|(_, id)| id));
             }
+            // Which groups are trained depends on when they came; how they are packed does not.
+            chosen.sort_unstable();
             self.cut(&chosen);
             self.sweep();
         }
@@ -113,6 +115,13 @@ impl Core {
         if self.batches.requests.is_empty() && self.finished.is_some() {
             self.trainer.waiting_since = None;
         }
+    }
+
+    pub(super) fn batch_written(&mut self, step: Step, checksums: Vec<u64>) {
+        if step >= self.next_step {
+            return self.ignore("batch_written of a step that was not cut");
+        }
+        self.batches.written(step, checksums);
     }
 
     /// Tells the shell which batches nobody will ask for.

@@ -1,11 +1,13 @@
 //! The difficulty buffer: complete groups file their examples, and those without signal make room for others.
 
 use super::Core;
+use crate::algorithm::differ;
 use crate::counters::VoidReason;
 use crate::curriculum::{BufferReport, ExampleHistory, Filing};
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
+use crate::time::Time;
 use std::collections::BTreeMap;
 
 /// So many groups in a row without signal are worth a warning, or four batches of them where that is more.
@@ -51,6 +53,7 @@ impl Core {
             return;
         };
         let environment = group.environment;
+        self.tried_in_vain(environment, id);
         if let Some(since) = group.ready_since {
             self.ready.remove(&(since, id));
         }
@@ -64,7 +67,7 @@ impl Core {
             why: "all of its rewards are equal".to_owned(),
         });
         let in_a_row = self.curriculum.filtered_in_a_row(environment);
-        let first = FILTERED_AT_LEAST.max(4 * self.config.groups_per_batch() as u64);
+        let first = self.many_filtered();
         if in_a_row.is_multiple_of(first) && (in_a_row / first).is_power_of_two() {
             let name = self.name(environment).to_owned();
             self.warn(format!(
@@ -72,6 +75,25 @@ impl Core {
                  none was trained (buffer.online_difficulty_filtering)"
             ));
         }
+    }
+
+    fn many_filtered(&self) -> u64 {
+        FILTERED_AT_LEAST.max(4 * self.config.groups_per_batch() as u64)
+    }
+
+    /// Since when a batch is waited for in vain, where every environment that is drawn has had a long stretch of groups
+    /// without signal, and none has had one with it since. It may last: when that is the end of a run, its launcher knows.
+    pub fn without_signal_since(&self) -> Option<Time> {
+        let since = self.trainer.waiting_since?.max(self.signal_at);
+        let mut drawn = self
+            .config
+            .environment_ids()
+            .filter(|(id, _)| self.is_training(*id) && self.why_it_rests(*id).is_none())
+            .peekable();
+        drawn.peek()?;
+        let many = self.many_filtered();
+        let none = drawn.all(|(id, _)| self.curriculum.filtered_in_a_row(id) >= many);
+        (none && self.finished.is_none()).then_some(since)
     }
 
     /// Said at powers of two: a small environment that is learnt comes here again and again.
@@ -97,12 +119,15 @@ impl Core {
     }
 }
 
-/// Whether rewards of one seat differ: what [`crate::algorithm`] compares.
+/// Whether rewards of one seat differ, by more than rounding: what [`crate::algorithm`] compares.
 fn has_signal(group: &Group) -> bool {
-    let mut first: BTreeMap<&str, f64> = BTreeMap::new();
-    group
-        .traces()
-        .any(|trace| *first.entry(&trace.seat).or_insert(trace.reward) != trace.reward)
+    let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for trace in group.traces() {
+        rewards.entry(&trace.seat).or_default().push(trace.reward);
+    }
+    rewards
+        .values()
+        .any(|rewards| differ(rewards.iter().copied()))
 }
 
 /// Of all traces of the group's rollouts.

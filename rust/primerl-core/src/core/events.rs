@@ -58,6 +58,7 @@ impl Core {
                 step,
                 rank,
             } => self.next_batch_requested(request, step, rank),
+            Event::BatchWritten { step, checksums } => self.batch_written(step, checksums),
             Event::WeightsPublished {
                 version,
                 manifest,

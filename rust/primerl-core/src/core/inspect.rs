@@ -7,7 +7,7 @@ use crate::ids::*;
 use crate::rollout::Rollout;
 use crate::time::Time;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a batch that is asked for waits for, the nearest cause first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -134,6 +134,11 @@ impl Core {
     /// The first step whose batch can still be had.
     pub fn batches_kept_from(&self) -> Step {
         self.batches.kept_from()
+    }
+
+    /// Of the batches that can still be had and are in the spool: for each rank the checksum of its bytes.
+    pub fn batch_checksums(&self) -> &BTreeMap<Step, Vec<u64>> {
+        self.batches.checksums()
     }
 
     /// Newest version the trainer has published.

@@ -223,13 +223,18 @@ impl Core {
         if !self.may_begin_group() && !self.set_aside_unasked() {
             return false;
         }
-        let sites = &self.sites;
-        let present = |environment: EnvironmentId| !sites[environment.0 as usize].absent;
-        let Some(environment) = self.curriculum.turn(present) else {
+        let present: Vec<bool> = self
+            .config
+            .environment_ids()
+            .map(|(id, _)| self.may_draw(id))
+            .collect();
+        let may = |environment: EnvironmentId| present[environment.0 as usize];
+        let Some(environment) = self.curriculum.turn(may) else {
             return false;
         };
         if let Some(id) = self.sites[environment.0 as usize].set_aside.pop_first() {
             self.take_up(id);
+            self.tries(environment, id);
             return true;
         }
         let Some(Draw { example, returned }) = self.curriculum.draw(environment, &self.config)
@@ -244,6 +249,7 @@ impl Core {
         let mut group = Group::new(id, environment, example, size);
         group.whole = self.sites[environment.0 as usize].whole_groups;
         self.groups.insert(id, group);
+        self.tries(environment, id);
         (0..size).for_each(|slot| self.enqueue(id, slot));
         true
     }

@@ -9,14 +9,11 @@ use super::Core;
 use crate::counters::{Ended, VoidReason};
 use crate::effect::{CancelReason, Effect};
 use crate::event::RolloutError;
-use crate::failure::{ErrorKind, FirstError};
+use crate::failure::{ErrorKind, FirstError, PROMPT_TOO_LONG};
 use crate::group::Slot;
 use crate::ids::*;
 use crate::policy::oldest_trainable;
 use crate::rollout::Rollout;
-
-/// So many dropped groups in a row end the run, or a whole batch of them where that is more.
-const FAILED_GROUPS_AT_LEAST: u32 = 8;
 
 /// Whether dropping a group speaks against its environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +69,13 @@ impl Core {
             return self.evaluation_rollout_failed(rollout, error);
         }
         let (id, group, slot) = (rollout.id, rollout.group, rollout.slot);
-        let max_retries = self.config.environment(rollout.environment).max_retries;
+        let (environment, example) = (rollout.environment, rollout.example);
+        let max_retries = self.config.environment(environment).max_retries;
         rollout.end(Ended::Failed, &mut self.counters);
+        if error.kind == PROMPT_TOO_LONG {
+            // Another try would end as this one did.
+            return self.rest_example(environment, example, group, (slot, id), &error.message);
+        }
         let Some(live) = self.groups.get_mut(&group) else {
             return;
         };
@@ -283,34 +285,24 @@ impl Core {
         }
     }
 
-    /// Drops a group that came to nothing. An environment of which nothing else comes ends the run: replacing its
-    /// groups for ever would be a hang with a busy machine.
-    pub(super) fn drop_failed_group(
-        &mut self,
-        id: GroupId,
-        environment: EnvironmentId,
-        finished_as: VoidReason,
-        why: &str,
-    ) {
-        self.drop_group(id, finished_as, why);
-        let site = &mut self.sites[environment.0 as usize];
-        site.failed_groups += 1;
-        let failed = site.failed_groups;
-        let groups_per_batch = self.config.batch_size / self.config.group_size;
-        if failed >= groups_per_batch.max(FAILED_GROUPS_AT_LEAST) {
-            let name = self.name(environment);
-            self.hopeless = Some(format!(
-                "environment {name:?}: the last {failed} groups were dropped and none was completed; the last because {why}"
+    /// Drops a group: what is in flight is cancelled, what had finished ends as `finished_as`. Its place is free.
+    pub(super) fn drop_group(&mut self, id: GroupId, finished_as: VoidReason, why: &str) {
+        if let Some(group) = self.groups.get(&id) {
+            let (name, example) = (self.name(group.environment).to_owned(), group.example);
+            self.warn(format!(
+                "group {id} (example {example} of environment {name:?}) was dropped: {why}"
             ));
         }
+        self.drop_quietly(id, finished_as, why);
     }
 
-    /// Drops a group: what is in flight is cancelled, what had finished ends as `finished_as`. Its place is free.
-    fn drop_group(&mut self, id: GroupId, finished_as: VoidReason, why: &str) {
+    /// Of a group of whose drop something else is said.
+    pub(super) fn drop_quietly(&mut self, id: GroupId, finished_as: VoidReason, why: &str) {
         let Some(group) = self.groups.remove(&id) else {
             return;
         };
         self.losses.groups_dropped += 1;
+        self.tried_in_vain(group.environment, id);
         self.effects.push(Effect::GroupDropped {
             group: id,
             reason: finished_as,
@@ -319,10 +311,6 @@ impl Core {
         if let Some(since) = group.ready_since {
             self.ready.remove(&(since, id));
         }
-        let (name, example) = (self.name(group.environment).to_owned(), group.example);
-        self.warn(format!(
-            "group {id} (example {example} of environment {name:?}) was dropped: {why}"
-        ));
         self.stop_computing(id);
         self.stop_scoring(id);
         let environment = group.environment.0 as usize;

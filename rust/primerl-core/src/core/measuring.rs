@@ -5,7 +5,7 @@ use crate::counters::Ended;
 use crate::effect::CancelReason;
 use crate::evaluation::{Attempt, Held, Progress};
 use crate::event::{Outcome, RolloutError};
-use crate::failure::ErrorKind;
+use crate::failure::{ErrorKind, PROMPT_TOO_LONG};
 use crate::ids::*;
 use crate::rollout::Rollout;
 
@@ -92,7 +92,10 @@ impl Core {
         let Some(attempt) = progress.in_flight.remove(&id) else {
             return;
         };
-        match (Progress::after_failure(attempt), whole) {
+        // Another try would end as this one did.
+        let is_final = error.kind == PROMPT_TOO_LONG;
+        let again = Progress::after_failure(attempt).filter(|_| !is_final);
+        match (again, whole) {
             (Some(again), false) => return progress.queue.push_front(again),
             (Some(again), true) => {
                 let reason = CancelReason::GroupRestarted;
@@ -107,8 +110,9 @@ impl Core {
         }
         let name = self.name(environment).to_owned();
         let RolloutError { kind, message, .. } = error;
+        let often = if is_final { "" } else { " twice, last" };
         self.warn(format!(
-            "evaluation of example {example} of {name:?} failed twice, last with {kind}: {message}"
+            "evaluation of example {example} of {name:?} failed{often} with {kind}: {message}"
         ));
     }
 

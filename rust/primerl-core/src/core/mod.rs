@@ -19,6 +19,7 @@ mod policies;
 mod reasons;
 mod report;
 mod restart;
+mod resting;
 mod rollouts;
 mod room;
 mod teacher;
@@ -75,6 +76,12 @@ struct Site {
     set_aside: BTreeSet<GroupId>,
     /// Training groups dropped since the last one that was completed.
     failed_groups: u32,
+    /// Groups dropped in a row, as their first prompts are longer than the context.
+    #[serde(default)]
+    too_long_groups: u32,
+    /// Nothing came of it, and others go on.
+    #[serde(default)]
+    rest: Option<resting::Rest>,
     #[serde(default)]
     attempts: Attempts,
     /// Since the run began.
@@ -153,6 +160,9 @@ pub struct Core {
     next_step: Step,
     batches: Batches,
     trainer: Trainer,
+    /// When a group last had a signal, or the run was started again.
+    #[serde(default)]
+    signal_at: Time,
     counters: Counters,
     losses: Losses,
     last_cut: Interval,
@@ -213,6 +223,7 @@ impl Core {
             next_step: Step(1),
             batches: Batches::default(),
             trainer: Trainer::default(),
+            signal_at: Time::default(),
             counters: Counters::default(),
             losses: Losses::default(),
             last_cut: Interval::default(),
@@ -338,6 +349,8 @@ impl Core {
                 Due::Advantages(group) => self.advantages_timed_out(group),
                 Due::Teacher(group) => self.teacher_timed_out(group),
                 Due::Wait(key) => self.warn_of_wait(key),
+                // Work is handed out once the event is taken in.
+                Due::Rest(_) => {}
             }
         }
         any

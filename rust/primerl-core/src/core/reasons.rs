@@ -25,6 +25,9 @@ impl Core {
         if let Some(why) = self.why_no_training() {
             return why;
         }
+        if let Some(why) = self.why_it_rests(environment) {
+            return format!("it rests: {why}");
+        }
         if !self.training_has_room(self.leased_together(environment)) {
             return self.why_no_room();
         }
@@ -115,6 +118,9 @@ impl Core {
                 words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
             }
             words.push_str(&self.filtered_in_words(id));
+            if let Some(why) = self.why_it_rests(id) {
+                words.push_str(&format!("; environment {:?} rests: {why}", self.name(id)));
+            }
             let site = &self.sites[id.0 as usize];
             if !site.set_aside.is_empty() {
                 let seconds = self.now.since(site.unasked_since).as_secs_f64();

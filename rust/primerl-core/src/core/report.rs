@@ -34,6 +34,7 @@ impl Core {
                 live: self.groups.len(),
                 dropped: self.losses.groups_dropped,
                 set_aside: self.groups_set_aside(),
+                without_signal_since: self.without_signal_since(),
             },
             trainer: TrainerStatus {
                 waiting: !self.batches.requests.is_empty(),
@@ -77,6 +78,7 @@ impl Core {
             queued: self.queued(environment),
             set_aside: site.set_aside.len(),
             in_flight: site.in_flight,
+            rests: self.why_it_rests(environment),
             errors: site.errors.named(),
             first_errors: site.first_errors.clone(),
         }

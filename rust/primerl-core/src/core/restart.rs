@@ -229,6 +229,7 @@ impl Core {
                 .iter_mut()
                 .for_each(|site| site.failed_groups = 0);
         }
+        self.end_rests();
         let leases: Vec<RequestId> = self.lease_requests.keys().copied().collect();
         for request in leases {
             self.forget_lease_request(request);

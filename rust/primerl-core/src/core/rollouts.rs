@@ -6,12 +6,16 @@ use crate::counters::VoidReason;
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::event::{Outcome, RolloutError};
+use crate::failure::PROMPT_TOO_LONG;
 use crate::group::Group;
 use crate::ids::*;
 use crate::policy::{oldest_trainable, too_many_policies};
 use crate::rollout::{LeftOut, Rollout, Rules, error};
 use crate::turn::Turn;
 use std::sync::Arc;
+
+/// Kinds of failures of which nothing is there to be trained.
+const WITHOUT_A_SAMPLE: [&str; 3] = ["empty", "no_turns", PROMPT_TOO_LONG];
 
 impl Core {
     pub(super) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
@@ -113,8 +117,7 @@ impl Core {
             .filter(|trace| trace.trainable && trace.ok);
         let truncated = trained.any(|trace| trace.truncated);
         let errored = u64::from(!outcome.ok);
-        let empty =
-            u64::from(error.is_some_and(|error| ["empty", "no_turns"].contains(&&*error.kind)));
+        let empty = u64::from(error.is_some_and(|error| WITHOUT_A_SAMPLE.contains(&&*error.kind)));
         self.counters.errored += errored;
         self.counters.empty += empty;
         self.counters.truncated += u64::from(outcome.ok && truncated);
@@ -171,7 +174,7 @@ impl Core {
             return self.drop_failed_group(id, environment, reason, &why);
         }
         if !self.file_example(id) {
-            self.sites[environment.0 as usize].failed_groups = 0;
+            self.goes_well(environment);
             return self.filter_group(id);
         }
         self.score(id, environment);
@@ -189,7 +192,8 @@ impl Core {
 
     /// A complete group, with all that its advantages need, waits for its batch.
     pub(super) fn is_ready(&mut self, id: GroupId, environment: EnvironmentId) {
-        self.sites[environment.0 as usize].failed_groups = 0;
+        self.goes_well(environment);
+        self.signal_at = self.now;
         let since = self.next_ready;
         self.next_ready += 1;
         if let Some(group) = self.groups.get_mut(&id) {

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! | easy            | normal          | hard            |
-//! | undrawn | drawn | undrawn | drawn | undrawn | drawn |
+//! | undrawn | drawn | undrawn | drawn | undrawn | drawn | resting |
 //! ```
 //! Each pool is a deck with epochs of its own: a draw takes one of its undrawn examples at random, and when none is left
 //! all of the pool are undrawn again. All pools together are one permutation, cut by six ends: an example is always in
 //! exactly one of them, and which one shows in its position. Moving it moves one other for each end it crosses, and
-//! a new epoch moves none, so neither depends on the number of examples.
+//! a new epoch moves none, so neither depends on the number of examples. Behind all pools are those that are drawn no
+//! more.
 
 use super::sparse::Permutation;
 use rand::Rng;
@@ -40,8 +41,11 @@ const SEGMENTS: usize = 2 * Pool::ALL.len();
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Deck {
     order: Permutation,
-    /// Where each segment ends and the next begins; the last one is the number of examples.
+    /// Where each segment ends and the next begins; the last one is the number of examples that may be drawn.
     ends: [u32; SEGMENTS],
+    /// Examples behind these.
+    #[serde(default)]
+    resting: u32,
     /// Epochs that ended, of each pool.
     epochs: [u64; 3],
 }
@@ -52,14 +56,49 @@ impl Deck {
         let mut deck = Deck {
             order: Permutation::default(),
             ends: [0; SEGMENTS],
+            resting: 0,
             epochs: [0; 3],
         };
         deck.ends[undrawn(Pool::Normal)..].fill(examples);
         deck
     }
 
+    /// Resting ones too.
     pub fn examples(&self) -> u32 {
+        self.drawable() + self.resting
+    }
+
+    /// Examples of all pools.
+    pub fn drawable(&self) -> u32 {
         self.ends[SEGMENTS - 1]
+    }
+
+    /// Examples that are drawn no more.
+    pub fn resting(&self) -> u32 {
+        self.resting
+    }
+
+    pub fn is_resting(&self, example: u32) -> bool {
+        self.order.position_of(example) >= self.drawable()
+    }
+
+    /// Takes an example out of its pool for good. Returns whether it was in one.
+    pub fn rest(&mut self, example: u32) -> bool {
+        if self.is_resting(example) {
+            return false;
+        }
+        let last = SEGMENTS - 1;
+        let segment = self.segment_of(self.order.position_of(example));
+        self.shift(example, segment, last);
+        let (hole, end) = (self.order.position_of(example), self.ends[last] - 1);
+        if hole != end {
+            let other = self.order.example_at(end);
+            self.order.put(hole, other);
+            self.order.put(end, example);
+        }
+        self.ends[last] = end;
+        self.resting += 1;
+        true
     }
 
     /// How many examples are in the pool.
@@ -77,6 +116,19 @@ impl Deck {
         self.epochs[pool as usize]
     }
 
+    /// Makes all that rest normal, drawn in the present epoch. Returns which they were.
+    pub fn end_rests(&mut self) -> Vec<u32> {
+        let last = SEGMENTS - 1;
+        let positions = self.drawable()..self.examples();
+        let resting: Vec<u32> = positions.map(|at| self.order.example_at(at)).collect();
+        self.ends[last] += std::mem::take(&mut self.resting);
+        for example in &resting {
+            self.shift(*example, last, drawn(Pool::Normal));
+        }
+        resting
+    }
+
+    /// Of an example that does not rest.
     pub fn pool_of(&self, example: u32) -> Pool {
         Pool::ALL[self.segment_of(self.order.position_of(example)) / 2]
     }
@@ -97,7 +149,8 @@ impl Deck {
         Some(example)
     }
 
-    /// Files an example in a pool. If it comes from another one it counts as drawn in the present epoch.
+    /// Files an example that does not rest in a pool. If it comes from another one it counts as drawn in the present
+    /// epoch.
     pub fn file(&mut self, example: u32, pool: Pool) {
         let segment = self.segment_of(self.order.position_of(example));
         if Pool::ALL[segment / 2] != pool {
@@ -105,9 +158,9 @@ impl Deck {
         }
     }
 
-    /// Makes all examples normal and undrawn.
+    /// Makes all examples normal and undrawn, but those that rest.
     pub fn return_all(&mut self) {
-        let examples = self.examples();
+        let examples = self.drawable();
         self.ends[..undrawn(Pool::Normal)].fill(0);
         self.ends[undrawn(Pool::Normal)..].fill(examples);
         self.epochs[Pool::Normal as usize] += 1;

@@ -6,6 +6,7 @@ use super::deck::{Deck, Pool};
 use super::record::Record;
 use super::report::{DeckReport, EnvironmentBuffer, ExampleHistory, Movement, Pools, Seen};
 use super::sparse::{IndexMap, by_key};
+use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::config::Buffer;
 use crate::ids::*;
 use rand::Rng;
@@ -61,6 +62,9 @@ impl Examples {
 
     /// The next example. The second is how often pools were returned to normal, if they were for this draw.
     pub fn draw(&mut self, rules: &Buffer, rng: &mut impl Rng) -> Option<(u32, Option<u64>)> {
+        if self.is_exhausted() {
+            return None;
+        }
         let returned = (self.total_weight(rules) <= 0.0).then(|| self.return_all());
         let pool = self.choose(rules, rng);
         let example = self.deck.draw(pool, rng)?;
@@ -72,14 +76,39 @@ impl Examples {
         self.deck.examples()
     }
 
+    /// All of them rest.
+    pub fn is_exhausted(&self) -> bool {
+        self.deck.drawable() == 0
+    }
+
+    /// An example that cannot be used, whatever the policy: it is drawn no more. Returns how many rest by now, if it did
+    /// not before.
+    pub fn rest(&mut self, example: u32, rules: &Buffer) -> Option<u32> {
+        if example >= self.deck.examples() || self.deck.is_resting(example) {
+            return None;
+        }
+        *self.pools.of_mut(self.pool_of(example, rules)) -= 1;
+        self.deck.rest(example);
+        Some(self.deck.resting())
+    }
+
+    /// All examples may be drawn again.
+    pub fn end_rests(&mut self, rules: &Buffer) {
+        for example in self.deck.end_rests() {
+            *self.pools.of_mut(self.pool_of(example, rules)) += 1;
+        }
+    }
+
     /// Files an example by the mean reward of its group. Returns whether the group is to be trained.
     pub fn file(&mut self, example: u32, filing: &Filing, rules: &Buffer) -> bool {
         let pool = class(filing.mean_reward, rules);
         let before = self.pool_of(example, rules);
-        if rules.online_difficulty_filtering {
+        // A group of it may have been under way when it came to rest.
+        let rests = self.deck.is_resting(example);
+        if rules.online_difficulty_filtering && !rests {
             self.deck.file(example, pool);
         }
-        if before != pool {
+        if before != pool && !rests {
             *self.pools.of_mut(before) -= 1;
             *self.pools.of_mut(pool) += 1;
             *self.since_cut.into.of_mut(pool) += 1;
@@ -121,6 +150,7 @@ impl Examples {
             name: name.to_owned(),
             examples: self.deck.examples(),
             seen: self.records.len() as u32,
+            resting: self.deck.resting(),
             pools: self.pools,
             decks: match rules.online_difficulty_filtering {
                 true => Pool::ALL.map(deck).into(),
@@ -159,7 +189,8 @@ impl Examples {
     /// What is wrong with the pools, in words.
     pub fn check(&self, rules: &Buffer) -> Result<(), String> {
         self.deck.check()?;
-        let (examples, sum) = (self.deck.examples(), self.pools.sum());
+        let (examples, resting) = (self.deck.examples(), self.deck.resting());
+        let sum = self.pools.sum() + u64::from(resting);
         if sum != u64::from(examples) {
             return Err(format!("{examples} examples are {sum} in the pools"));
         }
@@ -175,6 +206,9 @@ impl Examples {
             if !self.deck.knows(example) {
                 return Err(format!("example {example} is lost"));
             }
+            if self.deck.is_resting(example) {
+                continue;
+            }
             *counted.of_mut(self.pool_of(example, rules)) += 1;
         }
         match counted == self.pools {
@@ -183,8 +217,9 @@ impl Examples {
         }
     }
 
+    /// Of one that rests, where its last group filed it.
     fn pool_of(&self, example: u32, rules: &Buffer) -> Pool {
-        if rules.online_difficulty_filtering {
+        if rules.online_difficulty_filtering && !self.deck.is_resting(example) {
             return self.deck.pool_of(example);
         }
         let record = self.records.get(&example);
@@ -219,7 +254,7 @@ impl Examples {
     }
 
     fn return_all(&mut self) -> u64 {
-        let examples = self.deck.examples();
+        let examples = self.deck.drawable();
         self.since_cut.into.normal += examples - self.pools.normal;
         self.since_cut.returned += 1;
         self.returned += 1;
@@ -232,10 +267,11 @@ impl Examples {
     }
 }
 
+/// A mean that a threshold is missed by rounding alone reaches it: `0.7 + 0.2 + 0.1` is below 1.
 fn class(mean_reward: f64, rules: &Buffer) -> Pool {
-    if mean_reward >= rules.easy_threshold {
+    if mean_reward >= rules.easy_threshold - SMALLEST_DIFFERENCE {
         Pool::Easy
-    } else if mean_reward <= rules.hard_threshold {
+    } else if mean_reward <= rules.hard_threshold + SMALLEST_DIFFERENCE {
         Pool::Hard
     } else {
         Pool::Normal

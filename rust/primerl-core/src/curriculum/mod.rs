@@ -169,6 +169,34 @@ impl Curriculum {
         examples.is_none_or(|examples| examples.file(example.0, filing, &config.buffer))
     }
 
+    /// An example that cannot be used, whatever the policy: it is drawn no more. Returns how many of its environment rest
+    /// by now, if it did not before.
+    pub fn rest(
+        &mut self,
+        environment: EnvironmentId,
+        example: ExampleIndex,
+        config: &Config,
+    ) -> Option<u32> {
+        let mut sources = self.sources.iter_mut();
+        let source = sources.find(|source| source.environment == environment)?;
+        source.examples.as_mut()?.rest(example.0, &config.buffer)
+    }
+
+    /// Examples that rested may be drawn again.
+    pub fn end_rests(&mut self, config: &Config) {
+        let examples = self
+            .sources
+            .iter_mut()
+            .filter_map(|source| source.examples.as_mut());
+        examples.for_each(|examples| examples.end_rests(&config.buffer));
+    }
+
+    /// Whether every example of the environment rests.
+    pub fn is_exhausted(&self, environment: EnvironmentId) -> bool {
+        self.examples(environment)
+            .is_some_and(Examples::is_exhausted)
+    }
+
     /// Groups of the environment in a row, up to now, that were not trained for want of signal.
     pub fn filtered_in_a_row(&self, environment: EnvironmentId) -> u64 {
         self.examples(environment)

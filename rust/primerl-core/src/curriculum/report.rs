@@ -84,6 +84,8 @@ pub struct EnvironmentBuffer {
     pub examples: u32,
     /// Examples of which a group was completed.
     pub seen: u32,
+    /// Examples that are drawn no more, as their prompts are longer than the context; in none of the pools.
+    pub resting: u32,
     pub pools: Pools,
     pub decks: Vec<DeckReport>,
     /// Groups that were not trained because all of their rewards were equal, since the run began.

@@ -13,6 +13,8 @@
 //!
 //! Scores beyond 0 and 1 have Student's interval of a mean.
 
+use crate::algorithm::differ;
+
 /// What half of the rest lies beyond.
 const NORMAL_95: f64 = 1.959_963_984_540_054;
 /// Student's, of 1 to 4 degrees of freedom: the series is no good for so few.
@@ -51,8 +53,7 @@ fn is_share(scores: &[f64]) -> bool {
 }
 
 fn is_alike(scores: &[f64]) -> bool {
-    let same = |pair: &[f64]| (pair[0] - pair[1]).abs() <= f64::EPSILON;
-    scores.windows(2).all(same)
+    !differ(scores.iter().copied())
 }
 
 /// The ends of the score interval of a share of `count`, which need not be a whole number.

@@ -7,6 +7,7 @@
 //! How sure they are: [`super::interval`].
 
 use super::interval::{ends, mean};
+use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::ids::ExampleIndex;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,8 +83,10 @@ impl Ended<'_> {
     /// The chance that one of `k` of the rollouts, drawn without putting back, has passed.
     fn pass(&self, k: usize, threshold: f64) -> f64 {
         let all = self.rewards.len();
-        let reached = self.rewards.iter().filter(|reward| **reward >= threshold);
-        let failures = if threshold <= 0.0 { self.failed } else { 0 };
+        // A sum that misses it by rounding alone reaches it: `0.7 + 0.2 + 0.1` is below 1.
+        let reaches = |reward: f64| reward >= threshold - SMALLEST_DIFFERENCE;
+        let reached = self.rewards.iter().filter(|reward| reaches(**reward));
+        let failures = if reaches(0.0) { self.failed } else { 0 };
         let others = all - reached.count().saturating_sub(failures);
         let none = |drawn: usize| others.saturating_sub(drawn) as f64 / (all - drawn) as f64;
         1.0 - (0..k).map(none).product::<f64>()
@@ -169,6 +172,7 @@ mod tests {
         let rewards: &[&[f64]] = &[&[0.5, 0.4], &[0.7, 0.5]];
         close(of_threshold(rewards, 2, 0.5)["pass@1"], 0.75);
         close(of_threshold(rewards, 2, 0.6)["pass@1"], 0.25);
+        close(of(&[&[0.7 + 0.2 + 0.1, 0.0]], 2)["pass@1"], 0.5);
         let penalised = Ended {
             rewards: &[0.0, -1.0, 0.0, 0.0],
             failed: 1,

@@ -3,8 +3,9 @@
 use super::{Advantage, MicroBatch, Weighted};
 use crate::ids::*;
 use crate::sample::{Segment, TokenLogprobs, Trained};
-use crate::turn::Truncation;
+use crate::turn::{Grammar, Truncation};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Columns of one micro-batch. All per-token columns have the same length N, the sum of `sequence_lengths`.
 ///
@@ -36,6 +37,8 @@ pub struct Columns {
     pub environments: Vec<EnvironmentId>,
     /// Which tokens were sampled from fewer than all; in order.
     pub truncations: Vec<TruncatedRun>,
+    /// Which tokens were sampled by a grammar; in order.
+    pub grammars: Vec<GrammarRun>,
 }
 
 /// Consecutive sampled tokens of a micro-batch, sampled from those that one truncation kept.
@@ -48,7 +51,35 @@ pub struct TruncatedRun {
     pub truncation: Truncation,
 }
 
+/// The tokens of one answer, from its first on, that was sampled by a grammar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GrammarRun {
+    /// Index of the answer's first token among the micro-batch's N.
+    pub begin: usize,
+    /// Of the token after the last.
+    pub end: usize,
+    pub grammar: Arc<Grammar>,
+}
+
 impl MicroBatch {
+    /// Looks at segments, not at tokens; empty where nothing was structured.
+    pub fn grammars(&self) -> Vec<GrammarRun> {
+        let sequences = self.sequences().iter();
+        let segments = sequences.flat_map(|weighted| weighted.sample.segments());
+        let mut end = 0;
+        let runs = segments.filter_map(|segment| {
+            let begin = end;
+            end += segment.len();
+            let grammar = segment.trained()?.grammar.clone()?;
+            Some(GrammarRun {
+                begin,
+                end,
+                grammar,
+            })
+        });
+        runs.collect()
+    }
+
     /// Looks at segments, not at tokens; empty in a run that truncates nothing.
     pub fn truncations(&self) -> Vec<TruncatedRun> {
         let sequences = self.sequences().iter();
@@ -89,6 +120,7 @@ impl MicroBatch {
             columns.teacher_logprobs = scores.flat_map(Cow::into_owned).collect();
         }
         columns.truncations = self.truncations();
+        columns.grammars = self.grammars();
         columns
     }
 }
@@ -118,6 +150,7 @@ impl Columns {
             rollouts: Vec::with_capacity(sequences),
             environments: Vec::with_capacity(sequences),
             truncations: Vec::new(),
+            grammars: Vec::new(),
         }
     }
 

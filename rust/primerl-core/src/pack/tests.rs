@@ -64,6 +64,7 @@ fn columns_are_the_samples_in_order() {
         rollouts: vec![RolloutId(0), RolloutId(1)],
         environments: vec![EnvironmentId(0); 2],
         truncations: Vec::new(),
+        grammars: Vec::new(),
     };
     assert_eq!(ranks.len(), 1);
     assert_eq!(ranks[0].len(), 1);

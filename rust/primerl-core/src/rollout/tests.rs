@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::{LongSamples, TrajectoryStrategy};
+use crate::event::Trace;
 use crate::testing::{config, outcome, trace, turn};
 
 fn rollout() -> Box<Rollout> {
@@ -175,9 +176,11 @@ fn a_reward_the_algorithm_has_no_meaning_for_is_refused() {
         .finish(&outcome(-0.5), &rules)
         .expect_err("it is negative");
     assert!(error.message.contains("reward = -0.5"), "{}", error.message);
-    rollout()
-        .finish(&outcome(0.0), &rules)
-        .expect("it may be 0");
+    for reward in [0.0, 0.3 - (0.1 + 0.2)] {
+        rollout()
+            .finish(&outcome(reward), &rules)
+            .expect("it may be 0, also but for rounding");
+    }
 }
 
 #[test]
@@ -202,6 +205,7 @@ fn a_good_end_without_a_turn_is_trained_by_no_strategy() {
     let refusal = crate::event::Refusal {
         code: "context_length_exceeded".to_owned(),
         status: 400,
+        overflow: None,
     };
     for strategy in [
         TrajectoryStrategy::Interleaved,
@@ -225,7 +229,7 @@ fn a_good_end_without_a_turn_is_trained_by_no_strategy() {
         assert_eq!(
             crate::ErrorKind::of(&error),
             crate::ErrorKind::Model,
-            "its first prompt was too long"
+            "it met a limit of its rollout"
         );
     }
 }
@@ -362,4 +366,38 @@ fn text_is_measured_and_never_trained() {
     measured.evaluates = Some(PolicyVersion(7));
     measured.record(of_text());
     assert_eq!(measured.score(&outcome(1.0)).expect("counts").reward, 1.0);
+}
+
+#[test]
+fn a_first_prompt_beyond_the_context_has_a_name_of_its_own() {
+    let refusal = crate::event::Refusal {
+        code: "context_length_exceeded".to_owned(),
+        status: 400,
+        overflow: Some(crate::event::Overflow {
+            prompt_tokens: 5009,
+            most: 128,
+        }),
+    };
+    let refused = |ok| Outcome {
+        ok,
+        refusal: Some(refusal.clone()),
+        ..outcome(1.0)
+    };
+    // Some environments end in order at it, others raise.
+    for ok in [true, false] {
+        let error = rollout()
+            .finish(&refused(ok), &rules())
+            .expect_err("failed");
+        assert_eq!(error.kind, "prompt_too_long");
+        assert_eq!(crate::ErrorKind::of(&error), crate::ErrorKind::Model);
+        assert_eq!(
+            error.message,
+            "its first prompt has 5009 tokens, and the context is 128"
+        );
+    }
+    // A later one is the policy's doing.
+    let error = with_turns([turn(None, &[1], &[10], 0)])
+        .finish(&refused(false), &rules())
+        .expect_err("failed");
+    assert_eq!(error.kind, "environment");
 }

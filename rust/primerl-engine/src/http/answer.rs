@@ -1,5 +1,6 @@
 //! From completions to bodies.
 
+use super::structured::Applied;
 use super::wire::*;
 use crate::backend::ScoredToken;
 use crate::sequence::Completion;
@@ -86,12 +87,13 @@ fn spans(versions: &[VersionSpan]) -> Vec<WireSpan<'_>> {
 }
 
 /// A finished choice with its tokens from `from` on.
-pub fn final_choice(
+pub fn final_choice<'a>(
     index: u32,
-    completion: &Completion,
+    completion: &'a Completion,
     from: usize,
     asked: Option<i64>,
-) -> Choice<'_> {
+    grammar: Option<&Applied>,
+) -> Choice<'a> {
     let tokens = &completion.tokens[from.min(completion.tokens.len())..];
     Choice {
         index,
@@ -102,6 +104,7 @@ pub fn final_choice(
         sampling_mask: None,
         weight_versions: Some(spans(&completion.versions)),
         logprobs: logprobs(tokens, asked),
+        grammar: grammar.cloned(),
     }
 }
 
@@ -116,6 +119,7 @@ pub fn partial_choice(index: u32, tokens: &[ScoredToken], asked: Option<i64>) ->
         sampling_mask: None,
         weight_versions: None,
         logprobs: logprobs(tokens, asked),
+        grammar: None,
     }
 }
 

@@ -5,6 +5,7 @@ use super::answer::NO_PROBABILITY;
 use super::error::ApiError;
 use super::generate::{json_response, submit};
 use super::rendering::render;
+use super::structured;
 use super::wire::*;
 use crate::backend::ScoredToken;
 use crate::sequence::Completion;
@@ -13,6 +14,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use primerl_grammar::Reasoning;
 use primerl_render::{AnswerContext, Message, RenderOptions, Renderer};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -114,15 +116,24 @@ pub async fn completions(
     let request_id = fields.take("request_id")?;
     let ids = render(&renderer, messages, options).await?;
     fit(&app, ids.len(), &mut sampling, &renderer)?;
+    sampling.structured_reasoning = renderer
+        .reasoning_ahead(&ids)
+        .map(|(open, close)| Reasoning {
+            open: open.map(str::to_owned),
+            close: close.to_owned(),
+        });
     let wire_ids = ids.iter().map(|id| i64::from(*id)).collect();
     let request = GenerateRequest::of_ids(wire_ids, sampling, None, request_id);
-    let mut in_flight = submit(Arc::clone(&app), request)?;
+    let mut in_flight = submit(Arc::clone(&app), request).await?;
     let done = in_flight.completions().await?;
     // The engine's name of a request, under another prefix.
     let id = in_flight
         .request_id
         .replacen("generate-tokens-", "chatcmpl-", 1);
-    let answer = answer(&app, &renderer, &form, &id, &ids, &done)?;
+    let mut answer = answer(&app, &renderer, &form, &id, &ids, &done)?;
+    if let Some(applied) = &in_flight.applied {
+        answer["choices"][0]["grammar"] = json!(applied);
+    }
     Ok(json_response(&answer))
 }
 
@@ -141,7 +152,7 @@ fn read_fields(
     fields.refuse_unless("stream", &false.into())?;
     fields.refuse_unless("echo", &false.into())?;
     fields.refuse_unless("n", &1.into())?;
-    fields.refuse_unless("response_format", &json!({"type": "text"}))?;
+    let format = response_format(fields.take("response_format")?)?;
     let calls = match fields.take::<Value>("tool_choice")? {
         None => true,
         Some(choice) if choice == "auto" => true,
@@ -168,10 +179,27 @@ fn read_fields(
     if logprobs {
         fields.0.insert("logprobs".into(), top.into());
     }
+    if let Some(format) = format {
+        fields.0.insert(structured::PARAMETER.into(), format);
+    }
     let sampling: SamplingBody = serde_json::from_value(Value::Object(fields.0.clone()))
         .map_err(|error| ApiError::body("type_error", "body", &error.to_string()))?;
     sampling.check_supported()?;
     Ok((form, sampling))
+}
+
+/// OpenAI's field as vLLM's parameter.
+fn response_format(format: Option<Value>) -> Result<Option<Value>, ApiError> {
+    let Some(format) = format else {
+        return Ok(None);
+    };
+    let schema = &format["json_schema"]["schema"];
+    match format["type"].as_str() {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(json!({"json_object": true}))),
+        Some("json_schema") if schema.is_object() => Ok(Some(json!({"json": schema}))),
+        _ => Err(unsupported("response_format")),
+    }
 }
 
 /// Unlike `/inference/v1/generate`, the chat route refuses an answer that may not fit.

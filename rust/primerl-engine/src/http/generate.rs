@@ -2,6 +2,7 @@
 
 use super::answer::{final_choice, partial_choice, prompt_logprobs};
 use super::error::ApiError;
+use super::structured::{self, Applied, Compiled};
 use super::wire::*;
 use super::{App, LoadGuard};
 use crate::backend::ScoredToken;
@@ -45,6 +46,7 @@ pub(super) struct InFlight {
     pub app: Arc<App>,
     pub request_id: Arc<str>,
     request: GenerateRequest,
+    pub applied: Option<Applied>,
     n: u32,
     updates: UnboundedReceiver<Update>,
     guard: AbortOnDrop,
@@ -58,7 +60,7 @@ pub async fn generate(
 ) -> Result<Response, ApiError> {
     let request = GenerateRequest::parse(&headers, &body)?;
     let streamed = request.stream.unwrap_or(false);
-    let in_flight = submit(app, request)?;
+    let in_flight = submit(app, request).await?;
     if streamed {
         Ok(streamed_answer(in_flight))
     } else {
@@ -66,7 +68,7 @@ pub async fn generate(
     }
 }
 
-pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError> {
+pub(super) async fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError> {
     let served = &app.config.served_model_name;
     if let Some(name) = request.model.as_deref().filter(|name| name != served) {
         return Err(ApiError::unknown_model(name, served));
@@ -81,6 +83,7 @@ pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight
     }
     let requested = request.sampling_params.requested();
     let (prompt, sampling) = resolve(&request.token_ids, &requested, &app.config, &app.model)?;
+    let compiled = structured::compile(&app, &request, &sampling).await?;
     let first_key = app.engine.next_key();
     let request_id: Arc<str> = match &request.request_id {
         Some(id) => format!("generate-tokens-{id}").into(),
@@ -97,12 +100,17 @@ pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight
             let mut sampling = sampling.clone();
             sampling.seed = match requested.seed {
                 Some(_) => sampling.seed.wrapping_add(u64::from(index)),
-                None => app.engine.default_seed(key),
+                None => {
+                    let id = request.request_id.as_deref();
+                    let named = app.engine.default_seed(id, prompt.len(), key);
+                    named.wrapping_add(u64::from(index))
+                }
             };
             let submission = Submission {
                 key,
                 prompt: prompt.clone(),
                 sampling,
+                grammar: compiled.as_ref().map(Compiled::begin),
                 priority: request.priority.unwrap_or(0),
                 stream: request.stream.unwrap_or(false),
             };
@@ -128,6 +136,7 @@ pub(super) fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight
         app,
         request_id,
         request,
+        applied: compiled.map(|compiled| compiled.applied),
         n,
         updates,
         guard,
@@ -140,7 +149,12 @@ impl InFlight {
         let mut done: Vec<Option<Completion>> = (0..self.n).map(|_| None).collect();
         while done.iter().any(Option::is_none) {
             match self.updates.recv().await {
-                Some(Update::Done(index, completion)) => done[index as usize] = Some(completion),
+                Some(Update::Done(index, completion)) => {
+                    if let Some(error) = structured::failure(&completion) {
+                        return Err(error);
+                    }
+                    done[index as usize] = Some(completion);
+                }
                 Some(Update::Token(..)) => {}
                 Some(Update::Failed(reason)) => return Err(failed(&reason)),
                 None => return Err(self.app.engine.gone().into()),
@@ -177,7 +191,9 @@ async fn plain_answer(mut in_flight: InFlight) -> Result<Response, ApiError> {
         choices: done
             .iter()
             .zip(0..)
-            .map(|(completion, index)| final_choice(index, completion, 0, asked))
+            .map(|(completion, index)| {
+                final_choice(index, completion, 0, asked, in_flight.applied.as_ref())
+            })
             .collect(),
     };
     Ok(json_response(&response))
@@ -270,6 +286,9 @@ impl Streaming {
             match update {
                 Some(Update::Token(index, token)) => pending[index as usize].push(token),
                 Some(Update::Done(index, completion)) => {
+                    if let Some(error) = structured::failure(&completion) {
+                        return self.error_line(&error);
+                    }
                     pending[index as usize].clear();
                     lines.extend(self.final_line(index, &completion));
                 }
@@ -306,7 +325,14 @@ impl Streaming {
                 StreamState::DoneLine
             };
         }
-        self.choice_line(final_choice(index, completion, from, self.asked()))
+        let applied = self.in_flight.applied.clone();
+        self.choice_line(final_choice(
+            index,
+            completion,
+            from,
+            self.asked(),
+            applied.as_ref(),
+        ))
     }
 
     fn choice_line(&mut self, choice: Choice<'_>) -> Vec<u8> {

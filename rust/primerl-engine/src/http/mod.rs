@@ -2,30 +2,31 @@
 
 mod admin;
 mod answer;
+mod body;
 mod chat;
 mod error;
 mod generate;
 mod rendering;
+mod structured;
 mod wire;
 
+use self::body::Bodies;
 use self::rendering::Rendering;
+use self::structured::Structured;
 use crate::backend::ModelInfo;
 use crate::config::Config;
 use crate::handle::EngineHandle;
 use crate::metrics::Metrics;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::StatusCode;
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// A prompt of a million token ids is 8 MB of JSON.
-const MAX_BODY_BYTES: usize = 64 << 20;
 
 pub struct App {
     config: Config,
@@ -33,6 +34,8 @@ pub struct App {
     engine: EngineHandle,
     metrics: Arc<Metrics>,
     rendering: Rendering,
+    bodies: Bodies,
+    structured: Structured,
     /// Generate calls in flight.
     load: AtomicU64,
     /// Makes request ids that clients did not choose unique over restarts, too.
@@ -51,6 +54,8 @@ impl App {
             .map_or(0, |since| since.as_nanos());
         App {
             rendering: Rendering::new(config.chat_model.clone()),
+            bodies: Bodies::new(config.max_model_len),
+            structured: Structured::default(),
             config,
             model,
             engine,
@@ -107,21 +112,20 @@ pub fn router(app: Arc<App>) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(DefaultBodyLimit::disable())
-        .layer(from_fn(read_body))
+        .layer(from_fn_with_state(Arc::clone(&app), read_body))
         .with_state(app)
 }
 
 /// Reads every body to its end before a handler answers. A connection whose body was left unread is closed after the
 /// answer, and a client that keeps connections would find its next call refused.
-async fn read_body(request: Request, next: Next) -> Response {
+async fn read_body(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    match axum::body::to_bytes(body, MAX_BODY_BYTES).await {
-        Ok(bytes) => {
-            next.run(Request::from_parts(parts, Body::from(bytes)))
-                .await
+    match app.bodies.read(body).await {
+        Ok(whole) => {
+            let body = Body::from(whole.bytes.clone());
+            next.run(Request::from_parts(parts, body)).await
         }
-        Err(error) => error::ApiError::body("body", "body", &format!("cannot be read: {error}"))
-            .into_response(),
+        Err(error) => error.into_response(),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Bodies of `/inference/v1/generate`. Unknown keys are ignored at both levels, `null` is the default, as in vLLM.
 
 use super::error::ApiError;
+use super::structured::Applied;
 use crate::request::RequestedSampling;
 use axum::http::{HeaderMap, header};
+use primerl_grammar::Reasoning;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -40,6 +42,9 @@ pub struct SamplingBody {
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<i64>,
     prompt_logprobs: Option<i64>,
+    pub structured_outputs: Option<Value>,
+    /// A reasoning block that comes before what is structured; vLLM's reasoning parsers see to it there.
+    pub structured_reasoning: Option<Reasoning>,
     // What this engine cannot do: refused where given, because ignoring it would sample from another distribution.
     stop: Option<Value>,
     presence_penalty: Option<f64>,
@@ -48,7 +53,6 @@ pub struct SamplingBody {
     logit_bias: Option<Value>,
     allowed_token_ids: Option<Value>,
     bad_words: Option<Value>,
-    structured_outputs: Option<Value>,
     logprob_token_ids: Option<Value>,
 }
 
@@ -96,7 +100,6 @@ impl SamplingBody {
             ("logit_bias", given(&self.logit_bias)),
             ("allowed_token_ids", given(&self.allowed_token_ids)),
             ("bad_words", given(&self.bad_words)),
-            ("structured_outputs", given(&self.structured_outputs)),
             ("logprob_token_ids", given(&self.logprob_token_ids)),
         ]
         .into_iter()
@@ -318,6 +321,9 @@ pub struct Choice<'a> {
     pub sampling_mask: Option<()>,
     pub weight_versions: Option<Vec<WireSpan<'a>>>,
     pub logprobs: Option<Logprobs>,
+    /// What the log-probabilities of a structured answer are of; with its last tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<Applied>,
 }
 
 #[derive(Debug, Serialize)]

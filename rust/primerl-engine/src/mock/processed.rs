@@ -26,7 +26,14 @@ impl MockConfig {
             0.0 => 1.0,
             temperature => f64::from(temperature),
         };
-        let ids = (0..self.vocab_size).filter(|id| !sample.banned.contains(id));
+        // Without a mask the token is discarded, whatever it is.
+        let mask = sample
+            .allowed
+            .as_ref()
+            .and_then(|allowed| allowed.wait().ok());
+        let allowed =
+            |id: &u32| mask.is_none_or(|mask| mask[(id / 32) as usize] & (1 << (id % 32)) != 0);
+        let ids = (0..self.vocab_size).filter(|id| !sample.banned.contains(id) && allowed(id));
         let scaled = |id: u32| f64::from(self.logprob(prefix, id, version)) / temperature;
         let mut kept: Vec<(u32, f64)> = ids.map(|id| (id, scaled(id))).collect();
         kept.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -65,21 +72,43 @@ impl MockConfig {
             let chosen = prefix ^ sample.uniform.to_bits();
             (draw(chosen, version, PURPOSE) * kept.len() as f64) as usize
         });
-        let ranked = kept
-            .iter()
-            .zip(1..)
-            .map(|(&(token_id, logprob), rank)| TopToken {
-                token_id,
-                logprob: logprob as f32,
-                rank,
-            });
-        let (token_id, logprob) = kept[place];
-        ScoredToken {
+        of_kept(&kept, place, sample.top)
+    }
+
+    /// A token that the grammar allows, `wanted` if it may be; one that may not is left to the engine to refuse.
+    pub(super) fn structured(
+        &self,
+        prefix: u64,
+        sample: &Sample,
+        version: u64,
+        wanted: Option<u32>,
+    ) -> ScoredToken {
+        let kept = self.kept(prefix, version, sample);
+        let chosen = prefix ^ sample.uniform.to_bits();
+        let drawn = (draw(chosen, version, PURPOSE) * kept.len() as f64) as usize;
+        match wanted.map(|id| (id, kept.iter().position(|(kept, _)| *kept == id))) {
+            None => of_kept(&kept, drawn, sample.top),
+            Some((_, Some(place))) => of_kept(&kept, place, sample.top),
+            Some((id, None)) => self.score(prefix, id, version, sample.top),
+        }
+    }
+}
+
+fn of_kept(kept: &[(u32, f64)], place: usize, top: u32) -> ScoredToken {
+    let ranked = kept
+        .iter()
+        .zip(1..)
+        .map(|(&(token_id, logprob), rank)| TopToken {
             token_id,
             logprob: logprob as f32,
-            rank: place as u32 + 1,
-            top: ranked.take(sample.top as usize).collect(),
-        }
+            rank,
+        });
+    let (token_id, logprob) = kept[place];
+    ScoredToken {
+        token_id,
+        logprob: logprob as f32,
+        rank: place as u32 + 1,
+        top: ranked.take(top as usize).collect(),
     }
 }
 
@@ -100,6 +129,7 @@ mod tests {
         uniform: 0.3,
         top: 4,
         banned: Vec::new(),
+        allowed: None,
     };
 
     fn mock() -> MockConfig {

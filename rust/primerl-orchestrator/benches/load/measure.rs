@@ -1,9 +1,9 @@
 //! The orchestrator's process, and what is seen of it from outside.
 
-use super::common::client;
+use super::common::{client, orchestrate};
 use super::world::World;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
@@ -79,11 +79,7 @@ fn above(before: &[(f64, f64)], after: &[(f64, f64)], bound: f64) -> f64 {
 
 impl Orchestrator {
     pub fn start(config: &Path, output: &Path) -> Orchestrator {
-        let child = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
-            .arg("--config")
-            .arg(config)
-            .spawn()
-            .unwrap();
+        let child = orchestrate().arg("--config").arg(config).spawn().unwrap();
         let address = output.join("run/orchestrator.json");
         while !address.exists() {
             std::thread::sleep(Duration::from_millis(10));

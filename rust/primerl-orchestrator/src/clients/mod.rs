@@ -21,8 +21,8 @@ pub use look::{LookError, Said, look};
 pub use outage::{News, Outage, Pending};
 pub use scorer::Scorer;
 pub(crate) use scorer::{distance, scored_logprobs};
-pub(crate) use server::IDLE_CONNECTION;
 pub use server::{EndpointError, parse_base_url};
+pub(crate) use server::{IDLE_CONNECTION, beginning};
 
 use crate::config::{Config, ConfigError};
 use std::sync::Arc;

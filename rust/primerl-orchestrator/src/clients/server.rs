@@ -325,7 +325,10 @@ impl Server {
 }
 
 /// Up to that many bytes of a body, and whether they are all.
-async fn beginning(mut answer: Response, most: usize) -> reqwest::Result<(Vec<u8>, bool)> {
+pub(crate) async fn beginning(
+    mut answer: Response,
+    most: usize,
+) -> reqwest::Result<(Vec<u8>, bool)> {
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
         let room = most - body.len();

@@ -368,6 +368,13 @@ pub struct TimeoutsConfig {
     pub trainer_s: f64,
 }
 
+impl TimeoutsConfig {
+    /// Silence of a trainer on another machine after which another one may have the run. Shorter than the one that ends it.
+    pub(crate) fn trainer_patience(&self) -> std::time::Duration {
+        std::time::Duration::from_secs_f64(self.trainer_s / 2.0)
+    }
+}
+
 impl Default for TimeoutsConfig {
     fn default() -> Self {
         TimeoutsConfig {

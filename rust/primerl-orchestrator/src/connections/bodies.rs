@@ -19,7 +19,7 @@ const LISTENING: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct BodyLimits {
-    /// Of a rollout's request. Histories with tool output can be long; more than this is a mistake.
+    /// Of a rollout's request: what a conversation of the run's `seq_len` can be ([`BodyLimits::of_run`]).
     pub rollout_bytes: usize,
     /// Of a request of one of the run's own processes.
     pub process_bytes: usize,
@@ -36,6 +36,24 @@ impl Default for BodyLimits {
             process_bytes: 256 << 20,
             total_bytes: 1 << 30,
             deadline: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Bytes of a rollout's request besides its conversation, such as tools.
+const ENVELOPE: usize = 4 << 20;
+/// Bytes of the text of a token, many times the usual: what is longer is not sampled from.
+const BYTES_A_TOKEN: usize = 256;
+
+impl BodyLimits {
+    /// Of a run whose conversations have so many tokens.
+    pub fn of_run(self, seq_len: u32) -> BodyLimits {
+        let conversation = BYTES_A_TOKEN.saturating_mul(seq_len as usize);
+        BodyLimits {
+            rollout_bytes: self
+                .rollout_bytes
+                .min(ENVELOPE.saturating_add(conversation)),
+            ..self
         }
     }
 }

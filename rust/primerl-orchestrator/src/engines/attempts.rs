@@ -113,7 +113,7 @@ impl Engines {
             return self.generate_on(slot, &rest, None).await;
         };
         let mut follow = Follow::new(progress, &slot.engine, slot.weights, before);
-        let mut assembly = Assembly::default();
+        let mut assembly = Assembly::new(rest.max_tokens);
         let stream = Some((&mut follow, &mut assembly));
         let error = match self.generate_on(slot, &rest, stream).await? {
             Ok(generated) => return Ok(Ok(begun.with(generated))),

@@ -12,7 +12,7 @@
 use super::client::{EngineClient, parse};
 use super::error::{EngineError, STANDS_STILL};
 use super::generate::{
-    Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
+    Applied, Choice, Generated, Logprobs, Progress, TokenLogprob, TopLogprob, VersionSpan,
 };
 use super::named::Named;
 use super::pool::EnginesConfig;
@@ -29,6 +29,8 @@ use std::time::Duration;
 
 /// A cold engine may compile something for its first answer.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of a list in JSON.
+const BYTES_AN_ID: usize = 16;
 /// How vLLM writes a token where ids are asked for.
 const TOKEN_PREFIX: &str = "token_id:";
 
@@ -79,6 +81,7 @@ struct ChatChoice {
     token_ids: Option<Vec<u32>>,
     finish_reason: Option<String>,
     logprobs: Option<ChatLogprobs>,
+    grammar: Option<Applied>,
 }
 
 #[derive(Deserialize)]
@@ -176,15 +179,17 @@ pub(super) async fn sample(
     let body = body.map_err(|error| malformed(error.to_string()))?;
     let before = client.weight_label(STANDS_STILL).await?;
     let path = "/v1/chat/completions";
-    let bytes = client.call("chat", path, body, timeout).await?;
+    let expected = request.prompt.history.prompt_with(request.prompt.suffix);
+    let bounds = request.bounds(config);
+    // It repeats the prompt's ids.
+    let most = bounds.longest_answer() + BYTES_AN_ID * expected.len();
+    let bytes = client.call_up_to("chat", path, body, timeout, most).await?;
     let after = client.weight_label(STANDS_STILL).await?;
     // The label alone would not show an update to other weights of the same version.
     if before != after || slot.engine.weights.load(Ordering::SeqCst) != slot.weights {
         return Err(EngineError::Crossed { before, after });
     }
-    let expected = request.prompt.history.prompt_with(request.prompt.suffix);
     let choice = named.choice(read(&bytes, &expected, &after, named)?)?;
-    let bounds = request.bounds(config);
     let whole = slot.check_versions(choice.clone().check(&bounds, None)?)?;
     let Some(progress) = progress else {
         return Ok(whole);
@@ -227,6 +232,7 @@ fn read(bytes: &[u8], prompt: &[u32], label: &str, named: &Named) -> Result<Choi
         finish_reason: choice.finish_reason,
         logprobs: Some(Logprobs { content: content? }),
         weight_versions: Some(vec![span]),
+        grammar: choice.grammar,
     })
 }
 

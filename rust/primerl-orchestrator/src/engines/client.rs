@@ -14,6 +14,10 @@ use std::time::Duration;
 /// Health and model-card calls answer at once or not at all; a machine whose cores are all busy needs some room.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an answer whose length no request bounds: rendered ids of a long conversation, metrics.
+const LARGEST_ANSWER: usize = 64 << 20;
+/// Of a refusal, whose message is short.
+const LARGEST_REFUSAL: usize = 64 << 10;
 
 /// `http://host:port`, or `https`, without a trailing slash, or what is wrong with it.
 pub fn parse_url(url: &str) -> Result<String, String> {
@@ -106,7 +110,7 @@ impl EngineClient {
         &self,
         body: RequestBody,
         named: &Named,
-        bounds: Bounds,
+        bounds: Bounds<'_>,
         timeout: Duration,
     ) -> Result<Generated, EngineError> {
         let request = self
@@ -115,7 +119,7 @@ impl EngineClient {
             .header(reqwest::header::CONTENT_TYPE, "application/json")
             .timeout(timeout)
             .body(body);
-        let bytes = bytes_of("generate", request).await?;
+        let bytes = bytes_of("generate", request, bounds.longest_answer()).await?;
         named.answer(GenerateAnswer::parse(&bytes)?)?.check(&bounds)
     }
 
@@ -142,7 +146,9 @@ impl EngineClient {
         let mut answer = request.send().await.map_err(failed)?;
         let status = answer.status().as_u16();
         if status != 200 {
-            let body = answer.bytes().await.map_err(failed)?;
+            let (body, _) = clients::beginning(answer, LARGEST_REFUSAL)
+                .await
+                .map_err(failed)?;
             return Err(EngineError::Status {
                 call: "generate",
                 status,
@@ -167,7 +173,9 @@ impl EngineClient {
         let ids = serde_json::json!({"request_ids": [format!("generate-tokens-{request_id}")]});
         let url = format!("{}/inference/v1/abort_requests", self.url);
         let request = self.requests.post(url).timeout(PROBE_TIMEOUT).json(&ids);
-        bytes_of("abort_requests", request).await.map(drop)
+        bytes_of("abort_requests", request, LARGEST_ANSWER)
+            .await
+            .map(drop)
     }
 
     /// A call on a connection that is kept.
@@ -178,13 +186,26 @@ impl EngineClient {
         body: bytes::Bytes,
         timeout: Duration,
     ) -> Result<bytes::Bytes, EngineError> {
+        self.call_up_to(call, path, body, timeout, LARGEST_ANSWER)
+            .await
+    }
+
+    /// As [`EngineClient::call`], of an answer of at most so many bytes.
+    pub(super) async fn call_up_to(
+        &self,
+        call: &'static str,
+        path: &str,
+        body: bytes::Bytes,
+        timeout: Duration,
+        most: usize,
+    ) -> Result<bytes::Bytes, EngineError> {
         let request = self
             .requests
             .post(format!("{}{path}", self.url))
             .header(reqwest::header::CONTENT_TYPE, "application/json")
             .timeout(timeout)
             .body(body);
-        bytes_of(call, request).await
+        bytes_of(call, request, most).await
     }
 
     pub async fn health(&self) -> Result<(), EngineError> {
@@ -207,7 +228,7 @@ impl EngineClient {
         within: Duration,
     ) -> Result<bytes::Bytes, EngineError> {
         let request = self.requests.get(format!("{}{path}", self.url));
-        bytes_of(call, request.timeout(within)).await
+        bytes_of(call, request.timeout(within), LARGEST_ANSWER).await
     }
 
     /// Metrics in the Prometheus text format.
@@ -247,26 +268,35 @@ impl EngineClient {
         if let Some(body) = body {
             request = request.json(body);
         }
-        bytes_of(call, request).await
+        bytes_of(call, request, LARGEST_ANSWER).await
     }
 }
 
 async fn bytes_of(
     call: &'static str,
     request: reqwest::RequestBuilder,
+    most: usize,
 ) -> Result<bytes::Bytes, EngineError> {
     let failed = |source| EngineError::Transport { call, source };
     let answer = request.send().await.map_err(failed)?;
     let status = answer.status();
-    let bytes = answer.bytes().await.map_err(failed)?;
-    if status.is_success() {
-        return Ok(bytes);
+    let most = match status.is_success() {
+        true => most,
+        false => LARGEST_REFUSAL,
+    };
+    let (bytes, is_whole) = clients::beginning(answer, most).await.map_err(failed)?;
+    match (status.is_success(), is_whole) {
+        (true, true) => Ok(bytes.into()),
+        (true, false) => Err(EngineError::Malformed {
+            call,
+            problem: format!("it is longer than {most} bytes"),
+        }),
+        (false, _) => Err(EngineError::Status {
+            call,
+            status: status.as_u16(),
+            message: error_message(&bytes),
+        }),
     }
-    Err(EngineError::Status {
-        call,
-        status: status.as_u16(),
-        message: error_message(&bytes),
-    })
 }
 
 /// The message of vLLM's error envelope, else the beginning of the body.

@@ -90,6 +90,23 @@ impl EngineError {
         }
     }
 
+    /// Whether the files that an engine was told to load may be the cause.
+    pub fn is_about_weights(&self) -> bool {
+        let calls = [
+            "update_weights",
+            "finish_weight_update",
+            "load_lora_adapter",
+            "collective_rpc",
+        ];
+        match self {
+            EngineError::Status { call, .. } | EngineError::Malformed { call, .. } => {
+                calls.contains(call)
+            }
+            EngineError::Digest { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Whether what a stream had brought by then can be relied on: the engine went away, but said nothing wrong.
     pub fn leaves_a_part(&self) -> bool {
         match self {

@@ -4,9 +4,10 @@ use super::body::RequestBody;
 use super::error::EngineError;
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
-use primerl_core::{PolicyVersion, Truncation, VersionRun, VersionRuns};
+use primerl_core::{Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Body of `/inference/v1/generate`.
 #[derive(Debug, Serialize)]
@@ -45,6 +46,8 @@ pub struct SamplingParams<'a> {
     pub detokenize: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_outputs: Option<&'a serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_reasoning: Option<&'a serde_json::Value>,
 }
 
 /// Follows an answer while it is sampled.
@@ -67,6 +70,8 @@ pub struct Generated {
     pub finish: FinishReason,
     /// Most likely tokens at each position, in order; empty where none were asked for.
     pub top: Vec<Vec<(u32, f32)>>,
+    /// What decided which tokens were allowed, where the engine says it.
+    pub grammar: Option<Arc<Grammar>>,
 }
 
 #[derive(Deserialize)]
@@ -82,6 +87,23 @@ pub(super) struct Choice {
     pub finish_reason: Option<String>,
     pub logprobs: Option<Logprobs>,
     pub weight_versions: Option<Vec<VersionSpan>>,
+    pub grammar: Option<Applied>,
+}
+
+/// Vocabulary and library by name, and what they were told to enforce.
+#[derive(Clone, Deserialize)]
+pub(super) struct Applied {
+    pub masks: Arc<str>,
+    pub spec: serde_json::Value,
+}
+
+impl From<Applied> for Grammar {
+    fn from(applied: Applied) -> Grammar {
+        Grammar {
+            masks: applied.masks,
+            spec: applied.spec.to_string().into(),
+        }
+    }
 }
 
 #[derive(Clone, Deserialize)]
@@ -127,20 +149,53 @@ pub(super) struct VersionSpan {
 /// What vLLM reports where a log-probability is not finite.
 const NOT_FINITE: f32 = -9999.0;
 
+/// A token is sampled by its probability in fp32, which is at least 2^-149: ln is -103.3, and rounding is allowed for.
+const LOWEST_SAMPLED: f64 = -104.0;
+/// An engine may report a token at temperature 1 that it sampled at another: the sum of all probabilities is at most this
+/// (nats) above the largest, with a vocabulary of a million.
+const VOCABULARY_NATS: f64 = 14.0;
+
+/// The lowest log-probability that a sampled token can have. `is_constrained`: by a grammar, which may leave only tokens
+/// that the model finds as unlikely as a logarithm can say.
+pub fn lowest_logprob(temperature: f64, is_constrained: bool) -> f32 {
+    match is_constrained {
+        true => NOT_FINITE,
+        false => (LOWEST_SAMPLED * temperature.max(1.0) - VOCABULARY_NATS) as f32,
+    }
+}
+
+/// Bytes of an answer besides those of its tokens.
+const ENVELOPE: usize = 1 << 20;
+/// Bytes of a token in an answer: its id and its log-probability, with names and texts as vLLM writes them.
+const BYTES_A_TOKEN: usize = 1 << 10;
+const BYTES_AN_ALTERNATIVE: usize = 1 << 9;
+
 /// A log-probability is at most 0; engines that compute in half precision may miss that by this much.
 const LOGPROB_ROUNDING: f32 = 1e-3;
 
 /// What an answer cannot exceed.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct Bounds<'a> {
     pub max_tokens: u32,
     /// Alternatives asked for at each position.
     pub top_logprobs: u32,
     /// Token ids are below this; `None` where the model does not say.
     pub vocabulary_size: Option<u32>,
+    /// Of a sampled token: [`lowest_logprob`].
+    pub lowest_logprob: f32,
+    /// What may end an answer; empty where that is not known.
+    pub stop_token_ids: &'a [u32],
 }
 
-impl Bounds {
+impl Bounds<'_> {
+    /// Bytes of a whole answer. More is no answer, and is not read: an engine that sends without end must not fill the
+    /// memory.
+    pub fn longest_answer(&self) -> usize {
+        let alternatives = BYTES_AN_ALTERNATIVE.saturating_mul(self.top_logprobs as usize + 1);
+        let tokens = self.max_tokens as usize;
+        ENVELOPE.saturating_add(tokens.saturating_mul(BYTES_A_TOKEN + alternatives))
+    }
+
     fn check(&self, token_ids: &[u32]) -> Result<(), String> {
         if token_ids.len() > self.max_tokens as usize {
             let (n, max) = (token_ids.len(), self.max_tokens);
@@ -163,7 +218,7 @@ impl GenerateAnswer {
         serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))
     }
 
-    pub fn check(self, bounds: &Bounds) -> Result<Generated, EngineError> {
+    pub fn check(self, bounds: &Bounds<'_>) -> Result<Generated, EngineError> {
         let [choice] = <[Choice; 1]>::try_from(self.choices)
             .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;
         choice.check(bounds, None)
@@ -181,7 +236,7 @@ impl Choice {
     /// `ended_at`: we ended it, after so many tokens.
     pub fn check(
         mut self,
-        bounds: &Bounds,
+        bounds: &Bounds<'_>,
         ended_at: Option<usize>,
     ) -> Result<Generated, EngineError> {
         bounds.check(&self.token_ids).map_err(malformed)?;
@@ -190,7 +245,7 @@ impl Choice {
             .take()
             .map(|logprobs| logprobs.content)
             .unwrap_or_default();
-        check_logprobs(&content, &self.token_ids)?;
+        check_logprobs(&content, &self.token_ids, bounds.lowest_logprob)?;
         let sampled = self.token_ids.len();
         let mut versions = version_runs(self.weight_versions.take().unwrap_or_default(), sampled)?;
         let finish = match (self.finish_reason.as_deref(), ended_at) {
@@ -202,7 +257,10 @@ impl Choice {
             // Nobody but the engine ended it: a part of an answer is no sample of the policy.
             (Some("abort" | "error"), _) => return Err(EngineError::Aborted { tokens: sampled }),
             _ if sampled == 0 => return Err(malformed("no token was sampled".into())),
-            (Some("stop"), _) => FinishReason::Stop,
+            (Some("stop"), _) => {
+                check_stop(&self.token_ids, bounds.stop_token_ids)?;
+                FinishReason::Stop
+            }
             (Some("length" | "repetition"), _) => FinishReason::Length,
             (other, _) => return Err(malformed(format!("finish_reason is {other:?}"))),
         };
@@ -216,11 +274,29 @@ impl Choice {
             token_ids: self.token_ids,
             versions,
             finish,
+            grammar: self.grammar.map(|applied| Arc::new(applied.into())),
         })
     }
 }
 
-fn check_logprobs(content: &[TokenLogprob], token_ids: &[u32]) -> Result<(), EngineError> {
+/// Taken as it is, the end of an answer that does not end would be trained: the model would learn to stop there.
+fn check_stop(token_ids: &[u32], stop_token_ids: &[u32]) -> Result<(), EngineError> {
+    let Some(last) = token_ids.last() else {
+        return Ok(());
+    };
+    if stop_token_ids.is_empty() || stop_token_ids.contains(last) {
+        return Ok(());
+    }
+    Err(malformed(format!(
+        "finish_reason is \"stop\", and the last token, {last}, is none that ends an answer ({stop_token_ids:?})"
+    )))
+}
+
+fn check_logprobs(
+    content: &[TokenLogprob],
+    token_ids: &[u32],
+    lowest: f32,
+) -> Result<(), EngineError> {
     let differs = |(logprob, token): (&TokenLogprob, &u32)| logprob.token_id != *token;
     if content.len() != token_ids.len() || content.iter().zip(token_ids).any(differs) {
         return Err(malformed(
@@ -233,16 +309,16 @@ fn check_logprobs(content: &[TokenLogprob], token_ids: &[u32]) -> Result<(), Eng
             "a sampled token has no finite log-probability".into(),
         ));
     }
-    match content
-        .iter()
-        .find(|token| token.logprob > LOGPROB_ROUNDING)
-    {
-        Some(token) => Err(malformed(format!(
-            "{} is no log-probability: it is above 0",
-            token.logprob
-        ))),
-        None => Ok(()),
-    }
+    let problem = content.iter().find_map(|token| match token.logprob {
+        above if above > LOGPROB_ROUNDING => {
+            Some(format!("{above} is no log-probability: it is above 0"))
+        }
+        below if below < lowest => Some(format!(
+            "a sampled token has the log-probability {below:e}, and none can be sampled below {lowest}"
+        )),
+        _ => None,
+    });
+    problem.map_or(Ok(()), |problem| Err(malformed(problem)))
 }
 
 /// Leaves the runs of the first `tokens` tokens.
@@ -297,6 +373,8 @@ mod tests {
                 max_tokens: 3,
                 top_logprobs: 0,
                 vocabulary_size: Some(8),
+                lowest_logprob: lowest_logprob(1.0, false),
+                stop_token_ids: &[7],
             })
     }
 
@@ -351,6 +429,51 @@ mod tests {
             .expect("is a list")
             .push(last);
         assert!(refused(long).contains("at most 3"));
+    }
+
+    #[test]
+    fn a_log_probability_that_no_sampled_token_has_is_refused() {
+        let versions = serde_json::json!([{"version": "3", "start": 0, "end": 3}]);
+        let with = |logprob: f64| {
+            let mut answer = answer(versions.clone());
+            answer["choices"][0]["logprobs"]["content"][1]["logprob"] = logprob.into();
+            check(answer)
+        };
+        for impossible in [-1e30, -9000.0, -119.0] {
+            match with(impossible) {
+                Err(EngineError::Malformed { problem, .. }) => {
+                    assert!(problem.contains("none can be sampled below"), "{problem}");
+                }
+                other => panic!("{impossible}: {other:?}"),
+            }
+        }
+        // The least probability of fp32.
+        let least = f64::from(f32::from_bits(1)).ln();
+        assert_eq!(with(least).expect("is possible").logprobs[1], least as f32);
+        // Sampled at another temperature, or under a grammar.
+        assert!(lowest_logprob(2.0, false) < -206.0);
+        assert_eq!(lowest_logprob(0.0, false), lowest_logprob(1.0, false));
+        assert!(lowest_logprob(1.0, true) < -5000.0);
+    }
+
+    #[test]
+    fn an_answer_that_ends_itself_ends_with_a_stop_token() {
+        let versions = serde_json::json!([{"version": "3", "start": 0, "end": 3}]);
+        let mut ended = answer(versions);
+        ended["choices"][0]["finish_reason"] = "stop".into();
+        assert_eq!(
+            check(ended.clone()).expect("ends").finish,
+            FinishReason::Stop
+        );
+        let choice = &mut ended["choices"][0];
+        choice["token_ids"][2] = 4.into();
+        choice["logprobs"]["content"][2]["token_id"] = 4.into();
+        match check(ended) {
+            Err(EngineError::Malformed { problem, .. }) => {
+                assert!(problem.contains("the last token, 4"), "{problem}");
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

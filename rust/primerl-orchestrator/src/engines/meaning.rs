@@ -12,7 +12,7 @@
 
 use super::client::EngineClient;
 use super::error::EngineError;
-use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
+use super::generate::{Bounds, GenerateBody, Generated, SamplingParams, lowest_logprob};
 use super::ids::PromptIds;
 use super::named::Named;
 use super::pool::EnginesConfig;
@@ -107,6 +107,7 @@ async fn ask(
             stop_token_ids: &[],
             detokenize: false,
             structured_outputs: None,
+            structured_reasoning: None,
         },
         cache_salt: named.version.to_string(),
         stream: false,
@@ -121,6 +122,9 @@ async fn ask(
         max_tokens: 1,
         top_logprobs: ALTERNATIVES,
         vocabulary_size: config.vocabulary_size,
+        lowest_logprob: lowest_logprob(temperature, false),
+        // Whichever token comes, it is the only one.
+        stop_token_ids: &[],
     };
     let Generated { mut top, .. } = client.generate(body, named, bounds, TIMEOUT).await?;
     Ok(top.pop().unwrap_or_default())

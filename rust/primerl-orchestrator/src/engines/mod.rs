@@ -50,6 +50,6 @@ pub(crate) use generate::GenerateAnswer;
 pub use generate::{Generated, Progress, TokenLogprob};
 pub use ids::{PromptIds, WrittenIds};
 pub(crate) use named::Named;
-pub use pool::{EngineStatus, Engines, EnginesConfig};
+pub use pool::{BrokenWeights, EngineStatus, Engines, EnginesConfig};
 pub use request::{GenerateError, SampleRequest, Sampled};
 pub use routing::Resident;

@@ -114,6 +114,8 @@ mod tests {
             max_tokens: 2,
             top_logprobs: 0,
             vocabulary_size: None,
+            lowest_logprob: -100.0,
+            stop_token_ids: &[],
         };
         let answer = GenerateAnswer::parse(answer.to_string().as_bytes())?;
         named.answer(answer)?.check(&bounds)

@@ -158,7 +158,7 @@ impl<'a> Follow<'a> {
         &self,
         mut choice: Choice,
         version: PolicyVersion,
-        bounds: &Bounds,
+        bounds: &Bounds<'_>,
     ) -> Option<Generated> {
         let kept = self.certain.min(choice.token_ids.len());
         let content = &mut choice.logprobs.as_mut()?.content;
@@ -207,10 +207,12 @@ mod tests {
     use primerl_core::{EngineId, VersionRun};
     use tokio::sync::mpsc;
 
-    const BOUNDS: Bounds = Bounds {
+    const BOUNDS: Bounds<'static> = Bounds {
         max_tokens: 9,
         top_logprobs: 0,
         vocabulary_size: Some(100),
+        lowest_logprob: -104.0,
+        stop_token_ids: &[],
     };
 
     /// Shows every token; ends the answer with token 9.
@@ -245,6 +247,7 @@ mod tests {
                 content: ids.iter().map(|id| logprob(*id)).collect(),
             }),
             weight_versions: None,
+            grammar: None,
         }
     }
 
@@ -341,6 +344,7 @@ mod tests {
             versions: [run].into_iter().collect(),
             finish: FinishReason::Length,
             top: Vec::new(),
+            grammar: None,
         }
     }
 

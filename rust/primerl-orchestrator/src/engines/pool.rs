@@ -94,6 +94,16 @@ pub struct Engines {
     tasks: TaskTracker,
     /// One writer of the file at a time.
     seats_file: Mutex<()>,
+    /// Set by the engine that could not load them; cleared when they are published again.
+    broken: Mutex<Option<BrokenWeights>>,
+}
+
+/// Published weights that no engine can load from where they were published: the trainer may still have them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BrokenWeights {
+    pub version: PolicyVersion,
+    /// What is wrong with the files.
+    pub why: String,
 }
 
 impl Engines {
@@ -113,7 +123,23 @@ impl Engines {
             stop,
             tasks,
             seats_file: Mutex::default(),
+            broken: Mutex::default(),
         })
+    }
+
+    /// Published weights whose files are gone or damaged, and were not published again since.
+    pub fn broken_weights(&self) -> Option<BrokenWeights> {
+        self.broken.lock().clone()
+    }
+
+    pub(super) fn note_broken(&self, version: PolicyVersion, why: String) {
+        tracing::warn!(%version, "published weights cannot be loaded: {why}; the trainer is asked to write them again");
+        *self.broken.lock() = Some(BrokenWeights { version, why });
+    }
+
+    /// These were published, perhaps again, and are whole as far as is known.
+    pub fn note_published(&self) {
+        *self.broken.lock() = None;
     }
 
     /// Add an engine, or learn that a known one was restarted: at the same address, or under the same name at another.

@@ -3,7 +3,7 @@
 use super::body::RequestBody;
 use super::chat::ChatMessages;
 use super::error::EngineError;
-use super::generate::{Bounds, GenerateBody, Generated, SamplingParams};
+use super::generate::{Bounds, GenerateBody, Generated, SamplingParams, lowest_logprob};
 use super::ids::PromptIds;
 use super::named::Named;
 use super::pool::EnginesConfig;
@@ -44,6 +44,8 @@ pub struct SampleRequest<'a> {
     /// Most likely tokens to be returned at each position.
     pub top_logprobs: u32,
     pub structured_outputs: Option<&'a serde_json::Value>,
+    /// A reasoning block that comes before what is structured.
+    pub structured_reasoning: Option<&'a serde_json::Value>,
     /// Where this conversation's prefix is.
     pub resident: Option<Resident>,
     /// The rollout whose first turn this is: the core is told when and by which version it begins.
@@ -63,6 +65,7 @@ impl<'a> SampleRequest<'a> {
             max_tokens: 1,
             top_logprobs: 0,
             structured_outputs: None,
+            structured_reasoning: None,
             resident: None,
             first_of: None,
             deadline: Instant::now(),
@@ -91,6 +94,7 @@ impl<'a> SampleRequest<'a> {
                 stop_token_ids: &config.stop_token_ids,
                 detokenize: false,
                 structured_outputs: self.structured_outputs,
+                structured_reasoning: self.structured_reasoning,
             },
             cache_salt: named.version.to_string(),
             stream,
@@ -98,11 +102,13 @@ impl<'a> SampleRequest<'a> {
         body.encode(&config.written_ids)
     }
 
-    pub(crate) fn bounds(&self, config: &EnginesConfig) -> Bounds {
+    pub(crate) fn bounds<'b>(&self, config: &'b EnginesConfig) -> Bounds<'b> {
         Bounds {
             max_tokens: self.max_tokens,
             top_logprobs: self.top_logprobs,
             vocabulary_size: config.vocabulary_size,
+            lowest_logprob: lowest_logprob(self.temperature, self.structured_outputs.is_some()),
+            stop_token_ids: &config.stop_token_ids,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A streamed answer of `/inference/v1/generate`: server-sent events put together to the answer they are parts of.
 
 use super::error::EngineError;
-use super::generate::{Choice, Logprobs, TokenLogprob, VersionSpan};
+use super::generate::{Applied, Choice, Logprobs, TokenLogprob, VersionSpan};
 use serde::Deserialize;
 
 /// An event larger than this is none.
@@ -21,19 +21,30 @@ struct Part {
     finish_reason: Option<String>,
     logprobs: Option<Logprobs>,
     weight_versions: Option<Vec<VersionSpan>>,
+    grammar: Option<Applied>,
 }
 
 /// Takes the bytes as they come.
 #[derive(Default)]
 pub(super) struct Assembly {
+    /// More tokens were not asked for: an engine that sends without end must not fill the memory.
+    max_tokens: usize,
     buffer: Vec<u8>,
     token_ids: Vec<u32>,
     content: Vec<TokenLogprob>,
     finish_reason: Option<String>,
     weight_versions: Option<Vec<VersionSpan>>,
+    grammar: Option<Applied>,
 }
 
 impl Assembly {
+    pub fn new(max_tokens: u32) -> Assembly {
+        Assembly {
+            max_tokens: max_tokens as usize,
+            ..Assembly::default()
+        }
+    }
+
     /// The tokens that the bytes completed.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(&[u32], &[TokenLogprob]), EngineError> {
         let before = self.token_ids.len();
@@ -44,6 +55,12 @@ impl Assembly {
             begin += length + 2;
             let part = parse(&self.buffer[event])?;
             self.add(part);
+            if self.token_ids.len() > self.max_tokens {
+                return Err(malformed(format!(
+                    "more tokens came than the {} that were asked for",
+                    self.max_tokens
+                )));
+            }
         }
         self.buffer.drain(..begin);
         if self.buffer.len() > LARGEST_EVENT {
@@ -65,6 +82,7 @@ impl Assembly {
         self.content.extend(content.unwrap_or_default());
         self.finish_reason = part.finish_reason.or(self.finish_reason.take());
         self.weight_versions = part.weight_versions.or(self.weight_versions.take());
+        self.grammar = part.grammar.or(self.grammar.take());
     }
 
     /// The whole answer. One that was cut off, or that nobody but the engine ended, is none, and stays here.
@@ -87,6 +105,7 @@ impl Assembly {
                 content: all.content,
             }),
             weight_versions: all.weight_versions,
+            grammar: all.grammar,
         }
     }
 }
@@ -156,7 +175,7 @@ mod tests {
             let mut cuts = cuts;
             cuts.extend([0, STREAM.len()]);
             cuts.sort_unstable();
-            let mut assembly = Assembly::default();
+            let mut assembly = Assembly::new(3);
             let mut seen = Vec::new();
             for pair in cuts.windows(2) {
                 let (ids, logprobs) = assembly.push(&STREAM.as_bytes()[pair[0]..pair[1]]).expect("is a stream");
@@ -172,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_is_no_stream_is_refused() {
-        let refused = |text: &str| match Assembly::default().push(text.as_bytes()) {
+        let refused = |text: &str| match Assembly::new(3).push(text.as_bytes()) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{text} was taken"),
         };

@@ -6,10 +6,11 @@ use super::load::LoadWatch;
 use super::looks::{self, ill, reach, tick};
 use super::meaning::{MeaningError, prove_processed};
 use super::named::Named;
-use super::pool::Engines;
+use super::pool::{BrokenWeights, Engines};
 use super::probe::{self, Probe, ProbeError, Published};
 use super::state::Engine;
 use super::weights::in_time;
+use crate::trainer::manifest;
 use futures_util::FutureExt;
 use primerl_core::{Event, PolicyVersion};
 use std::path::{Path, PathBuf};
@@ -112,6 +113,7 @@ async fn serve(
                     () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
                 };
                 if let Err(error) = updated {
+                    look_at_files(pool, &update, &error).await;
                     let failed = match error {
                         UpdateError::Probe(_) => "failed its probe",
                         _ => "was not proved",
@@ -195,6 +197,28 @@ async fn bring(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), U
         version: update.version,
     });
     run_probe(pool, engine, &named, probe).await
+}
+
+/// Whether it is the files that are wrong: an engine says so in its own words, or not at all.
+async fn look_at_files(pool: &Engines, update: &Update, error: &UpdateError) {
+    let is_of_files = match error {
+        UpdateError::Probe(ProbeError::Read { .. }) => true,
+        UpdateError::Engine(error) => error.is_about_weights(),
+        _ => false,
+    };
+    if !is_of_files {
+        return;
+    }
+    let (path, version) = (PathBuf::from(&update.manifest), update.version);
+    // Engines try again and again: the files are read once.
+    let is_known = |broken: BrokenWeights| broken.version == version;
+    if pool.broken_weights().is_some_and(is_known) {
+        return;
+    }
+    let looked = tokio::task::spawn_blocking(move || manifest::verify(&path, version)).await;
+    if let Ok(Err(problem)) = looked {
+        pool.note_broken(version, problem.to_string());
+    }
 }
 
 /// What is to end within the time of an update.

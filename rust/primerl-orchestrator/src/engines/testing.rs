@@ -4,15 +4,17 @@ use super::error::EngineError;
 use super::generate::{Bounds, GenerateAnswer, Generated};
 use super::stream::Assembly;
 
-const BOUNDS: Bounds = Bounds {
+const BOUNDS: Bounds<'static> = Bounds {
     max_tokens: 64,
     top_logprobs: 2,
     vocabulary_size: Some(300),
+    lowest_logprob: -104.0,
+    stop_token_ids: &[],
 };
 
 /// A streamed answer that comes in these pieces.
 pub fn assemble(pieces: &[&[u8]]) -> Result<Generated, EngineError> {
-    let mut assembly = Assembly::default();
+    let mut assembly = Assembly::new(BOUNDS.max_tokens);
     for piece in pieces {
         assembly.push(piece)?;
     }

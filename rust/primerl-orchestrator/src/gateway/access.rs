@@ -3,8 +3,12 @@
 //! | route | key |
 //! |---|---|
 //! | `/rollouts/{id}/...` | the rollout's own, which came with its lease |
+//! | `/rollouts/{id}/limits` | the run's: an env worker calls it |
 //! | `/health`, and the page's own files, which hold no data | none |
-//! | all others | the run's, where it has one (`PRIMERL_API_KEY`) |
+//! | all others | the run's: `PRIMERL_API_KEY`, else the one in `run/key` |
+//!
+//! The run's key is made when none is configured: an agent reaches the orchestrator's port, and would otherwise report its
+//! own reward or end the run.
 //!
 //! A rollout's key is made from the run's secret and the rollout's number, so nothing has to be remembered: it stays
 //! good over a restart, and after the rollout's end its owner is still told that it is over.
@@ -13,6 +17,7 @@ use super::dialect::in_shape_of;
 use crate::app::App;
 use crate::config::{ConfigError, field};
 use crate::connections::discard;
+use crate::failure::RunError;
 use crate::files;
 use crate::http::ApiError;
 use crate::page::is_asset;
@@ -33,13 +38,16 @@ use subtle::ConstantTimeEq;
 /// Relative to the output folder.
 pub const SECRET_FILE: &str = "run/secret";
 const SECRET_BYTES: usize = 32;
+/// The run's key, where none is configured: a line that only the owner may read. Relative to the output folder.
+pub const RUN_KEY_FILE: &str = "run/key";
+const RUN_KEY_BYTES: usize = 32;
 /// 128 bits cannot be guessed.
 const KEY_DIGITS: usize = 32;
 /// Where SDKs put a key: OpenAI's (`Authorization: Bearer`), Anthropic's and Azure's. A harness may send a key of its own
 /// in one of them, so one that is right is enough.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];
 
-/// Holds the run's key. Where the orchestrator has one, every process of the run needs it, and its agents never see it.
+/// Configures the run's key. Every process of the run needs the key, and its agents never see it.
 pub const RUN_KEY_VARIABLE: &str = "PRIMERL_API_KEY";
 
 /// The run's key of this process's environment; an empty variable is none.
@@ -51,7 +59,7 @@ pub fn run_key() -> Result<Option<Secret>, ConfigError> {
         return Ok(None);
     };
     match key.into_string() {
-        Ok(key) if key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(Some(Secret::new(key))),
+        Ok(key) if is_key(&key) => Ok(Some(Secret::new(key))),
         _ => Err(field(
             RUN_KEY_VARIABLE,
             "it holds something else than visible ASCII characters, which no header can carry",
@@ -64,29 +72,27 @@ pub fn run_key() -> Result<Option<Secret>, ConfigError> {
 pub struct Access {
     mac: Hmac<Sha256>,
     /// Digest of the run's key.
-    run_key: Option<[u8; 32]>,
+    run_key: [u8; 32],
 }
 
 impl Access {
-    /// With the secret of the run in this folder; one is made where there is none.
+    /// With the secret of the run in this folder, and the run's key: the one that is configured, else the one in this
+    /// folder. What is missing is made.
     ///
     /// # Errors
-    /// The file cannot be read or written, or holds something else.
-    pub fn open(output_dir: &Path, run_key: Option<&Secret>) -> io::Result<Access> {
-        let path = output_dir.join(SECRET_FILE);
-        let secret = match std::fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let mut secret = [0; SECRET_BYTES];
-                getrandom::fill(&mut secret).map_err(io::Error::other)?;
-                files::write_secret(&path, &secret).map_err(|error| error.source)?;
-                secret.to_vec()
-            }
-            read => read?,
+    /// A file cannot be read or written, or holds something else.
+    pub fn open(output_dir: &Path, configured: Option<&Secret>) -> Result<Access, RunError> {
+        let at = |file: &str| {
+            let path = output_dir.join(file);
+            move |source| RunError::OutputFolder { path, source }
         };
-        Access::new(&secret, run_key)
+        let secret = kept_secret(&output_dir.join(SECRET_FILE)).map_err(at(SECRET_FILE))?;
+        let key = run_key_of(&output_dir.join(RUN_KEY_FILE), configured);
+        let key = key.map_err(at(RUN_KEY_FILE))?;
+        Access::new(&secret, &key).map_err(at(SECRET_FILE))
     }
 
-    pub(super) fn new(secret: &[u8], run_key: Option<&Secret>) -> io::Result<Access> {
+    pub(super) fn new(secret: &[u8], run_key: &Secret) -> io::Result<Access> {
         if secret.len() != SECRET_BYTES {
             let problem = format!(
                 "it holds {} bytes in place of {SECRET_BYTES}; remove it, and a new one is made (agents that run now lose \
@@ -96,8 +102,11 @@ impl Access {
             return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
         let mac = Hmac::new_from_slice(secret).map_err(io::Error::other)?;
-        let mut access = Access { mac, run_key: None };
-        access.run_key = run_key.map(|key| access.digest(b"run", key.reveal().as_bytes()));
+        let mut access = Access {
+            mac,
+            run_key: [0; 32],
+        };
+        access.run_key = access.digest(b"run", run_key.reveal().as_bytes());
         Ok(access)
     }
 
@@ -124,6 +133,8 @@ impl Access {
     /// the right key, so nobody else learns of it.
     pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         match path.strip_prefix("/rollouts/") {
+            // Told by the env worker of an example, not by the agent.
+            Some(rest) if rest.split('/').nth(1) == Some("limits") => self.check_run(headers),
             Some(rest) => self.check_rollout(rest, headers),
             None if path == "/health" || is_asset(path) => Ok(()),
             None => self.check_run(headers),
@@ -145,19 +156,67 @@ impl Access {
     }
 
     fn check_run(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(expected) = &self.run_key else {
-            return Ok(());
-        };
         // Of equal length whatever was sent, so that the time does not tell the key's.
-        let is_right = |given: &[u8]| is_equal(&self.digest(b"run", given), expected);
+        let is_right = |given: &[u8]| is_equal(&self.digest(b"run", given), &self.run_key);
         match presented(headers).any(is_right) {
             true => Ok(()),
             false => Err(refusal(&format!(
                 "this orchestrator needs the run's key: set {RUN_KEY_VARIABLE} in the environment of the process that \
-                 calls it, or send the key as `Authorization: Bearer <key>`"
+                 calls it, or send the key as `Authorization: Bearer <key>`; where the run was started without \
+                 {RUN_KEY_VARIABLE}, the file {RUN_KEY_FILE} of its output folder holds the key"
             ))),
         }
     }
+}
+
+fn kept_secret(path: &Path) -> io::Result<Vec<u8>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let secret = random::<SECRET_BYTES>()?;
+            files::write_secret(path, &secret).map_err(|error| error.source)?;
+            Ok(secret.to_vec())
+        }
+        read => read,
+    }
+}
+
+/// The configured key is in no file, and no other one stays: who reads the file has the right key.
+fn run_key_of(path: &Path, configured: Option<&Secret>) -> io::Result<Secret> {
+    if let Some(key) = configured {
+        return match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(key.clone()),
+        };
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) if is_key(text.trim_end()) => Ok(Secret::new(text.trim_end())),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it does not hold the run's key, a line of visible ASCII characters; remove it, and a new key is made \
+             (processes of the run that have the old one are refused)",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let key = hexadecimal(&random::<RUN_KEY_BYTES>()?);
+            files::write_secret(path, format!("{key}\n").as_bytes())
+                .map_err(|error| error.source)?;
+            Ok(Secret::new(key))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Keys in the request, wherever SDKs put them.
@@ -214,7 +273,7 @@ mod tests {
     use axum::http::HeaderValue;
 
     fn access() -> Access {
-        Access::new(&[7; SECRET_BYTES], Some(&Secret::new("run"))).expect("a secret")
+        Access::new(&[7; SECRET_BYTES], &Secret::new("run")).expect("a secret")
     }
 
     fn headers(name: &'static str, value: &str) -> HeaderMap {
@@ -307,5 +366,46 @@ mod tests {
         std::fs::write(&path, b"short").expect("writes");
         let error = Access::open(folder.path(), None).err().expect("is refused");
         assert!(error.to_string().contains("5 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_run_without_a_configured_key_keeps_one_in_a_file_of_its_owner() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join(RUN_KEY_FILE);
+        let open = |configured: Option<&Secret>| Access::open(folder.path(), configured);
+        let opens = |access: &Access, key: &str| {
+            let sent = headers("authorization", &format!("Bearer {key}"));
+            access.check("/status", &sent).is_ok()
+        };
+        let made = open(None).expect("makes a key");
+        let key = std::fs::read_to_string(&path).expect("is there");
+        let mode = std::fs::metadata(&path)
+            .expect("is there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(key.trim_end().len(), 2 * RUN_KEY_BYTES);
+        assert!(opens(&made, key.trim_end()));
+        for wrong in [&HeaderMap::new(), &headers("authorization", "Bearer ")] {
+            assert!(made.check("/status", wrong).is_err());
+        }
+        assert!(
+            opens(&open(None).expect("reads the key"), key.trim_end()),
+            "as before a restart"
+        );
+
+        let configured = open(Some(&Secret::new("mine"))).expect("takes the key");
+        assert!(opens(&configured, "mine") && !opens(&configured, key.trim_end()));
+        assert!(!path.exists(), "a key that opens nothing");
+
+        for broken in ["", "\n", "a b\n"] {
+            std::fs::write(&path, broken).expect("writes");
+            let error = open(None).err().expect("is refused").to_string();
+            assert!(
+                error.contains(RUN_KEY_FILE) && error.contains("remove it"),
+                "{error}"
+            );
+        }
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | what comes | of the attempts at the same request before it |
 //! |---|---|
-//! | unmarked | one that was answered, and whose answer nobody took, is given again; else a new one begins |
+//! | unmarked | one that was answered, and whose client left without the answer at most [`RETRIED_WITHIN`] ago, is given again; else a new one begins |
 //! | marked as a retry, or with a key that came before | the latest whose answer was lost, or that failed (a new one begins in its place); else the latest that still runs or is on its way; else the latest that was delivered |
 //!
 //! A new attempt begins also where there is none. A marked one takes the place of one that failed; with an unmarked one,
@@ -14,6 +14,11 @@
 use primerl_core::TurnIndex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// A client that lost an answer and does not say so asks again by then: SDKs wait for 8 s at most before they try again,
+/// and for 60 s where they are told to. An equal request that comes later is a new conversation, not that retry.
+pub const RETRIED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Equal requests that failed at a time and may each be made again; of more, the oldest are forgotten.
 const MOST_FAILED: usize = 8;
@@ -43,6 +48,8 @@ struct Attempt<R> {
     clients: u32,
     /// Somebody took the whole answer; after a restart, somebody may have.
     delivered: bool,
+    /// When a client left last.
+    left: Option<Instant>,
 }
 
 /// What a request that comes is about.
@@ -93,6 +100,12 @@ impl<R> Attempt<R> {
         !self.delivered && self.clients == 0 && self.running.is_none()
     }
 
+    /// Lost, and lately: a client may come for it that does not say that it came before.
+    fn may_be_asked_for(&self, now: Instant) -> bool {
+        let is_recent = |left: Instant| now.saturating_duration_since(left) <= RETRIED_WITHIN;
+        self.is_lost() && self.left.is_some_and(is_recent)
+    }
+
     fn rank(&self, choices: u32) -> Rank
     where
         R: Running,
@@ -125,7 +138,7 @@ impl<R> Attempt<R> {
 
 impl<R: Running> Attempts<R> {
     /// What a request is about; nothing changes. `is_marked`: it says that it came before.
-    pub fn ask(&self, digest: u128, choices: u32, is_marked: bool) -> Claim<R> {
+    pub fn ask(&self, digest: u128, choices: u32, is_marked: bool, now: Instant) -> Claim<R> {
         let attempts = self.by_digest.get(&digest).map_or(&[][..], |all| all);
         let repeats = attempts.iter().any(|attempt| !attempt.turns.is_empty());
         let new = Claim::New { repeats };
@@ -134,7 +147,8 @@ impl<R: Running> Attempts<R> {
             turns: attempt.answers(choices),
         };
         if !is_marked {
-            let lost = |attempt: &&Attempt<R>| attempt.is_lost() && attempt.is_whole(choices);
+            let lost =
+                |attempt: &&Attempt<R>| attempt.may_be_asked_for(now) && attempt.is_whole(choices);
             return attempts.iter().rev().find(lost).map_or(new, again);
         }
         let latest = attempts
@@ -171,6 +185,7 @@ impl<R: Running> Attempts<R> {
             turns: SmallVec::new(),
             clients: 1,
             delivered: false,
+            left: None,
         });
         self.running += 1;
     }
@@ -204,8 +219,9 @@ impl<R: Running> Attempts<R> {
     }
 
     /// A client took all of the answer, or left.
-    pub fn left(&mut self, digest: u128, number: u32, took_all: bool) {
+    pub fn left(&mut self, digest: u128, number: u32, took_all: bool, now: Instant) {
         if let Some(attempt) = self.find(digest, number) {
+            attempt.left = Some(now);
             attempt.clients = attempt.clients.saturating_sub(1);
             attempt.delivered |= took_all;
         }
@@ -227,6 +243,7 @@ impl<R: Running> Attempts<R> {
                 delivered: answer.is_some(),
                 turns: answer.into_iter().collect(),
                 clients: 0,
+                left: None,
             }),
         }
         attempts.sort_by_key(|attempt| attempt.number);

@@ -18,6 +18,7 @@ use primerl_core::TurnIndex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Instant;
 
 /// A request, ready to be answered.
 pub enum Prepared {
@@ -66,11 +67,15 @@ pub fn find(
     is_marked: bool,
 ) -> Found {
     let digest = request.digest;
-    let (number, what) = match state.attempts.ask(digest, request.choices, is_marked) {
-        Claim::New { repeats } => return Found::New { repeats },
-        Claim::Join { number, running } => (number, Earlier::Running(Following::new(&running))),
-        Claim::Again { number, turns } => (number, Earlier::Recorded(turns)),
-    };
+    let (number, what) =
+        match state
+            .attempts
+            .ask(digest, request.choices, is_marked, Instant::now())
+        {
+            Claim::New { repeats } => return Found::New { repeats },
+            Claim::Join { number, running } => (number, Earlier::Running(Following::new(&running))),
+            Claim::Again { number, turns } => (number, Earlier::Recorded(turns)),
+        };
     state.attempts.joined(digest, number);
     Found::Known(Known {
         delivery: Delivery::of(rollout, digest, number),

@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 /// An answer on its way. Dropped before its last byte was handed to the connection, it counts as not delivered, and the
 /// same request gets it again.
@@ -37,7 +38,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         let attempts = &mut self.rollout.state.lock().attempts;
-        attempts.left(self.request, self.attempt, self.done);
+        attempts.left(self.request, self.attempt, self.done, Instant::now());
     }
 }
 
@@ -117,7 +118,11 @@ mod tests {
     async fn only_an_answer_that_was_taken_is_delivered() {
         let rollout = rollout();
         let is_lost = || {
-            let claim = rollout.state.lock().attempts.ask(REQUEST, 1, false);
+            let claim = rollout
+                .state
+                .lock()
+                .attempts
+                .ask(REQUEST, 1, false, Instant::now());
             matches!(claim, Claim::Again { number: 1, .. })
         };
         {

@@ -11,6 +11,7 @@ use super::live::Following;
 use super::prompt::{self, Prompt};
 use super::request::{Input, TurnRequest};
 use super::rollouts::Rollout;
+use super::structure;
 use super::text::Reading;
 use super::turn::{self, Notes, Task};
 use crate::app::App;
@@ -237,6 +238,11 @@ fn start(
     let max_tokens = turn::room(app, rollout, &request, &prompt)?;
     let options = prompt.options.clone();
     let reading = Reading::new(&app.gateway.renderer, &request, options, &prompt.suffix);
+    let structure = match &rollout.endpoint {
+        // It is told in OpenAI's words.
+        Some(_) => None,
+        None => structure::of(&app.gateway.renderer, &request, &reading, &prompt.suffix)?,
+    };
     let begun = begin(
         app,
         rollout,
@@ -265,6 +271,7 @@ fn start(
         attempt: begun.attempt,
         request,
         prompt,
+        structure,
         max_tokens,
         live,
         shown: reply.streams(),

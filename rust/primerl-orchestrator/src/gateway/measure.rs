@@ -9,8 +9,9 @@ use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
 use crate::config::Sampling;
-use crate::engines::{EnginesConfig, GenerateAnswer, Named, RequestBody, SampleRequest};
+use crate::engines::{EnginesConfig, GenerateAnswer, Generated, Named, RequestBody, SampleRequest};
 use crate::http::ApiError;
+use crate::secret::Secret;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{
@@ -37,6 +38,14 @@ pub struct Asked {
     prompt: Prompt,
     /// What the engine is sent.
     pub engine_body: RequestBody,
+}
+
+#[cfg(test)]
+impl Asked {
+    /// What the engine is given.
+    pub(super) fn prompt_ids(&self) -> Vec<u32> {
+        self.prompt.history.prompt_with(&self.prompt.suffix)
+    }
 }
 
 /// An answer, and how it is written.
@@ -68,7 +77,7 @@ impl Turns {
             written_ids: Arc::default(),
             engines_render: false,
         };
-        let access = Access::new(&[0; 32], None)
+        let access = Access::new(&[0; 32], &Secret::new("measured"))
             .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
         let gateway = Gateway::new(renderer, access, "m".into(), u32::MAX);
         let lease = LeasedRollout {
@@ -136,6 +145,7 @@ impl Turns {
             max_tokens: LONGEST_ANSWER,
             top_logprobs: 0,
             structured_outputs: None,
+            structured_reasoning: None,
             resident: None,
             first_of: None,
             deadline: Instant::now(),
@@ -158,12 +168,51 @@ impl Turns {
             request,
             reply,
             prompt,
-            ..
+            engine_body,
         } = asked;
         let bounds = self.sample(&request, &prompt).bounds(&self.engines);
         let generated = GenerateAnswer::parse(engine_answer)
             .and_then(|answer| answer.check(&bounds))
             .map_err(|error| ApiError::internal(error.to_string()))?;
+        let asked = Asked {
+            request,
+            reply,
+            prompt,
+            engine_body,
+        };
+        self.take_in(asked, generated)
+    }
+
+    /// These ids, each as likely as any, by the weights of version 0.
+    #[cfg(test)]
+    pub(super) fn sampled(
+        &self,
+        asked: Asked,
+        token_ids: Vec<u32>,
+        finish: primerl_core::turn::FinishReason,
+    ) -> Result<Answered, ApiError> {
+        let run = primerl_core::turn::VersionRun {
+            version: PolicyVersion(0),
+            n_tokens: token_ids.len() as u32,
+        };
+        let generated = Generated {
+            logprobs: vec![-1.0; token_ids.len()],
+            versions: std::iter::once(run).collect(),
+            token_ids,
+            finish,
+            top: Vec::new(),
+            grammar: None,
+        };
+        self.take_in(asked, generated)
+    }
+
+    fn take_in(&self, asked: Asked, generated: Generated) -> Result<Answered, ApiError> {
+        let Asked {
+            request,
+            reply,
+            prompt,
+            ..
+        } = asked;
         let renderer = &self.gateway.renderer;
         let reading = Reading::new(renderer, &request, prompt.options.clone(), &prompt.suffix);
         let taken_in = turn::take_in(

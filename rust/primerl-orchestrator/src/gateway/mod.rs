@@ -15,6 +15,7 @@
 //! | `allowance`, `budget`, `limits` | how much one rollout may take, sample, and hold |
 //! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
 //! | `prompt` | messages to the prompt's ids |
+//! | `continued` | answers that came back with more text behind them |
 //! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
 //! | `turn`, `live` | the engine's request, the record, and who waits for it |
 //! | `unanswered` | who did not answer a rollout whose time is up |
@@ -29,12 +30,15 @@ mod begin;
 mod body;
 mod budget;
 mod client_type;
+mod continued;
 mod count;
 mod dialect;
 mod endpoints;
 mod events;
 mod fields;
 mod headers;
+#[cfg(test)]
+mod histories;
 mod limits;
 mod live;
 #[doc(hidden)]
@@ -44,6 +48,7 @@ mod request;
 mod restore;
 pub(crate) mod rollouts;
 mod sampling;
+mod structure;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;

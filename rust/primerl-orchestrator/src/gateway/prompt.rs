@@ -1,15 +1,16 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
+use super::continued;
 use super::limits::LARGEST_OPTIONS;
 use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
 use super::rollouts::{Rollout, RolloutState, Session};
 use crate::engines::{ChatMessages, PromptIds, Resident};
 use crate::http::ApiError;
-use primerl_core::TurnIndex;
 use primerl_core::conversation::{
     History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
+use primerl_core::{Turn, TurnIndex};
 use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ pub(super) fn prepare(
             options,
             recurring,
         } => {
-            let resolved = resolve(rollout, session, messages, options, *recurring)?;
+            let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
             of_messages(renderer, session, messages, resolved)
         }
         Input::Text(text) => {
@@ -117,10 +118,13 @@ pub(super) struct Resolved {
     pub planned: Planned,
     /// Of the turn that is gone on from.
     pub history: History,
+    /// That turn, where its answer came back with more text behind it.
+    pub continued: Option<Turn>,
     pub resident: Option<Resident>,
 }
 
 pub(super) fn resolve(
+    renderer: &Renderer,
     rollout: &Rollout,
     session: &Arc<str>,
     messages: &[Incoming],
@@ -147,9 +151,18 @@ pub(super) fn resolve(
         Some(_) => Vec::new(),
         None => resolve_keys(rollout, session, messages, 0)?,
     };
+    let planned = match went_on {
+        Some(planned) => planned,
+        None => continued::plan(renderer, rollout, session, messages, &options, &keys)?,
+    };
     let mut state = rollout.state.lock();
+    let continued = match planned.plan {
+        Plan::Extend { parent, .. } if planned.continued => {
+            state.turns.get(parent.0 as usize).cloned()
+        }
+        _ => None,
+    };
     let state = state.session(session)?;
-    let planned = went_on.unwrap_or_else(|| state.conversation.plan(start, &keys));
     state.walked = recurring.map(|recurring| (recurring.through, planned.walk));
     let history = match planned.plan {
         Plan::Extend { parent, .. } => state.conversation.history(parent),
@@ -159,6 +172,7 @@ pub(super) fn resolve(
         options,
         planned,
         history,
+        continued,
         resident: state.resident,
     })
 }
@@ -173,6 +187,7 @@ fn of_messages(
         options,
         planned,
         history,
+        continued,
         resident,
     } = resolved;
     renderer.check_tools(&options.render).map_err(refuse)?;
@@ -193,7 +208,14 @@ fn of_messages(
         Plan::Extend {
             parent,
             first_new_message,
-        } => match extend(renderer, messages, first_new_message, &options, &history)? {
+        } => match extend(
+            renderer,
+            &messages[first_new_message - 1..],
+            first_new_message - 1,
+            &options,
+            &history,
+            continued.as_ref(),
+        )? {
             Some(suffix) => {
                 prompt.parent = Some(parent);
                 prompt.history = history;
@@ -265,13 +287,13 @@ fn resolve_keys(
 fn read_all(
     renderer: &Renderer,
     messages: &[Incoming],
-    from: usize,
+    first: usize,
 ) -> Result<Vec<Message>, ApiError> {
     let read = |(index, message): (usize, &Incoming)| {
         let message = message.read(index)?.into_owned();
         renderer.renderable(message, index).map_err(refuse)
     };
-    messages.iter().enumerate().skip(from).map(read).collect()
+    (first..).zip(messages).map(read).collect()
 }
 
 fn render(
@@ -283,22 +305,32 @@ fn render(
     renderer.render(&messages, &options.render).map_err(refuse)
 }
 
-/// The ids to append to the recorded ones; `None` where the template does not allow it.
+/// The ids to append to the recorded ones; `None` where the template does not allow it. `messages` begin with the answer,
+/// which is number `first` of the request; `continued` is its turn, where it came back with more text behind it.
 fn extend(
     renderer: &Renderer,
     messages: &[Incoming],
-    first_new_message: usize,
+    first: usize,
     options: &Options,
     recorded: &History,
+    continued: Option<&Turn>,
 ) -> Result<Option<Vec<u32>>, ApiError> {
-    let messages = read_all(renderer, messages, first_new_message - 1)?;
+    let messages = read_all(renderer, messages, first)?;
     let last = recorded.last();
     let context = ExtensionContext {
         answer: &messages[0],
         sampled: last.as_slice(),
         options: &options.render,
     };
-    match renderer.extend(&context, &messages[1..]) {
+    let new = &messages[1..];
+    let suffix = match continued {
+        None => renderer.extend(&context, new),
+        Some(turn) => match continued::appended(renderer, turn, options, &messages[0]) {
+            Some(appended) => renderer.extend_unfinished(&context, &appended, new),
+            None => return Ok(None),
+        },
+    };
+    match suffix {
         Ok(suffix) => Ok(Some(suffix)),
         Err(reason) => {
             tracing::debug!(%reason, "fork: the template does not extend");

@@ -301,6 +301,7 @@ impl Rollout {
         self.state.lock().refusal = Some(Refusal {
             code: error.code.unwrap_or_default().to_owned(),
             status: error.status.as_u16(),
+            overflow: error.overflow,
         });
     }
 

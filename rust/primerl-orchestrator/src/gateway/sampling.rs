@@ -1,9 +1,10 @@
 //! How an answer is sampled: what the request may choose, and what its rollout decides.
 //!
 //! A training rollout samples from the policy's own distribution, for that is what the trainer assumes, or from what its
-//! truncation keeps of it, where that is recorded and replayed; an evaluation may sample as it likes.
+//! truncation or its grammar keeps of it, which is recorded and replayed; an evaluation may sample as it likes.
 
 use super::fields::Fields;
+use super::structure::Demanded;
 use crate::config::Sampling;
 use crate::http::ApiError;
 use bytes::Bytes;
@@ -28,7 +29,10 @@ pub struct TurnSampling {
     /// Alternatives to be returned for each token; `None`: no log-probabilities are.
     pub logprobs: Option<u32>,
     pub truncation: Truncation,
+    /// A grammar, a schema or a choice that the answer must obey, as vLLM takes it.
     pub structured_outputs: Option<Value>,
+    /// A tool call that the answer must be.
+    pub demanded: Option<Demanded>,
 }
 
 /// Whose request it is.
@@ -58,6 +62,7 @@ impl Rules<'_> {
             logprobs: None,
             truncation: self.truncation(fields)?,
             structured_outputs: None,
+            demanded: None,
         })
     }
 
@@ -115,26 +120,6 @@ impl Rules<'_> {
             }
             None => Ok(own),
         }
-    }
-
-    /// A grammar, a schema or a choice that the answer must obey, as vLLM takes it.
-    pub fn structured(
-        &self,
-        name: &str,
-        outputs: Option<Value>,
-    ) -> Result<Option<Value>, ApiError> {
-        match outputs {
-            Some(_) if !self.evaluation => Err(self.not_the_policy(name)),
-            outputs => Ok(outputs),
-        }
-    }
-
-    fn not_the_policy(&self, name: &str) -> ApiError {
-        let message = format!(
-            "{name} is not supported in a training rollout: its tokens would not be sampled from the policy's own \
-             distribution, which the trainer assumes; leave it out"
-        );
-        refused(name, message)
     }
 }
 

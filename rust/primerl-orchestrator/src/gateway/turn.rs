@@ -8,6 +8,7 @@ use super::live::Live;
 use super::prompt::Prompt;
 use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::Rollout;
+use super::structure::Structure;
 use super::text::{Reading, StopFinder};
 use crate::app::App;
 use crate::engines::{
@@ -15,6 +16,7 @@ use crate::engines::{
 };
 use crate::http::ApiError;
 use futures_util::future::try_join_all;
+use primerl_core::event::Overflow;
 use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
 use primerl_render::{RenderError, Renderer};
@@ -28,6 +30,8 @@ pub(super) struct Task {
     pub attempt: Attempt,
     pub request: TurnRequest,
     pub prompt: Prompt,
+    /// What the answer must obey.
+    pub structure: Option<Structure>,
     /// Tokens left for the answer.
     pub max_tokens: u32,
     pub live: Arc<Live>,
@@ -91,9 +95,16 @@ pub(super) fn room(
             "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
              (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
         );
-        return Err(ApiError::invalid(message)
+        let error = ApiError::invalid(message)
             .param("messages")
-            .code("context_length_exceeded"));
+            .code("context_length_exceeded");
+        return Err(ApiError {
+            overflow: Some(Overflow {
+                prompt_tokens: length,
+                most: limit,
+            }),
+            ..error
+        });
     }
     rollout.budget.check()?;
     Ok(request.sampling.max_tokens.min(limit - length))
@@ -180,8 +191,26 @@ async fn choice(
         return text_only::choice(app, rollout, endpoint, task, max_tokens, index).await;
     }
     let sampled = sample(app, rollout, task, max_tokens, index).await?;
+    check_grammar(rollout, task, &sampled.generated)?;
     // From here on it is heard to its end, whoever waits: it may be in the journal already.
     record(app, rollout, task, index as usize, sampled).await
+}
+
+/// What is trained must say which tokens were allowed: without it the trainer would take the answer for one of the
+/// policy's own distribution.
+fn check_grammar(rollout: &Rollout, task: &Task, generated: &Generated) -> Result<(), ApiError> {
+    let is_structured = task.structure.is_some();
+    if rollout.evaluation || is_structured == generated.grammar.is_some() {
+        return Ok(());
+    }
+    let message = "structured outputs and demanded tool calls cannot be trained with this engine: it does not say which \
+                   tokens its grammar allows, so the distribution that was sampled cannot be recorded; use the embedded \
+                   engine, leave them out, or ask in an evaluation";
+    let refused = ApiError::invalid(message)
+        .param("structured_outputs")
+        .code("structured_outputs_not_recorded");
+    rollout.refuse(&refused);
+    Err(refused)
 }
 
 async fn sample(
@@ -201,7 +230,9 @@ async fn sample(
         truncation: sampling.truncation,
         max_tokens,
         top_logprobs: sampling.logprobs.unwrap_or(0),
-        structured_outputs: sampling.structured_outputs.as_ref(),
+        structured_outputs: task.structure.as_ref().map(|structure| &structure.outputs),
+        structured_reasoning: (task.structure.as_ref())
+            .and_then(|structure| structure.reasoning.as_ref()),
         resident: task.prompt.resident,
         first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,
@@ -324,6 +355,7 @@ pub(super) fn take_in(
         versions: generated.versions,
         temperature: request.sampling.temperature as f32,
         truncation: request.sampling.truncation,
+        grammar: generated.grammar,
         finish: generated.finish,
         start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,

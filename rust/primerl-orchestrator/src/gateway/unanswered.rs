@@ -71,6 +71,7 @@ pub fn name_unanswered(rollout: &Rollout, outcome: &mut Outcome, now: Instant) {
         outcome.refusal = Some(Refusal {
             code: code.to_owned(),
             status: 503,
+            overflow: None,
         });
     }
 }

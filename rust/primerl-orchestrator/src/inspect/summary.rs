@@ -49,42 +49,9 @@ struct Counting {
     evaluations: Vec<EvaluationReport>,
 }
 
-fn kind(event: &Event) -> &'static str {
-    match event {
-        Event::EnvironmentReady { .. } => "environment_ready",
-        Event::WorkerJoined { .. } => "worker_joined",
-        Event::WorkerSeen { .. } => "worker_seen",
-        Event::WorkerBlocked { .. } => "worker_blocked",
-        Event::WorkerLeft { .. } => "worker_left",
-        Event::LeaseRequested { .. } => "lease_requested",
-        Event::RequestDropped { .. } => "request_dropped",
-        Event::SamplingStarted { .. } => "sampling_started",
-        Event::TurnFinished { .. } => "turn_finished",
-        Event::Noted { .. } => "noted",
-        Event::TurnFailed { .. } => "turn_failed",
-        Event::RolloutFinished { .. } => "rollout_finished",
-        Event::EngineJoined { .. } => "engine_joined",
-        Event::EngineProved { .. } => "engine_proved",
-        Event::EngineLost { .. } => "engine_lost",
-        Event::EngineLoad { .. } => "engine_load",
-        Event::BatchRequested { .. } => "batch_requested",
-        Event::NextBatchRequested { .. } => "next_batch_requested",
-        Event::WeightsPublished { .. } => "weights_published",
-        Event::TrainerResumed { .. } => "trainer_resumed",
-        Event::CheckpointSaved { .. } => "checkpoint_saved",
-        Event::AdvantagesComputed { .. } => "advantages_computed",
-        Event::TeacherScored { .. } => "teacher_scored",
-        Event::Reconfigured(_) => "reconfigured",
-        Event::MeasureAgain => "measure_again",
-        Event::Restarted => "restarted",
-        Event::Tick => "tick",
-        Event::ShutdownRequested { .. } => "shutdown_requested",
-    }
-}
-
 impl Observer for Counting {
     fn saw(&mut self, moment: &Moment<'_>) {
-        *self.events.entry(kind(moment.event)).or_default() += 1;
+        *self.events.entry(moment.event.kind()).or_default() += 1;
         // Not one that took its leave: it was told to.
         let ended_badly = matches!(
             moment.event,

@@ -16,15 +16,19 @@ mod ahead;
 mod follow;
 mod reader;
 mod restore;
+mod skip;
 mod snapshot;
+mod unread;
 mod writer;
 
 pub use ahead::read_from;
 pub use follow::{Follower, Place, read_at};
 pub use reader::{Entry, ReadError, Tail};
-pub(crate) use restore::newest_snapshot;
 pub use restore::{RestoreError, Restored, exists, newest, oldest, restore};
+pub(crate) use restore::{cut_again, newest_snapshot};
+pub use skip::{SkipError, Skipped, skip};
 pub use snapshot::{Identity, Snapshot, link_before, retain, write as write_snapshot};
+pub use unread::check_unread;
 pub use writer::{Journal, JournalError, Progress, begin_segment};
 
 use std::path::{Path, PathBuf};

@@ -210,7 +210,10 @@ impl Segment {
     }
 
     /// Where in the window the body of the next record is; `None` at the end, or at a torn tail where there may be one.
-    fn next_record(&mut self, may_be_torn: bool) -> Result<Option<Range<usize>>, ReadError> {
+    pub(super) fn next_record(
+        &mut self,
+        may_be_torn: bool,
+    ) -> Result<Option<Range<usize>>, ReadError> {
         loop {
             match parse(&self.window[self.begin..]) {
                 Record::Whole { length } => {

@@ -88,13 +88,27 @@ impl Write for Hashed<'_> {
 /// Read a snapshot; the error says what is wrong with the file.
 pub(super) fn read(path: &Path) -> Result<Snapshot, String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    let body = checked(&bytes)?;
+    rmp_serde::from_slice(body).map_err(|error| format!("it is of another version: {error}"))
+}
+
+/// Whether a snapshot is as it was written, unless it has been deleted; the error says what is wrong with the file.
+pub(super) fn check(path: &Path) -> Result<(), String> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.to_string()),
+        Ok(bytes) => Ok(checked(&bytes).map(|_| ())?),
+    }
+}
+
+fn checked(bytes: &[u8]) -> Result<&[u8], &'static str> {
     let (checksum, body) = bytes
         .split_at_checked(4)
         .ok_or("it is shorter than its header")?;
-    if crc32fast::hash(body).to_le_bytes() != checksum {
-        return Err("it does not match its checksum".into());
+    match crc32fast::hash(body).to_le_bytes() == checksum {
+        true => Ok(body),
+        false => Err("it does not match its checksum"),
     }
-    rmp_serde::from_slice(body).map_err(|error| format!("it is of another version: {error}"))
 }
 
 /// What is there of the first `number` events, linked into another folder: `number` has to be where a segment ends.

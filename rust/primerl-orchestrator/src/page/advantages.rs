@@ -1,6 +1,7 @@
 //! The advantage of each token, as the trainer got it: from the spool, for as long as that has the batch.
 
 use crate::spool::Spool;
+use crate::trainer::batch;
 use bytes::Bytes;
 use primerl_core::{RolloutId, Step};
 use serde::Deserialize;
@@ -48,8 +49,11 @@ pub fn of_rollout(spool: &Spool, ranks: u32, step: Step, rollout: RolloutId) -> 
         .collect()
 }
 
-/// `None` where the body is not what `trainer::batch` writes.
+/// `None` where the body is not what `trainer::batch` writes, or is damaged.
 fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
+    if batch::checksum(body).is_none() && !batch::is_unchecked(body) {
+        return None;
+    }
     let frame: Frame<'_> = rmp_serde::from_slice(body).ok()?;
     let header: Header = rmp_serde::from_slice(frame.header).ok()?;
     let (mut columns, mut found) = (&frame.columns[..], Vec::new());

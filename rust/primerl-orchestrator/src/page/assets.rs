@@ -2,7 +2,7 @@
 //! strict policy forbids everything that is not one of them, so what a model writes can never become part of the page.
 
 use super::Page;
-use axum::Router;
+use crate::routes::Routes;
 use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -41,8 +41,8 @@ pub fn is_asset(path: &str) -> bool {
     path == "/" || path.starts_with(FOLDER)
 }
 
-pub fn routes() -> Router<Arc<Page>> {
-    Router::new()
+pub fn routes() -> Routes<Arc<Page>> {
+    Routes::new()
         .route("/", get(async || file("text/html; charset=utf-8", INDEX)))
         .route("/page/assets/{name}", get(asset))
 }

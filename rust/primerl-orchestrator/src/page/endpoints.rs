@@ -5,7 +5,7 @@ use super::index::Filter;
 use super::rollout::{MOST_TOKENS, line};
 use super::{Page, assets, over};
 use crate::http::{ApiError, JSON};
-use axum::Router;
+use crate::routes::Routes;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::header;
@@ -26,7 +26,7 @@ const MOST_ROLLOUTS: usize = 500;
 const EVALUATIONS: usize = 1_000;
 
 /// All but what is going on now, which is asked of who runs.
-pub fn router<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Router<S> {
+pub fn routes<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Routes<S> {
     assets::routes()
         .route("/page/curves", get(curves))
         .route("/page/evaluations", get(evaluations))

@@ -24,7 +24,7 @@ mod rollout;
 mod serve;
 
 pub(crate) use assets::is_asset;
-pub(crate) use endpoints::{now, router};
+pub(crate) use endpoints::{now, routes};
 pub use serve::Prepared;
 
 use crate::http::ApiError;

@@ -48,7 +48,7 @@ impl Prepared {
     /// The listener fails.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
         let Prepared(page) = self;
-        let router: Router = endpoints::router(Arc::clone(&page));
+        let router: Router = endpoints::routes(Arc::clone(&page)).into_router();
         let now = Router::new().route("/page/now", get(now)).with_state(page);
         let server = axum::serve(listener, router.merge(now));
         let stopped = async move { stop.cancelled().await };

@@ -10,5 +10,5 @@ mod waits;
 
 pub use cpu::process_cpu_seconds;
 pub use metrics::{Outcome, Telemetry, TurnEnd};
-pub use trainer::TrainerClock;
+pub use trainer::{Overdue as TrainerOverdue, TrainerClock};
 pub use waits::{Overdue, Wait, Waiting, Waits};

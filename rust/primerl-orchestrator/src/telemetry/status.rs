@@ -67,6 +67,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         },
         "rollouts": rollouts,
         "groups": core.groups,
+        "without_signal_s": core.groups.without_signal_since.map(|since| now.since(since).as_secs_f64()),
         "environments": core.environments,
         "buffer": core.buffer,
         "trainer": {
@@ -76,6 +77,7 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
             "idle_share": telemetry.trainer.idle_share(),
             "waited_s": telemetry.trainer.waited().as_secs_f64(),
             "fetched_step": core.trainer.fetched,
+            "process": app.holder.known().map(|(pid, host)| json!({"pid": pid, "host": host})),
         },
         "waits": waits,
         "engines": engines,

@@ -17,6 +17,24 @@ struct State {
     /// It has sent a heartbeat, and has not taken its leave: silence means that it hangs or is dead.
     beats: bool,
     doing: String,
+    /// Its launcher starts it again, and it has not begun yet.
+    starting: Option<Starting>,
+}
+
+#[derive(Clone, Debug)]
+struct Starting {
+    since: Instant,
+    within: Duration,
+    why: String,
+}
+
+/// How a trainer is overdue.
+#[derive(Debug, PartialEq)]
+pub enum Overdue {
+    /// It fell silent.
+    Silent { silent: Duration, doing: String },
+    /// It was started again, and nothing was heard of it in the time that a start may take.
+    NotBack { within: Duration, why: String },
 }
 
 impl TrainerClock {
@@ -54,10 +72,44 @@ impl TrainerClock {
         state.last_seen = Some(Instant::now());
         state.beats = !leaving;
         state.doing = doing;
+        state.starting = None;
+    }
+
+    /// Its launcher starts it again, as it ended by `why`: what was due of its predecessor is not due of it, until it begins
+    /// or `within` has passed.
+    pub fn is_started(&self, within: Duration, why: String) {
+        let mut state = self.0.lock();
+        state.beats = false;
+        state.doing = "starting again".to_owned();
+        state.starting = Some(Starting {
+            since: Instant::now(),
+            within,
+            why,
+        });
+    }
+
+    /// This process was itself suspended for so long: nobody could be heard.
+    pub fn postpone(&self, by: Duration) {
+        let mut state = self.0.lock();
+        state.last_seen = Some(Instant::now());
+        if let Some(starting) = &mut state.starting {
+            starting.since += by;
+        }
+    }
+
+    /// Whether it has been silent for longer than it may be.
+    pub fn overdue(&self, patience: Duration) -> Option<Overdue> {
+        if let Some(silent) = self.silent_for().filter(|silent| *silent > patience) {
+            let doing = self.doing();
+            return Some(Overdue::Silent { silent, doing });
+        }
+        let starting = self.0.lock().starting.clone()?;
+        let Starting { since, within, why } = starting;
+        (since.elapsed() > within).then_some(Overdue::NotBack { within, why })
     }
 
     /// For how long a trainer that should send heartbeats has been silent. A training loop of one's own need not.
-    pub fn silent_for(&self) -> Option<Duration> {
+    fn silent_for(&self) -> Option<Duration> {
         let state = self.0.lock();
         state
             .last_seen
@@ -117,5 +169,29 @@ mod tests {
         assert!(trainer.silent_for().is_some());
         trainer.beat("finished".into(), true);
         assert_eq!(trainer.silent_for(), None, "it said goodbye");
+    }
+
+    #[test]
+    fn one_that_is_started_again_has_the_time_of_a_start() {
+        let (trainer, none) = (TrainerClock::default(), Duration::ZERO);
+        trainer.beat("optimizer".into(), false);
+        assert!(matches!(
+            trainer.overdue(none),
+            Some(Overdue::Silent { .. })
+        ));
+        let why = || "was killed by SIGKILL".to_owned();
+        trainer.is_started(Duration::from_secs(600), why());
+        assert_eq!(trainer.overdue(none), None, "it may still be importing");
+        trainer.is_started(none, why());
+        let late = std::iter::repeat_with(|| trainer.overdue(none)).find_map(|late| late);
+        assert_eq!(
+            late,
+            Some(Overdue::NotBack {
+                within: none,
+                why: why()
+            })
+        );
+        trainer.beat("loading the model".into(), false);
+        assert_eq!(trainer.overdue(Duration::from_secs(600)), None);
     }
 }

@@ -2,7 +2,7 @@
 //! for `torch.frombuffer`. The columns are written here, once, straight from the tokens of the turns.
 //!
 //! ```text
-//! {"header": bin(msgpack map), "columns": bin}
+//! {"header": bin(msgpack map), "columns": bin, "xxh3": bin(XXH3-64 of all bytes before this key, little-endian)}
 //! ```
 //! The columns of one micro-batch of N tokens follow those of the one before: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
@@ -12,19 +12,26 @@
 
 use crate::failure::RunError;
 use bytes::Bytes;
-use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, TruncatedRun};
+use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
 use primerl_core::sample::{Segment, Trained};
-use primerl_core::{EnvironmentId, RolloutId, Step, Truncation};
+use primerl_core::{EnvironmentId, Grammar, RolloutId, Step, Truncation};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Of a micro-batch's first column, in bytes; a multiple of every value's size.
 const ALIGNMENT: usize = 16;
 /// Of all columns together.
 const BYTES_PER_TOKEN: usize = 5 * 4 + 1;
-/// msgpack of a map of two entries and the first one's key, and of the second one's key.
-const HEADER_KEY: &[u8] = b"\x82\xa6header";
+/// msgpack of a map of three entries and the first one's key, and of the second one's key.
+const HEADER_KEY: &[u8] = b"\x83\xa6header";
 const COLUMNS_KEY: &[u8] = b"\xa7columns";
+/// The third key, with msgpack's mark of 8 bytes; the checksum of everything before it follows and ends the body.
+const CHECKSUM_KEY: &[u8] = b"\xa4xxh3\xc4\x08";
+const CHECKSUM_BYTES: usize = 8;
+/// What a body began with before it ended with its checksum: a map of two entries.
+const UNCHECKED: u8 = 0x82;
 /// msgpack's mark of bytes whose length follows in four bytes, big-endian.
 const BIN_32: u8 = 0xc6;
 
@@ -55,6 +62,9 @@ struct MicroBatchHeader {
     /// Which tokens were sampled from fewer than all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncations: Vec<TruncationHeader>,
+    /// Which answers were sampled by a grammar.
+    #[serde(skip_serializing_if = "Grammars::is_empty")]
+    grammars: Grammars,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     extra_columns: Vec<ExtraColumn>,
 }
@@ -87,6 +97,40 @@ struct TruncationHeader {
     top_p: f32,
     top_k: u32,
     min_p: f32,
+}
+
+/// Different grammars, and the answers that they hold for.
+#[derive(Default, Serialize)]
+struct Grammars {
+    kinds: Vec<Arc<Grammar>>,
+    /// First token among the N, the token after the last, and the place among `kinds`.
+    runs: Vec<(usize, usize, usize)>,
+}
+
+impl Grammars {
+    fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+impl From<Vec<GrammarRun>> for Grammars {
+    fn from(found: Vec<GrammarRun>) -> Self {
+        let mut places: HashMap<Arc<Grammar>, usize> = HashMap::new();
+        let mut grammars = Grammars::default();
+        for GrammarRun {
+            begin,
+            end,
+            grammar,
+        } in found
+        {
+            let place = *places.entry(grammar).or_insert_with_key(|grammar| {
+                grammars.kinds.push(Arc::clone(grammar));
+                grammars.kinds.len() - 1
+            });
+            grammars.runs.push((begin, end, place));
+        }
+        grammars
+    }
 }
 
 impl From<TruncatedRun> for TruncationHeader {
@@ -125,6 +169,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .into_iter()
                 .map(TruncationHeader::from)
                 .collect(),
+            grammars: micro_batch.grammars().into(),
             extra_columns: ExtraColumn::of(micro_batch),
         }
     }
@@ -144,7 +189,8 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, RunError> {
     })?;
     let header = header(batch, rank, micro_batches).map_err(|error| failed(error.to_string()))?;
     let columns: usize = micro_batches.iter().map(aligned_size).sum();
-    let mut body = Body(Vec::with_capacity(frame(header.len()) + columns));
+    let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
+    let mut body = Body(Vec::with_capacity(frame(header.len()) + columns + end));
     body.0.extend_from_slice(HEADER_KEY);
     body.bytes_of(header.len()).map_err(failed)?;
     body.0.extend_from_slice(&header);
@@ -153,7 +199,40 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, RunError> {
     for micro_batch in micro_batches {
         body.columns(micro_batch);
     }
+    let checksum = xxh3_64(&body.0);
+    body.0.extend_from_slice(CHECKSUM_KEY);
+    body.0.extend_from_slice(&checksum.to_le_bytes());
     Ok(Bytes::from(body.0))
+}
+
+/// The checksum that a body ends with, where its bytes have it.
+pub fn checksum(body: &[u8]) -> Option<u64> {
+    let (content, stated) = checked(body)?;
+    (xxh3_64(content) == stated).then_some(stated)
+}
+
+/// Whether a body was written before bodies ended with a checksum.
+pub fn is_unchecked(body: &[u8]) -> bool {
+    body.first() == Some(&UNCHECKED)
+}
+
+/// Whether a body that was read says what `encode` says: the same bytes, or those of before bodies had a checksum.
+pub fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
+    let before = || -> Option<bool> {
+        let (content, _) = checked(encoded)?;
+        Some(is_unchecked(read) && read.get(1..) == content.get(1..))
+    };
+    read == encoded || before().unwrap_or(false)
+}
+
+/// What comes before the checksum, and the checksum.
+fn checked(body: &[u8]) -> Option<(&[u8], u64)> {
+    let (content, end) = body.split_at_checked(
+        body.len()
+            .checked_sub(CHECKSUM_KEY.len() + CHECKSUM_BYTES)?,
+    )?;
+    let stated = end.strip_prefix(CHECKSUM_KEY)?;
+    Some((content, u64::from_le_bytes(stated.try_into().ok()?)))
 }
 
 /// Where the columns begin behind a header of that many bytes.

@@ -1,8 +1,10 @@
 //! The trainer's endpoints (`docs/architecture.md`).
 
+use super::holder::{Answer, Identity};
 use super::manifest;
 use crate::app::App;
 use crate::driver::BatchReply;
+use crate::engines::BrokenWeights;
 use crate::http::{ApiError, MSGPACK, Wire, encoded};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,6 +14,7 @@ use primerl_core::{Event, PolicyVersion, Step};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[derive(Debug, Deserialize)]
 pub struct BatchRequest {
@@ -20,17 +23,41 @@ pub struct BatchRequest {
     /// It trains the step before: it takes the batch should it be there, and does not wait.
     #[serde(default)]
     ahead: bool,
+    #[serde(default)]
+    trainer: Option<Identity>,
 }
 
 #[derive(Debug, Serialize)]
 struct NotReady {
     waiting_for: String,
+    /// Weights that the trainer is to write again: no engine can load what it wrote.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    publish_again: Option<BrokenWeights>,
 }
 
 #[derive(Debug, Deserialize)]
 pub struct WeightsRequest {
     version: PolicyVersion,
     manifest: PathBuf,
+    #[serde(default)]
+    trainer: Option<Identity>,
+}
+
+/// A trainer asks for the run, before all else.
+#[derive(Debug, Deserialize)]
+pub struct BeginRequest {
+    trainer: Identity,
+}
+
+/// Its launcher starts a trainer.
+#[derive(Debug, Deserialize)]
+pub struct StartingRequest {
+    /// How long it may take to begin. Left out: at the run's start others look after that.
+    #[serde(default)]
+    within_s: Option<f64>,
+    /// Why it is started again.
+    #[serde(default)]
+    why: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -41,12 +68,16 @@ pub struct HeartbeatRequest {
     /// The trainer's last words: its silence from now on is no failure.
     #[serde(default)]
     leaving: bool,
+    #[serde(default)]
+    trainer: Option<Identity>,
 }
 
 /// The step that the trainer goes on after.
 #[derive(Debug, Deserialize)]
 pub struct ResumeRequest {
     step: Step,
+    #[serde(default)]
+    trainer: Option<Identity>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -56,6 +87,8 @@ pub struct CheckpointRequest {
     /// The checkpoint that has just come to the disk.
     #[serde(default)]
     saved: Option<Step>,
+    #[serde(default)]
+    trainer: Option<Identity>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -65,6 +98,66 @@ pub struct ShutdownRequest {
 
 #[derive(Debug, Serialize)]
 struct Empty {}
+
+/// Whether the trainer of a request has the run.
+fn admit(app: &App, trainer: Option<&Identity>) -> Result<(), ApiError> {
+    let admitted = app.holder.admit(trainer);
+    admitted.map_err(|why| ApiError::conflict("trainer_taken", why))
+}
+
+/// A trainer gets the run, or is told which other one has it; a long poll while that may be gone.
+pub async fn begin(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<BeginRequest>,
+) -> Result<Response, ApiError> {
+    let since = Instant::now();
+    let end = since + Duration::from_secs_f64(app.config.timeouts.long_poll_s);
+    loop {
+        let changed = app.holder.changed();
+        match app.holder.begin(&body.trainer, since) {
+            Answer::Yours => {
+                app.telemetry.trainer.heard();
+                return Ok(encoding.ok(&Empty {}));
+            }
+            Answer::Refused(why) => return Err(ApiError::conflict("trainer_taken", why)),
+            Answer::Unknown(until, other) => {
+                if end <= Instant::now() {
+                    let waiting_for = format!("a sign of the run's trainer, {other}");
+                    let answer = NotReady {
+                        waiting_for,
+                        publish_again: None,
+                    };
+                    return Ok(encoding.respond(StatusCode::ACCEPTED, &answer));
+                }
+                tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(until.min(end).into()) => {}
+                    _ = app.failures.wait() => return Err(app.over()),
+                }
+            }
+        }
+    }
+}
+
+/// The launcher says that its trainer is being started.
+pub async fn starting(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<StartingRequest>,
+) -> Result<Response, ApiError> {
+    let within = match body.within_s.map(Duration::try_from_secs_f64) {
+        Some(Err(error)) => {
+            return Err(ApiError::invalid(format!("within_s: {error}")).param("within_s"));
+        }
+        Some(Ok(within)) => Some(within),
+        None => None,
+    };
+    app.holder.is_started_again();
+    if let Some(within) = within {
+        tracing::info!(why = body.why, ?within, "the trainer is started again");
+        app.telemetry.trainer.is_started(within, body.why);
+    }
+    Ok(encoding.ok(&Empty {}))
+}
 
 /// A rank's batch, or why there is none yet.
 pub async fn wait_for_batch(app: &App, step: Step, rank: u32) -> Result<BatchReply, ApiError> {
@@ -104,6 +197,7 @@ pub async fn batch(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<BatchRequest>,
 ) -> Result<Response, ApiError> {
+    admit(&app, body.trainer.as_ref())?;
     let reply = match body.ahead {
         true => batch_ahead(&app, body.step, body.rank).await?,
         false => wait_for_batch(&app, body.step, body.rank).await?,
@@ -111,7 +205,12 @@ pub async fn batch(
     match reply {
         BatchReply::Batch(bytes) => Ok(encoded(MSGPACK, Bytes::clone(&bytes))),
         BatchReply::NotReady { waiting_for } => {
-            Ok(encoding.respond(StatusCode::ACCEPTED, &NotReady { waiting_for }))
+            let publish_again = app.engines.broken_weights();
+            let answer = NotReady {
+                waiting_for,
+                publish_again,
+            };
+            Ok(encoding.respond(StatusCode::ACCEPTED, &answer))
         }
         BatchReply::NoMore => Err(ApiError::gone(
             "no_more_batches",
@@ -134,6 +233,7 @@ pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result
         .await
         .map_err(|_| app.over())?
         .map_err(|why| ApiError::conflict("version_not_due", why).param("version"))?;
+    app.engines.note_published();
     tracing::info!(%version, manifest = %path.display(), "weights published");
     Ok(())
 }
@@ -142,6 +242,7 @@ pub async fn weights(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<WeightsRequest>,
 ) -> Result<Response, ApiError> {
+    admit(&app, body.trainer.as_ref())?;
     publish(&app, body.version, body.manifest).await?;
     Ok(encoding.ok(&Empty {}))
 }
@@ -161,6 +262,7 @@ pub async fn resume(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<ResumeRequest>,
 ) -> Result<Response, ApiError> {
+    admit(&app, body.trainer.as_ref())?;
     resume_after(&app, body.step).await?;
     Ok(encoding.ok(&Empty {}))
 }
@@ -179,6 +281,7 @@ pub async fn checkpoint(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<CheckpointRequest>,
 ) -> Result<Response, ApiError> {
+    admit(&app, body.trainer.as_ref())?;
     checkpoint_saved(&app, body.step, body.saved).await?;
     Ok(encoding.ok(&Empty {}))
 }
@@ -187,7 +290,11 @@ pub async fn heartbeat(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<HeartbeatRequest>,
 ) -> Result<Response, ApiError> {
+    admit(&app, body.trainer.as_ref())?;
     app.telemetry.trainer.beat(body.doing, body.leaving);
+    if body.leaving {
+        app.holder.left(body.trainer.as_ref());
+    }
     Ok(encoding.ok(&Empty {}))
 }
 

@@ -1,5 +1,7 @@
 //! Published weights, checked before any engine is told of them.
 
+mod contents;
+
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,17 @@ pub enum ManifestError {
         stated: String,
         computed: String,
     },
+    #[error("{file} is no safetensors file: {problem}")]
+    File { file: PathBuf, problem: String },
+    #[error(
+        "{file} is damaged: the bytes of {tensor} have the hash {found}, the manifest says {expected}"
+    )]
+    Tensor {
+        file: PathBuf,
+        tensor: String,
+        found: String,
+        expected: String,
+    },
 }
 
 /// What `docs/architecture.md` says of `manifest.json`, as far as it is checked here.
@@ -72,10 +85,31 @@ struct Tensor {
     dtype: String,
     shape: Vec<u64>,
     xxh3: String,
+    #[serde(default)]
+    file: String,
 }
 
 /// Check a manifest and its files' sizes; the result is its digest. Contents are hashed by whoever loads them.
 pub fn check(path: &Path, expected: PolicyVersion) -> Result<String, ManifestError> {
+    read_whole(path, expected).map(|manifest| manifest.digest)
+}
+
+/// The same, and of every tensor that its bytes are those of the manifest. Reads all of the files, so that takes as long
+/// as the disk needs.
+pub fn verify(path: &Path, expected: PolicyVersion) -> Result<(), ManifestError> {
+    let manifest = read_whole(path, expected)?;
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    for file in &manifest.files {
+        let tensors = manifest
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.file == file.name);
+        contents::verify(&folder.join(&file.name), tensors)?;
+    }
+    Ok(())
+}
+
+fn read_whole(path: &Path, expected: PolicyVersion) -> Result<Manifest, ManifestError> {
     let path = path.to_owned();
     if path.is_relative() {
         return Err(ManifestError::Relative { path });
@@ -121,7 +155,7 @@ pub fn check(path: &Path, expected: PolicyVersion) -> Result<String, ManifestErr
             computed,
         });
     }
-    Ok(computed)
+    Ok(manifest)
 }
 
 /// Plain files only: a read of a pipe or a device need not end.
@@ -163,6 +197,7 @@ fn digest(tensors: &[Tensor]) -> String {
         dtype,
         shape,
         xxh3,
+        file: _,
     } in tensors
     {
         let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
@@ -185,12 +220,14 @@ mod tests {
                 dtype: "F32".into(),
                 shape: vec![2, 3],
                 xxh3: "00ff00ff00ff00ff".into(),
+                file: String::new(),
             },
             Tensor {
                 name: "a".into(),
                 dtype: "F32".into(),
                 shape: vec![],
                 xxh3: "0123456789abcdef".into(),
+                file: String::new(),
             },
         ];
         let mut manifest = serde_json::json!({

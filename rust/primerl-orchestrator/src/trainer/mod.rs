@@ -2,4 +2,6 @@
 
 pub mod batch;
 pub(crate) mod endpoints;
+pub(crate) mod holder;
 pub mod manifest;
+mod process;

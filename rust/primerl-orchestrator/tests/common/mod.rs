@@ -8,10 +8,13 @@ pub mod trainer;
 pub mod worker;
 
 use primerl_orchestrator::envs::wire::Lease;
-use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
+use primerl_orchestrator::secret::Secret;
+use primerl_orchestrator::{Config, ExitReason, Prepared, RUN_KEY_VARIABLE, RunError, Running};
 use reqwest::RequestBuilder;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -21,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 /// No test waits longer for anything.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The run's key of the orchestrators here.
+pub const RUN_KEY: &str = "the-key-of-the-tests-runs";
 
 /// A folder with a tiny model, and an output folder in it.
 pub struct Place {
@@ -80,6 +86,19 @@ no_engine_s = 3.0
     }
 }
 
+/// With the key that [`client`] sends.
+pub fn prepared(config: Config) -> Prepared {
+    let prepared = Prepared::new(config, None).unwrap();
+    prepared.with_run_key(Some(Secret::new(RUN_KEY)))
+}
+
+/// The command, with the key that [`client`] sends.
+pub fn orchestrate() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"));
+    command.env(RUN_KEY_VARIABLE, RUN_KEY);
+    command
+}
+
 /// An orchestrator in this process.
 pub struct Orchestrator {
     pub url: String,
@@ -89,7 +108,7 @@ pub struct Orchestrator {
 
 impl Orchestrator {
     pub async fn start(config: Config) -> Orchestrator {
-        Orchestrator::start_prepared(Prepared::new(config, None).unwrap()).await
+        Orchestrator::start_prepared(prepared(config)).await
     }
 
     pub async fn start_prepared(prepared: Prepared) -> Orchestrator {
@@ -167,11 +186,22 @@ pub async fn metrics(url: &str) -> String {
     answer.text().await.unwrap()
 }
 
+/// It sends the run's key, unless a request has another.
 pub fn client() -> reqwest::Client {
-    primerl_orchestrator::tls::plain()
-        .timeout(PATIENCE)
+    let key = HeaderValue::try_from(format!("Bearer {RUN_KEY}")).unwrap();
+    builder()
+        .default_headers(HeaderMap::from_iter([(AUTHORIZATION, key)]))
         .build()
         .unwrap()
+}
+
+/// It has no key.
+pub fn stranger() -> reqwest::Client {
+    builder().build().unwrap()
+}
+
+fn builder() -> reqwest::ClientBuilder {
+    primerl_orchestrator::tls::plain().timeout(PATIENCE)
 }
 
 pub async fn get(url: &str) -> Value {

@@ -30,7 +30,16 @@ pub struct MicroBatch {
     #[serde(default)]
     pub truncations: Vec<TruncatedRun>,
     #[serde(default)]
+    pub grammars: Grammars,
+    #[serde(default)]
     pub extra_columns: Vec<String>,
+}
+
+/// Different grammars, and the answers they hold for: first token, the token after the last, which grammar.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Grammars {
+    pub kinds: Vec<Value>,
+    pub runs: Vec<(u64, u64, usize)>,
 }
 
 /// Tokens of a micro-batch that were sampled so.

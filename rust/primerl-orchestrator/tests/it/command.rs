@@ -82,6 +82,29 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success());
 }
 
+/// Nothing has begun: there is nothing to bring to an end, and nothing may swallow the signal.
+#[test]
+fn a_signal_before_the_run_has_begun_ends_it_at_once() {
+    for (name, number) in [("TERM", 15), ("HUP", 1), ("INT", 2)] {
+        let place = Place::new();
+        // It is read for as long as nobody writes to it.
+        let fifo = place.path("orchestrator.toml");
+        assert!(
+            Command::new("mkfifo")
+                .arg(&fifo)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let mut child = command(&fifo).spawn().unwrap();
+        // Opened by both ends once it reads, with its handlers in place.
+        let writer = std::fs::OpenOptions::new().write(true).open(&fifo).unwrap();
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(128 + number), "{name}");
+        drop(writer);
+    }
+}
+
 #[test]
 fn bad_configs_are_refused_before_anything_starts() {
     let place = Place::new();

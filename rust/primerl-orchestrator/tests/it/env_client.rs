@@ -210,7 +210,7 @@ fn options(url: &str, environment: &str, max_concurrent: u32, give_up: Duration)
     };
     Options {
         orchestrator_url: url.into(),
-        api_key: None,
+        api_key: Some(Secret::new(crate::common::RUN_KEY)),
         registration,
         max_concurrent,
         give_up,

@@ -2,12 +2,13 @@
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
+use crate::common::{Orchestrator, PATIENCE, Place, all_proved, chat, client, trainer, user};
 use primerl_core::event::{Outcome, Refusal, RolloutError};
 use primerl_engine::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 fn slow() -> MockConfig {
@@ -332,6 +333,113 @@ async fn a_trainer_that_falls_silent_ends_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_that_is_started_again_has_the_time_of_a_start() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "trainer_s = 1.0")).await;
+    let beat = json!({"step": 3, "doing": "optimizer"});
+    assert_eq!(orchestrator.post("/trainer/heartbeat", &beat).await.0, 200);
+    let starting = json!({"within_s": 2.5, "why": "was killed by SIGKILL"});
+    let began = std::time::Instant::now();
+    assert_eq!(
+        orchestrator.post("/trainer/starting", &starting).await.0,
+        200
+    );
+    let error = orchestrator.end().await.unwrap_err();
+    assert!(began.elapsed() >= Duration::from_secs_f64(2.5));
+    assert!(
+        matches!(&*error, RunError::TrainerNotBack { why, .. } if why == "was killed by SIGKILL"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_trainer_is_refused_and_told_who_the_first_is() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "trainer_s = 60.0")).await;
+    let identity = |id: &str| json!({"id": id, "pid": 4711, "host": format!("node-{id}")});
+    let begin = |id: &str| json!({"trainer": identity(id)});
+    let beat = |id: &str| json!({"step": 0, "doing": "x", "trainer": identity(id)});
+    assert_eq!(
+        orchestrator.post("/trainer/begin", &begin("a")).await.0,
+        200
+    );
+    let (asked, alive) = (begin("b"), beat("a"));
+    let (status, answer) = {
+        let asking = orchestrator.post("/trainer/begin", &asked);
+        tokio::pin!(asking);
+        // The first is heard of while the second asks.
+        loop {
+            tokio::select! {
+                answer = &mut asking => break answer,
+                (status, _) = orchestrator.post("/trainer/heartbeat", &alive) => assert_eq!(status, 200),
+            }
+        }
+    };
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (409, &json!("trainer_taken"))
+    );
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("process 4711 on node-a"), "{message}");
+    let resume = json!({"step": 0, "trainer": identity("b")});
+    for (path, body) in [
+        ("/trainer/heartbeat", beat("b")),
+        ("/trainer/resume", resume),
+        ("/trainer/batch", json!({"step": 1, "rank": 0})),
+    ] {
+        let (status, answer) = orchestrator.post(path, &body).await;
+        assert_eq!(
+            (status, &answer["error"]["code"]),
+            (409, &json!("trainer_taken")),
+            "{path}"
+        );
+    }
+    let process = &orchestrator.status().await["trainer"]["process"];
+    assert_eq!(*process, json!({"pid": 4711, "host": "node-a"}));
+    // One that has left makes room.
+    let mut last = beat("a");
+    last["leaving"] = json!(true);
+    assert_eq!(orchestrator.post("/trainer/heartbeat", &last).await.0, 200);
+    assert_eq!(
+        orchestrator.post("/trainer/begin", &begin("b")).await.0,
+        200
+    );
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_prompt_that_is_too_long_is_named_and_tried_once() {
+    let place = Place::new();
+    let orchestrator = Orchestrator::start(place.config("", "")).await;
+    let engine = Engine::start(MockConfig::default()).await;
+    orchestrator.join(&engine.url).await;
+    trainer::publish(&orchestrator.url, &place.output(), 0).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+    let lease = worker.one().await;
+    let too_long = json!({"messages": [user(&"word ".repeat(4000))]});
+    assert_eq!(chat(&lease, "s", &too_long).await.0, 400);
+    let outcome = Outcome {
+        ok: true,
+        ..Outcome::default()
+    };
+    assert!(worker.result(lease.rollout, outcome).await);
+    let status = orchestrator.status().await;
+    assert_eq!(status["failures"]["prompt_too_long"], 1);
+    assert_eq!(status["buffer"][0]["resting"], 1);
+    let first = status["environments"][0]["first_errors"]["model"]["message"]
+        .as_str()
+        .unwrap();
+    assert!(
+        first.starts_with("its first prompt has ") && first.contains("and the context is"),
+        "{first}"
+    );
+    orchestrator.shutdown.cancel();
+    orchestrator.end().await.unwrap();
+    engine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_are_not_due_are_refused() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
@@ -433,6 +541,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
         refusal: Some(Refusal {
             code: "engine_unavailable".into(),
             status: 503,
+            overflow: None,
         }),
         ..Outcome::default()
     };
@@ -477,4 +586,81 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     let end = trace.end.unwrap();
     assert_eq!(end.error, Some(primerl_core::ErrorKind::Model));
     assert_eq!(end.reason.as_deref(), Some("model"));
+}
+
+/// What the trainer that waits for a batch is told.
+async fn told_to_publish_again(url: &str) -> Value {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let body = rmp_serde::to_vec_named(&json!({"step": 1, "rank": 0})).unwrap();
+        let request = client()
+            .post(format!("{url}/trainer/batch"))
+            .header("content-type", "application/msgpack")
+            .body(body);
+        let answer = request.send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 202);
+        let answer: Value = rmp_serde::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        if !answer["publish_again"].is_null() {
+            return answer["publish_again"].clone();
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_that_no_engine_can_load_are_asked_for_again() {
+    type Damage = (&'static str, fn(&Path), &'static str);
+    let damages: [Damage; 4] = [
+        (
+            "gone",
+            |folder| std::fs::remove_dir_all(folder).unwrap(),
+            "cannot read",
+        ),
+        (
+            "an empty manifest",
+            |folder| std::fs::write(folder.join("manifest.json"), b"").unwrap(),
+            "is no manifest",
+        ),
+        (
+            "no weights",
+            |folder| std::fs::remove_file(folder.join("model.safetensors")).unwrap(),
+            "cannot read",
+        ),
+        (
+            "a bit that flipped",
+            |folder| {
+                let file = folder.join("model.safetensors");
+                let mut bytes = std::fs::read(&file).unwrap();
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(file, bytes).unwrap();
+            },
+            "the bytes of w have",
+        ),
+    ];
+    for (name, damage, words) in damages {
+        let place = Place::new();
+        let tables = "no_engine_s = 60.0";
+        let config = place.toml("", "").replace("no_engine_s = 3.0", tables);
+        let config = config.replace("long_poll_s = 2.0", "long_poll_s = 0.2");
+        let config = primerl_orchestrator::Config::from_toml(&config, "test").unwrap();
+        let orchestrator = Orchestrator::start(config).await;
+        trainer::publish(&orchestrator.url, &place.output(), 0).await;
+        damage(&place.output().join("broadcasts/step_0"));
+        let engine = Engine::start(MockConfig::default()).await;
+        orchestrator.join(&engine.url).await;
+        let told = told_to_publish_again(&orchestrator.url).await;
+        assert_eq!(told["version"], 0, "{name}");
+        let why = told["why"].as_str().unwrap();
+        assert!(why.contains(words), "{name}: {why}");
+        // Written again, they are what was published before.
+        trainer::publish(&orchestrator.url, &place.output(), 0).await;
+        orchestrator
+            .until("the engine is proved", |status| {
+                status["engines"][0]["version"] == 0
+            })
+            .await;
+        orchestrator.shutdown.cancel();
+        orchestrator.end().await.unwrap();
+        engine.stop().await;
+    }
 }

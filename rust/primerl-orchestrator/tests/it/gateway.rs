@@ -129,7 +129,7 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
         messages.push(answer["choices"][0]["message"].clone());
         messages.push(user("next"));
     }
-    // A history that was edited is rendered anew.
+    // An answer that was edited is rendered anew.
     messages[1]["content"] = "something else".into();
     let (status, answer) = scene.ask(&messages, json!({})).await;
     assert_eq!(status, 200);
@@ -140,7 +140,7 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
         "{metrics}"
     );
     assert!(
-        metrics.contains("primerl_turns_total{prompt=\"history_edited\"} 1"),
+        metrics.contains("primerl_turns_total{prompt=\"answer_edited\"} 1"),
         "{metrics}"
     );
     scene.end().await;
@@ -400,4 +400,33 @@ async fn the_same_question_twice_is_two_samples() {
     );
     assert!(scene.place.output().join("journal").exists());
     scene.end().await;
+}
+
+/// Answers of two rollouts to the same two questions, the later lease's first where `reversed`.
+async fn answers_of_two(reversed: bool) -> Vec<Vec<Value>> {
+    let scene = Scene::new().await;
+    let leases = [scene.lease.clone(), scene.worker.one().await];
+    assert_eq!(leases[0].group, leases[1].group);
+    let mut answers = vec![Vec::new(); 2];
+    for question in ["one", "two"] {
+        let mut order = [0, 1];
+        if reversed {
+            order.reverse();
+        }
+        for at in order {
+            let body = json!({"messages": [user(question)], "return_token_ids": true});
+            let (status, answer) = chat(&leases[at], "", &body).await;
+            assert_eq!(status, 200, "{answer}");
+            answers[at].push(answer["choices"][0]["token_ids"].clone());
+        }
+    }
+    scene.end().await;
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_is_repeated_samples_the_same_whichever_request_comes_first() {
+    let first = answers_of_two(false).await;
+    assert_eq!(answers_of_two(true).await, first);
+    assert_ne!(first[0], first[1], "rollouts of a group differ");
 }

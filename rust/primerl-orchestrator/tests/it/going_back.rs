@@ -3,11 +3,11 @@
 use crate::common::engine::Engine;
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, read_lines};
+use crate::common::{Orchestrator, Place, prepared, read_lines};
 use primerl_core::Step;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{Prepared, RunError, journal};
+use primerl_orchestrator::{RunError, journal};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ struct Session {
 
 impl Session {
     async fn start(place: &Place, engine: &Engine, back_to: Option<u64>) -> Session {
-        let prepared = Prepared::new(place.config(SETTINGS, ""), None).unwrap();
+        let prepared = prepared(place.config(SETTINGS, ""));
         let prepared = prepared.going_back_to(back_to.map(Step));
         let orchestrator = Orchestrator::start_prepared(prepared).await;
         orchestrator.join(&engine.url).await;
@@ -87,7 +87,7 @@ fn rollouts(batches: &[Batch]) -> BTreeSet<u64> {
 }
 
 async fn refused(place: &Place, step: u64) -> String {
-    let prepared = Prepared::new(place.config(SETTINGS, ""), None).unwrap();
+    let prepared = prepared(place.config(SETTINGS, ""));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let started = prepared.going_back_to(Some(Step(step))).start(listener);
     let error = started.await.err().expect("there is no such state");

@@ -3,11 +3,12 @@
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, PATIENCE, Place, client, get};
+use crate::common::{Orchestrator, PATIENCE, Place, client, get, stranger};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_orchestrator::page;
 use primerl_orchestrator::secret::Secret;
+use reqwest::Client;
 use serde_json::{Value, json};
 use std::path::Path;
 use tokio::net::TcpListener;
@@ -29,8 +30,8 @@ async fn until(url: &str, reached: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
-async fn refusal(url: &str) -> (u16, Value) {
-    let answer = client().get(url).send().await.unwrap();
+async fn refusal(http: &Client, url: &str) -> (u16, Value) {
+    let answer = http.get(url).send().await.unwrap();
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
@@ -166,7 +167,7 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
             "65 curves",
         ),
     ] {
-        let (found, answer) = refusal(&format!("{url}/page/{path}")).await;
+        let (found, answer) = refusal(&client(), &format!("{url}/page/{path}")).await;
         let message = answer["error"]["message"].as_str().unwrap();
         assert_eq!(found, status, "{path}: {message}");
         assert!(message.contains(word), "{path}: {message}");
@@ -212,7 +213,7 @@ async fn the_page_needs_no_key_and_its_data_do() {
     let prepared = prepared.with_run_key(Some(Secret::new("the-key")));
     let orchestrator = Orchestrator::start_prepared(prepared).await;
     let url = orchestrator.url.clone();
-    let page = client().get(&url).send().await.unwrap();
+    let page = stranger().get(&url).send().await.unwrap();
     assert_eq!(page.status(), 200);
     let policy = page.headers()["content-security-policy"]
         .to_str()
@@ -229,7 +230,7 @@ async fn the_page_needs_no_key_and_its_data_do() {
         .split('"')
         .filter(|part| part.starts_with("/page/assets/"))
     {
-        let asset = client().get(format!("{url}{part}")).send().await.unwrap();
+        let asset = stranger().get(format!("{url}{part}")).send().await.unwrap();
         assert_eq!(asset.status(), 200, "{part}");
         assert!(asset.headers().contains_key("content-security-policy"));
         assert!(!asset.text().await.unwrap().contains("innerHTML"));
@@ -238,7 +239,7 @@ async fn the_page_needs_no_key_and_its_data_do() {
     assert_eq!(assets, 3);
     // Nothing of the page is elsewhere, and nothing of it is written into the text.
     assert!(!text.contains("http") && !text.contains("<style") && !text.contains("style="));
-    let nothing = client()
+    let nothing = stranger()
         .get(format!("{url}/page/assets/../now"))
         .send()
         .await
@@ -252,14 +253,14 @@ async fn the_page_needs_no_key_and_its_data_do() {
         "rollouts/0",
         "rollouts/0/turns/0",
     ] {
-        let (status, answer) = refusal(&format!("{url}/page/{path}")).await;
+        let (status, answer) = refusal(&stranger(), &format!("{url}/page/{path}")).await;
         assert_eq!(
             (status, &answer["error"]["code"]),
             (401, &json!("invalid_api_key")),
             "{path}"
         );
     }
-    let now = client()
+    let now = stranger()
         .get(format!("{url}/page/now"))
         .bearer_auth("the-key");
     let now = now.send().await.unwrap();

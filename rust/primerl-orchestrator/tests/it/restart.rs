@@ -136,7 +136,7 @@ fn spawn(config: &Path, output: &Path) -> Child {
         .append(true)
         .open(log_file(output))
         .unwrap();
-    Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
+    crate::common::orchestrate()
         .arg("--config")
         .arg(config)
         .stdout(Stdio::null())
@@ -582,7 +582,6 @@ async fn limits_of_a_rollout_outlive_restarts() {
     let url = lease.base_url.strip_suffix("/v1").unwrap();
     let told = crate::common::client()
         .post(format!("{url}/limits"))
-        .bearer_auth(lease.api_key.reveal())
         .json(&json!({"turns": 2}));
     assert_eq!(told.send().await.unwrap().status(), 200);
     let ask = async |session: &str, words: &str| {

@@ -68,6 +68,7 @@ fn check_tokens(batches: &[Batch], temperature: f32, truncation: Truncation) {
             uniform: 0.5,
             top: 0,
             banned: Vec::new(),
+            allowed: None,
         };
         for sequence in batch.sequences() {
             let mut prefix = 0;

@@ -4,6 +4,7 @@
 
 use primerl_engine::backend::TopToken;
 use primerl_engine::batch::{Batch, Sample};
+use primerl_engine::grammar::Allowed;
 use primerl_engine::{
     Backend, BackendError, Checkpoint, Loadable, ModelInfo, ScoredToken, StepOutput,
 };
@@ -213,12 +214,41 @@ fn sampling_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) 
         )
     });
     columns.set_item(intern!(py, "banned"), banned)?;
+    let allowed: Vec<(i64, Allowed)> = (0..)
+        .zip(samples)
+        .filter_map(|(row, sample)| Some((row, sample.allowed.clone()?)))
+        .collect();
+    let allowed = (!allowed.is_empty()).then_some(AllowedTokens(allowed));
+    columns.set_item(intern!(py, "allowed"), allowed)?;
     let top = samples
         .iter()
         .map(|sample| sample.top)
         .max()
         .unwrap_or_default();
     columns.set_item(intern!(py, "top"), top)
+}
+
+/// Which tokens the rows with a grammar may have. Called when the logits are there: the masks were computed meanwhile.
+#[pyclass(frozen, module = "primerl._core")]
+struct AllowedTokens(Vec<(i64, Allowed)>);
+
+#[pymethods]
+impl AllowedTokens {
+    /// Rows, and the masks of those rows one after another. A row without a mask is left out: the engine discards what is
+    /// sampled there.
+    fn __call__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>) {
+        let mut rows = Vec::new();
+        let mut words: Vec<u8> = Vec::new();
+        py.detach(|| {
+            for (row, allowed) in &self.0 {
+                if let Ok(mask) = allowed.wait() {
+                    rows.push(*row);
+                    words.extend(mask.iter().flat_map(|word| word.to_le_bytes()));
+                }
+            }
+        });
+        (int64(py, rows.into_iter()), PyByteArray::new(py, &words))
+    }
 }
 
 fn prompt_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) -> PyResult<()> {

@@ -77,7 +77,7 @@ impl ParserChoice {
         })
     }
 
-    pub(super) fn think(&self) -> Option<&'static ThinkMarkers> {
+    pub(crate) fn think(&self) -> Option<&'static ThinkMarkers> {
         match self.reasoning {
             "think" => Some(&THINK),
             "mistral" => Some(&MISTRAL_THINK),

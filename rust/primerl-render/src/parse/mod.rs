@@ -16,6 +16,7 @@ mod choice;
 mod cohere;
 mod cut;
 mod deepseek;
+mod demand;
 mod dsml;
 #[cfg(feature = "testing")]
 pub mod fuzz;
@@ -39,6 +40,7 @@ mod stream;
 mod tagged;
 
 pub use choice::{ParserChoice, REASONING_PARSERS, TOOL_PARSERS};
+pub use demand::{Demand, DemandError};
 pub(crate) use stream::AnswerParser;
 pub use stream::AnswerStream;
 

@@ -9,6 +9,7 @@ mod python_json;
 mod python_text;
 mod python_value;
 mod source;
+mod written;
 
 use environment::MOST_STEPS;
 pub(crate) use environment::{SPAN_END, SPAN_START};
@@ -29,7 +30,7 @@ const NAME: &str = "chat_template";
 /// How the template wants the arguments of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ToolArguments {
-    /// As a mapping: the usual case; JSON text of OpenAI's wire is parsed first.
+    /// As a mapping: the usual case; JSON text of OpenAI's wire is parsed first, and its numbers print as written.
     Mapping,
     /// As JSON text: the template concatenates it.
     Text,
@@ -161,10 +162,7 @@ impl ChatTemplate {
     fn template_call(&self, call: &ToolCall) -> Value {
         let arguments = match &call.function.arguments {
             Json::String(text) if self.tool_arguments == ToolArguments::Mapping => {
-                match serde_json::from_str(text) {
-                    Ok(mapping @ Json::Object(_)) => from_json(&mapping),
-                    _ => Value::from(text.as_str()),
-                }
+                written::mapping(text).unwrap_or_else(|| Value::from(text.as_str()))
             }
             arguments => from_json(arguments),
         };

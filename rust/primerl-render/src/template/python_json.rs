@@ -1,6 +1,6 @@
 //! `json.dumps`, byte for byte: chat templates were written and trained against Python's output.
 
-use super::python_value::{as_float, is_container};
+use super::python_value::{as_float, float_text, is_container};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write as _;
@@ -121,8 +121,8 @@ impl Writer<'_> {
     }
 
     fn number(&mut self, value: &Value) {
-        match as_float(value) {
-            Some(float) => self.out.push_str(&python_float(float)),
+        match float_text(value) {
+            Some(text) => self.out.push_str(&text),
             // Writing to a string cannot fail.
             None => _ = write!(self.out, "{value}"),
         }

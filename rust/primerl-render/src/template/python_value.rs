@@ -62,7 +62,10 @@ impl Object for PythonList {
 
 /// A float that minijinja would print differently (1e-07 as 0.0000001). It cannot be calculated with.
 #[derive(Debug)]
-struct PythonFloat(f64);
+struct PythonFloat {
+    value: f64,
+    text: String,
+}
 
 impl Object for PythonFloat {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
@@ -70,17 +73,24 @@ impl Object for PythonFloat {
     }
 
     fn render(self: &Arc<Self>, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&python_float(self.0))
+        out.write_str(&self.text)
     }
 }
 
 fn float(float: f64) -> Value {
+    written_float(float, &python_float(float))
+}
+
+/// A float that prints as `text`.
+pub(super) fn written_float(float: f64, text: &str) -> Value {
     let value = Value::from(float);
-    if value.to_string() == python_float(float) {
-        value
-    } else {
-        Value::from_object(PythonFloat(float))
+    if value.to_string() == text && python_float(float) == text {
+        return value;
     }
+    Value::from_object(PythonFloat {
+        value: float,
+        text: text.to_owned(),
+    })
 }
 
 pub(super) fn dict(entries: Vec<(Arc<str>, Value)>) -> Value {
@@ -114,8 +124,16 @@ pub(super) fn from_json(json: &Json) -> Value {
 pub(super) fn as_float(value: &Value) -> Option<f64> {
     match value.kind() {
         ValueKind::Number if !value.is_integer() => f64::try_from(value.clone()).ok(),
-        ValueKind::Plain => Some(value.downcast_object_ref::<PythonFloat>()?.0),
+        ValueKind::Plain => Some(value.downcast_object_ref::<PythonFloat>()?.value),
         _ => None,
+    }
+}
+
+/// How a float prints: as Python prints it, or as it was written.
+pub(super) fn float_text(value: &Value) -> Option<String> {
+    match value.downcast_object_ref::<PythonFloat>() {
+        Some(written) => Some(written.text.clone()),
+        None => as_float(value).map(python_float),
     }
 }
 
@@ -133,8 +151,8 @@ pub(super) fn is_container(value: &Value) -> bool {
 pub(super) fn python_str(value: &Value) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = match as_float(value) {
-        Some(float) => out.write_str(&python_float(float)),
+    let _ = match float_text(value) {
+        Some(text) => out.write_str(&text),
         None if is_container(value) => write_repr(value, &mut out),
         None => write!(out, "{value}"),
     };

@@ -180,6 +180,18 @@ impl Tokenizer {
         }
     }
 
+    /// The bytes of every token, by id: none for ids without a token and for special tokens, which are no text. `None`
+    /// when this tokenizer's decoding is not a concatenation.
+    pub fn vocabulary(&self) -> Option<Vec<&[u8]>> {
+        let table = self.token_bytes.as_ref()?;
+        let size = u32::try_from(table.len()).ok()?;
+        let text = |id| match self.is_special(id) {
+            true => &[][..],
+            false => table.get(id),
+        };
+        Some((0..size).map(text).collect())
+    }
+
     /// The bytes one token stands for; `None` when this tokenizer's decoding is not a concatenation.
     pub(crate) fn bytes_of(&self, id: u32) -> Option<&[u8]> {
         self.token_bytes.as_ref().map(|table| table.get(id))

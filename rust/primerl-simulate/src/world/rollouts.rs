@@ -314,6 +314,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         versions,
         temperature: 1.0,
         truncation: Truncation::default(),
+        grammar: None,
         finish: match rollout.cut {
             true => FinishReason::Length,
             false => FinishReason::Stop,

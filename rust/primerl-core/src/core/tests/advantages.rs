@@ -73,7 +73,7 @@ fn a_group_waits_for_its_function_and_is_trained_with_its_values() {
     let second = group(&mut run);
     run.ask_batch(1, 0);
     assert_said(&run.pass(2.0), "2 groups wait for their custom advantages");
-    // The second group is ready first, and so comes first in the batch.
+    // The second group is ready first, and still comes second in the batch: it began later.
     let values = |first: f32| Ok(vec![vec![9.0, 9.0, first, 2.0], vec![9.0, 9.0, 3.0, -4.0]]);
     assert!(cut(&answer(&mut run, &second, values(-1.0))).is_empty());
     let batch = cut(&answer(&mut run, &first, values(1.0))).remove(0);
@@ -81,7 +81,7 @@ fn a_group_waits_for_its_function_and_is_trained_with_its_values() {
     assert_eq!(
         columns.advantages,
         [
-            0.0, 0.0, -1.0, 2.0, 0.0, 0.0, 3.0, -4.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, -4.0
+            0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, -4.0, 0.0, 0.0, -1.0, 2.0, 0.0, 0.0, 3.0, -4.0
         ]
     );
     // Means by trace: 0.5, -0.5, 1.5, -0.5.

@@ -28,7 +28,7 @@ fn a_group_without_signal_makes_room_for_another() {
         max_async_level: 0,
         ..filtering()
     });
-    for rewards in [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5]] {
+    for rewards in [[1.0, 1.0], [0.0, 0.0], [0.3, 0.1 + 0.2]] {
         let (_, effects) = group(&mut run, rewards);
         assert_eq!(said(&effects), "", "no word a group");
         assert_eq!(run.core.status().groups.live, 0);

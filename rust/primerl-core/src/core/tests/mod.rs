@@ -10,6 +10,7 @@ mod groups;
 mod leases;
 mod metrics;
 mod restart;
+mod resting;
 mod rules;
 mod teacher;
 mod training;

@@ -1,6 +1,7 @@
 //! Going on after the shell, or the trainer, was restarted.
 
 use super::*;
+use std::collections::BTreeMap;
 
 /// Two batches cut, a third one begun.
 fn under_way() -> Run {
@@ -71,6 +72,31 @@ fn a_trainer_goes_back_to_its_checkpoint_and_no_further() {
     assert!(refused(&run, 0).contains("batches before step 2 are gone"));
     run.send(Event::TrainerResumed { step: Step(1) });
     assert_eq!(fetched(&run.ask_batch(2, 0)), Some(Step(2)));
+}
+
+#[test]
+fn checksums_are_kept_for_as_long_as_their_batches() {
+    let mut run = under_way();
+    for step in 1..=3 {
+        let said = run.send(Event::BatchWritten {
+            step: Step(step),
+            checksums: vec![step, 7],
+        });
+        assert!(said.is_empty());
+    }
+    let known = |run: &Run| run.core.batch_checksums().clone();
+    assert_eq!(
+        known(&run),
+        BTreeMap::from([(Step(1), vec![1, 7]), (Step(2), vec![2, 7])]),
+        "step 3 was not cut"
+    );
+    run.ask_batch(1, 0);
+    run.publish(1);
+    run.send(Event::CheckpointSaved { step: Step(1) });
+    assert_eq!(known(&run), BTreeMap::from([(Step(2), vec![2, 7])]));
+    let bytes = rmp_serde::to_vec_named(&run.core).expect("it can be written");
+    let read: Core = rmp_serde::from_slice(&bytes).expect("it can be read");
+    assert_eq!(read.batch_checksums(), run.core.batch_checksums());
 }
 
 #[test]

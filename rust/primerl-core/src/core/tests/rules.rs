@@ -118,6 +118,7 @@ fn each_failure_has_one_kind_by_environment() {
         let refusal = code.map(|code| crate::event::Refusal {
             code: code.to_owned(),
             status: 503,
+            overflow: None,
         });
         let error = RolloutError {
             kind: kind.to_owned(),

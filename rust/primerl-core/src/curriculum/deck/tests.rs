@@ -234,3 +234,36 @@ fn another_seed_is_another_order() {
     assert_eq!(order(3), order(3));
     assert_ne!(order(3), order(4));
 }
+
+proptest! {
+    /// An example that rests is in no pool and is never drawn, until it may be again.
+    #[test]
+    fn what_rests_is_never_drawn(
+        examples in 1_u32..40,
+        moves in prop::collection::vec((0_u32..40, 0_usize..4), 0..80),
+        seed: u64,
+    ) {
+        let (mut deck, mut rng) = (Deck::new(examples), rng(seed));
+        let mut resting = BTreeSet::new();
+        for (example, what) in moves {
+            let example = example % examples;
+            match Pool::ALL.get(what) {
+                Some(pool) if !deck.is_resting(example) => deck.file(example, *pool),
+                Some(_) => {}
+                None => prop_assert_eq!(deck.rest(example), resting.insert(example)),
+            }
+            deck.check().map_err(TestCaseError::fail)?;
+            let sizes: u32 = Pool::ALL.iter().map(|pool| deck.len(*pool)).sum();
+            prop_assert_eq!(sizes as usize + resting.len(), examples as usize);
+            for pool in Pool::ALL {
+                let drawn = deck.draw(pool, &mut rng);
+                prop_assert!(drawn.is_none_or(|example| !resting.contains(&example)));
+            }
+            prop_assert!((0..examples).all(|one| deck.knows(one) && deck.is_resting(one) == resting.contains(&one)));
+        }
+        let ended: BTreeSet<u32> = deck.end_rests().into_iter().collect();
+        prop_assert_eq!(&ended, &resting);
+        prop_assert_eq!(deck.drawable(), examples);
+        prop_assert!(ended.iter().all(|example| deck.pool_of(*example) == Pool::Normal));
+    }
+}

@@ -63,6 +63,16 @@ fn thresholds_belong_to_their_pools() {
             Pool::Hard
         ]
     );
+    let whole = Buffer {
+        easy_threshold: 1.0,
+        hard_threshold: 0.0,
+        ..rules(0.0, 0.0)
+    };
+    let sums = [0.7 + 0.2 + 0.1, 0.1 + 0.2 - 0.3];
+    assert_eq!(
+        sums.map(|mean| class(mean, &whole)),
+        [Pool::Easy, Pool::Hard]
+    );
 }
 
 #[test]

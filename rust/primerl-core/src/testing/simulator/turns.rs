@@ -202,6 +202,7 @@ impl Simulator {
             versions: VersionRuns::new(),
             temperature: 1.0,
             truncation: Truncation::default(),
+            grammar: None,
             finish: FinishReason::Stop,
             start_digest: 0,
             context_digest: 0,

@@ -11,6 +11,12 @@ impl Running for u32 {
     }
 }
 
+/// The same always.
+fn now() -> Instant {
+    static NOW: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    *NOW
+}
+
 /// Handles of what runs are the attempts' own numbers.
 type Table = Attempts<u32>;
 
@@ -25,7 +31,7 @@ fn answer(table: &mut Table, number: u32) {
 
 fn fail(table: &mut Table, number: u32) {
     table.ended(REQUEST, number, 1);
-    table.left(REQUEST, number, false);
+    table.left(REQUEST, number, false, now());
 }
 
 fn again(number: u32) -> Claim<u32> {
@@ -43,7 +49,7 @@ fn join(number: u32) -> Claim<u32> {
 }
 
 fn ask(table: &Table, is_marked: bool) -> Claim<u32> {
-    table.ask(REQUEST, 1, is_marked)
+    table.ask(REQUEST, 1, is_marked, now())
 }
 
 const NEW: Claim<u32> = Claim::New { repeats: true };
@@ -54,7 +60,7 @@ fn delivered() -> Table {
     let mut table = Table::default();
     begin(&mut table, 1);
     answer(&mut table, 1);
-    table.left(REQUEST, 1, true);
+    table.left(REQUEST, 1, true, now());
     table
 }
 
@@ -68,9 +74,33 @@ fn an_honest_repeat_is_new_and_its_retry_gets_its_own_answer() {
     assert_eq!(ask(&table, false), NEW);
     answer(&mut table, 2);
     assert_eq!(ask(&table, true), again(2), "it is on its way");
-    table.left(REQUEST, 2, true);
+    table.left(REQUEST, 2, true, now());
     assert_eq!(ask(&table, true), again(2));
     assert_eq!(ask(&table, false), NEW);
+}
+
+/// Of clients that do not count their attempts: what is left of a lost answer does not make a later conversation, which
+/// begins with the same words, its retry.
+#[test]
+fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
+    let mut table = Table::default();
+    begin(&mut table, 1);
+    answer(&mut table, 1);
+    table.left(REQUEST, 1, false, now());
+    let asked = |after: Duration, is_marked: bool| table.ask(REQUEST, 1, is_marked, now() + after);
+    assert_eq!(asked(Duration::from_secs(8), false), again(1), "a retry");
+    assert_eq!(asked(RETRIED_WITHIN, false), again(1));
+    let later = RETRIED_WITHIN + Duration::from_millis(1);
+    assert_eq!(asked(later, false), NEW, "another conversation");
+    assert_eq!(asked(later, true), again(1), "it says that it is a retry");
+
+    // Of two that were lost, the one that may still be asked for.
+    begin(&mut table, 2);
+    answer(&mut table, 2);
+    table.left(REQUEST, 2, false, now() + later);
+    let asked = |after: Duration| table.ask(REQUEST, 1, false, now() + after);
+    assert_eq!(asked(later), again(2));
+    assert_eq!(asked(later + later), NEW);
 }
 
 #[test]
@@ -81,7 +111,7 @@ fn a_repeat_that_failed_is_not_answered_by_the_one_before_it() {
     assert_eq!(ask(&table, true), NEW);
     begin(&mut table, 3);
     answer(&mut table, 3);
-    table.left(REQUEST, 3, true);
+    table.left(REQUEST, 3, true, now());
     assert_eq!(ask(&table, true), again(3), "what failed is forgotten");
 }
 
@@ -104,11 +134,11 @@ fn an_answer_that_nobody_took_is_given_again_once() {
     let mut table = delivered();
     begin(&mut table, 2);
     answer(&mut table, 2);
-    table.left(REQUEST, 2, false);
+    table.left(REQUEST, 2, false, now());
     assert_eq!(ask(&table, false), again(2));
     table.joined(REQUEST, 2);
     assert_eq!(ask(&table, false), NEW, "it is on its way to another");
-    table.left(REQUEST, 2, true);
+    table.left(REQUEST, 2, true, now());
     assert_eq!(ask(&table, false), NEW);
 }
 
@@ -119,8 +149,8 @@ fn an_answer_that_one_of_two_clients_took_is_not_lost() {
         begin(&mut table, 1);
         table.joined(REQUEST, 1);
         answer(&mut table, 1);
-        table.left(REQUEST, 1, first);
-        table.left(REQUEST, 1, !first);
+        table.left(REQUEST, 1, first, now());
+        table.left(REQUEST, 1, !first, now());
         assert_eq!(ask(&table, false), NEW);
     }
 }
@@ -131,7 +161,7 @@ fn the_retry_of_a_lost_answer_does_not_get_one_that_runs_for_somebody_else() {
     begin(&mut table, 1);
     begin(&mut table, 2);
     answer(&mut table, 1);
-    table.left(REQUEST, 1, false);
+    table.left(REQUEST, 1, false, now());
     assert_eq!(ask(&table, true), again(1));
 }
 
@@ -145,7 +175,7 @@ fn what_was_begun_before_a_restart_is_not_answered_by_what_was_answered_before_i
     assert_eq!(ask(&table, true), NEW);
     table.begin(REQUEST, 3, 3, true);
     answer(&mut table, 3);
-    table.left(REQUEST, 3, true);
+    table.left(REQUEST, 3, true, now());
     assert_eq!(
         ask(&table, true),
         again(3),
@@ -161,7 +191,7 @@ fn answers_of_one_request_stay_together() {
     }
     let turns = [TurnIndex(1), TurnIndex(3)].into_iter().collect();
     assert_eq!(
-        table.ask(REQUEST, 2, true),
+        table.ask(REQUEST, 2, true, now()),
         Claim::Again { number: 2, turns }
     );
 }
@@ -172,8 +202,8 @@ fn a_part_of_several_answers_is_given_to_nobody() {
     begin(&mut table, 1);
     table.recorded(REQUEST, 1, 0, TurnIndex(0));
     table.ended(REQUEST, 1, 2);
-    table.left(REQUEST, 1, false);
-    assert_eq!(table.ask(REQUEST, 2, true), FIRST);
+    table.left(REQUEST, 1, false, now());
+    assert_eq!(table.ask(REQUEST, 2, true, now()), FIRST);
     assert!(table.by_digest.is_empty());
 }
 
@@ -253,13 +283,13 @@ proptest! {
                     table.ended(REQUEST, number, 1);
                     while let Some(at) = seen.clients.iter().position(|it| *it == number) {
                         seen.clients.remove(at);
-                        table.left(REQUEST, number, false);
+                        table.left(REQUEST, number, false, now());
                     }
                 }
                 Step::Leave { client, took_all } if client < seen.clients.len() => {
                     let number = seen.clients.remove(client);
                     let took_all = took_all && seen.answered.contains(&number);
-                    table.left(REQUEST, number, took_all);
+                    table.left(REQUEST, number, took_all, now());
                     if took_all {
                         seen.taken.push(number);
                     }

@@ -58,7 +58,8 @@ pub(super) async fn prompt(
     if rollout.endpoint.is_some() {
         text_only::check(rollout, request)?;
     }
-    let resolved = resolve(rollout, session, messages, options, *recurring)?;
+    let renderer = &app.gateway.renderer;
+    let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
     match &rollout.endpoint {
         Some(_) => text_only::prompt(session, messages, resolved),
         None => engine_rendered::prompt(app, rollout, session, messages, resolved).await,

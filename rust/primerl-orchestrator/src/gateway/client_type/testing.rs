@@ -18,6 +18,7 @@ pub fn request() -> TurnRequest {
             logprobs: None,
             truncation: Truncation::default(),
             structured_outputs: None,
+            demanded: None,
         },
         choices: 1,
         parse: Parse::Message { one_call: false },

@@ -9,6 +9,7 @@ use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
 use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
 use crate::gateway::rollouts::Rollout;
+use crate::gateway::structure::Demanded;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
 use crate::http::ApiError;
@@ -126,6 +127,8 @@ pub async fn choice(
     others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
     let format = response_format(endpoint.name(), sampling.structured_outputs.as_ref())?;
     others.extend(format.map(|format| ("response_format".to_owned(), format)));
+    let demanded = sampling.demanded.as_ref().map(Demanded::choice);
+    others.extend(demanded.map(|choice| ("tool_choice".to_owned(), choice)));
     let request = ChatRequest {
         model: endpoint.model(),
         messages: &chat.messages,
@@ -340,6 +343,7 @@ fn take_in(
         versions: VersionRuns::default(),
         temperature: request.sampling.temperature as f32,
         truncation: request.sampling.truncation,
+        grammar: None,
         finish: match stop {
             Some(_) => FinishReason::StopSequence,
             None => answer.finish,

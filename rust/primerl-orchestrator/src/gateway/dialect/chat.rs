@@ -6,7 +6,7 @@ use self::seen::{Seen, Unseen};
 use super::ReadRequest;
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::{TokenLogprob, token_logprobs};
-use super::shared::{is_neutral, structured_fields, tools_wanted};
+use super::shared::{ToolChoice, is_neutral, structured_fields};
 use super::sse::append;
 use crate::gateway::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::gateway::fields::Fields;
@@ -104,8 +104,9 @@ pub(super) fn read(
         return Err(ApiError::invalid("messages is missing or empty").param("messages"));
     }
     let mut fields = body.others;
-    let has_tools = tools_wanted(&mut fields)?;
-    let (form, sampling) = read_fields(&mut fields, rules)?;
+    let choice = ToolChoice::read(&mut fields)?;
+    let (form, mut sampling) = read_fields(&mut fields, rules)?;
+    sampling.demanded = choice.demanded;
     let one_call = fields.flag("parallel_tool_calls")? == Some(false);
     let choices = choices(&mut fields)?;
     fields.end(is_neutral)?;
@@ -114,7 +115,7 @@ pub(super) fn read(
             messages,
             recurring: seen.as_deref().map(|seen| unseen.recurring(seen)),
             options: IncomingOptions::Raw {
-                tools: body.tools.filter(|_| has_tools).map(piece),
+                tools: body.tools.filter(|_| choice.told).map(piece),
                 template_kwargs: rules.template_kwargs(body.template_kwargs.map(piece))?,
                 documents: body.documents.map(piece),
             },
@@ -132,7 +133,7 @@ fn read_fields(fields: &mut Fields, rules: &Rules<'_>) -> Result<(Form, TurnSamp
     let max_tokens = fields.count("max_completion_tokens")?.or(max_tokens);
     let stop = fields.texts("stop")?;
     let mut sampling = rules.read(fields, max_tokens, stop)?;
-    sampling.structured_outputs = structured_fields(fields, rules)?;
+    sampling.structured_outputs = structured_fields(fields)?;
     let top = top_logprobs(fields.count("top_logprobs")?, "top_logprobs")?;
     let logprobs = fields.flag("logprobs")?.unwrap_or(false);
     if top > 0 && !logprobs {

@@ -29,7 +29,7 @@ pub(super) fn read(
     let max_tokens = fields.count("max_tokens")?;
     let stop = fields.texts("stop")?;
     let mut sampling = rules.read(&mut fields, max_tokens, stop)?;
-    sampling.structured_outputs = structured_fields(&mut fields, rules)?;
+    sampling.structured_outputs = structured_fields(&mut fields)?;
     let logprobs = fields.count("logprobs")?;
     sampling.logprobs = logprobs
         .map(|top| top_logprobs(Some(top), "logprobs"))

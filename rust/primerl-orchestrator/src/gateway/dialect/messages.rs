@@ -59,7 +59,8 @@ pub(super) fn read(
     if fields.take("thread").is_some() {
         return Err(no_threads());
     }
-    let sampling = sampling(&mut fields, rules)?;
+    let mut sampling = sampling(&mut fields, rules)?;
+    sampling.demanded = prompt.choice.demanded.clone();
     prompt.thinking.check_budget(sampling.max_tokens)?;
     let form = Form {
         stream: fields.flag("stream")?.unwrap_or(false),
@@ -152,11 +153,11 @@ fn sampling(fields: &mut Fields, rules: &Rules<'_>) -> Result<TurnSampling, ApiE
     })?;
     if let Some(config) = fields.take("output_config") {
         let format = output_config(config).map_err(|error| within("output_config", error))?;
-        sampling.structured_outputs = structured(rules, "output_config.format", format)?;
+        sampling.structured_outputs = structured("output_config.format", format)?;
     }
     // Its name while it was a beta.
     if let Some(format) = fields.take("output_format") {
-        sampling.structured_outputs = structured(rules, "output_format", Some(format))?;
+        sampling.structured_outputs = structured("output_format", Some(format))?;
     }
     Ok(sampling)
 }
@@ -170,11 +171,7 @@ fn output_config(config: Value) -> Result<Option<Value>, ApiError> {
     Ok(format)
 }
 
-fn structured(
-    rules: &Rules<'_>,
-    name: &str,
-    format: Option<Value>,
-) -> Result<Option<Value>, ApiError> {
+fn structured(name: &str, format: Option<Value>) -> Result<Option<Value>, ApiError> {
     let Some(format) = format else {
         return Ok(None);
     };
@@ -182,7 +179,7 @@ fn structured(
         (Value::String(kind), schema @ Value::Object(_)) if kind == "json_schema" => schema,
         _ => return Err(unsupported(name, &format)),
     };
-    rules.structured(name, Some(json!({"json": schema})))
+    Ok(Some(json!({"json": schema})))
 }
 
 /// Whether the field leaves the answer as it is.

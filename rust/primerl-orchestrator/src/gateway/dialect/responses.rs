@@ -26,12 +26,13 @@ use crate::gateway::answer::{Answer, Choice, Events, Head, Reply};
 use crate::gateway::fields::{Fields, at, unsupported};
 use crate::gateway::request::{Incoming, IncomingOptions, Input, KeyedMessage, Parse, TurnRequest};
 use crate::gateway::sampling::{Rules, TurnSampling, structured_outputs, top_logprobs};
+use crate::gateway::structure::Demanded;
 use crate::http::ApiError;
 use events::ResponseEvents;
 use items::{OutputItem, items_of};
 use primerl_render::{Message, Tokenizer};
 use response::{Form, Response};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use store::{Link, Stored};
 use tools::Tools;
@@ -125,10 +126,11 @@ fn read_fields(
     let mut sampling = rules.read(fields, max_output_tokens, Vec::new())?;
     let format = text_format(fields)?;
     let outputs = structured_outputs("text.format", &format)?;
-    sampling.structured_outputs = rules.structured("text.format", outputs)?;
+    sampling.structured_outputs = outputs;
     let (logprobs, top) = logprobs(fields)?;
     sampling.logprobs = logprobs.then_some(top);
-    let wanted = shared::tools_wanted(fields)?;
+    let choice = shared::ToolChoice::read(fields)?;
+    sampling.demanded = choice.demanded.clone();
     let instructions = fields.text("instructions")?;
     let form = Form {
         stream: fields.flag("stream")?.unwrap_or(false),
@@ -144,10 +146,20 @@ fn read_fields(
         parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         previous_response_id: fields.text("previous_response_id")?,
         format: Value::Object(format),
-        tool_choice: if wanted { "auto" } else { "none" },
-        tools: tools(fields, wanted, rules, store)?,
+        tool_choice: shown_choice(&choice),
+        tools: tools(fields, choice.told, rules, store)?,
     };
     Ok((form, sampling))
+}
+
+/// As responses write it.
+fn shown_choice(choice: &shared::ToolChoice) -> Value {
+    match &choice.demanded {
+        Some(Demanded::Tool(name)) => json!({"type": "function", "name": name}),
+        Some(Demanded::Any) => "required".into(),
+        None if choice.told => "auto".into(),
+        None => "none".into(),
+    }
 }
 
 /// `text.format`; text has nothing else that can be honoured.

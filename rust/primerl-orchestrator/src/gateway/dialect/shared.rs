@@ -1,7 +1,8 @@
 //! What the OpenAI dialects read alike.
 
 use crate::gateway::fields::{Fields, unsupported};
-use crate::gateway::sampling::{Rules, structured_outputs};
+use crate::gateway::sampling::structured_outputs;
+use crate::gateway::structure::Demanded;
 use crate::http::ApiError;
 use serde_json::{Map, Value, json};
 
@@ -40,27 +41,49 @@ pub fn is_neutral(name: &str, value: &Value) -> bool {
     }
 }
 
-/// Whether the model is told of the tools. That it must call one cannot be promised without changing what it samples.
-pub fn tools_wanted(fields: &mut Fields) -> Result<bool, ApiError> {
-    match fields.take("tool_choice") {
-        None => Ok(true),
-        Some(Value::String(choice)) if choice == "auto" => Ok(true),
-        Some(Value::String(choice)) if choice == "none" => Ok(false),
-        Some(other) => Err(unsupported("tool_choice", &other)),
+/// `tool_choice`: whether the model is told of the tools, and which call it must make.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolChoice {
+    pub told: bool,
+    pub demanded: Option<Demanded>,
+}
+
+impl ToolChoice {
+    /// A tool is named in a `function`, as the chat route has it, or beside the type, as responses have it.
+    pub fn read(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
+        let Some(choice) = fields.take("tool_choice") else {
+            return Ok(ToolChoice::of(true, None));
+        };
+        match &choice {
+            Value::String(word) if word == "auto" => Ok(ToolChoice::of(true, None)),
+            Value::String(word) if word == "none" => Ok(ToolChoice::of(false, None)),
+            Value::String(word) if word == "required" => {
+                Ok(ToolChoice::of(true, Some(Demanded::Any)))
+            }
+            Value::Object(named) if named.get("type") == Some(&json!("function")) => {
+                let name = choice["function"]["name"]
+                    .as_str()
+                    .or(choice["name"].as_str());
+                let name = name.ok_or_else(|| unsupported("tool_choice", &choice))?;
+                let demanded = Demanded::Tool(name.to_owned());
+                Ok(ToolChoice::of(true, Some(demanded)))
+            }
+            _ => Err(unsupported("tool_choice", &choice)),
+        }
+    }
+
+    fn of(told: bool, demanded: Option<Demanded>) -> ToolChoice {
+        ToolChoice { told, demanded }
     }
 }
 
 /// OpenAI's `response_format` and vLLM's `structured_outputs`.
-pub fn structured_fields(
-    fields: &mut Fields,
-    rules: &Rules<'_>,
-) -> Result<Option<Value>, ApiError> {
+pub fn structured_fields(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
     let format = fields.map("response_format")?;
     let own = fields.take("structured_outputs");
     let format = match &format {
         Some(format) => structured_outputs("response_format", format)?,
         None => None,
     };
-    let format = rules.structured("response_format", format)?;
-    Ok(rules.structured("structured_outputs", own)?.or(format))
+    Ok(own.or(format))
 }

@@ -137,6 +137,19 @@ export function versions(range) {
   return range[0] === range[1] ? `v${range[0]}` : `v${range[0]}–${range[1]}`;
 }
 
+/** Puts the nodes into the place in this order, before what else is there: one may come later than those that belong
+ * behind it. Those that are where they belong are not touched, and keep their focus. */
+export function arrange(place, nodes) {
+  let before = null;
+  for (const node of nodes) {
+    if (node.parentNode !== place || node.previousElementSibling !== before) {
+      if (before) before.after(node);
+      else place.prepend(node);
+    }
+    before = node;
+  }
+}
+
 /** Puts a new content in place of the old one, unless they are the same: a selection or a focus stays where it is. */
 export function replace(node, ...content) {
   const next = document.createElement(node.tagName);

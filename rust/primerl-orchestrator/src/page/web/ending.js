@@ -16,6 +16,17 @@ export function ending(now) {
   return { kind, title: `${kind}${typeof wall_s === "number" ? ` after ${span(wall_s)}` : ""}`, why, more: reason.slice(why.length).replace(/^[;\s]+/, "") };
 }
 
+/** What is known of a run whose server answers no more, by what it said last. */
+export function gone(last) {
+  const run = last?.status?.run;
+  if (!last?.is_live || !run) return { kind: "lost", title: "cannot be reached" };
+  if (run.finished) return { kind: "finished", title: `finished: ${run.finished}` };
+  // The last look may have been a moment before its end.
+  if (run.max_steps > 0 && run.step >= run.max_steps) return { kind: "", title: `all ${run.max_steps} steps are trained; the run has ended` };
+  // Most runs that go away have ended: nothing is wrong as far as anyone here knows.
+  return { kind: "stopped", title: "the run has ended, or cannot be reached" };
+}
+
 /** A banner of what went wrong, or nothing. */
 export function banner(node, now) {
   const end = ending(now);

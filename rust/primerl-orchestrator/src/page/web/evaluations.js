@@ -65,7 +65,7 @@ export class Evaluations {
 
   async draw() {
     const { evaluations } = await get("/page/evaluations", { limit: DRAWN });
-    const environments = [...new Set(evaluations.map((one) => one.environment))];
+    const environments = [...new Set(evaluations.map((one) => one.environment))].sort();
     this.curve.node.hidden = evaluations.length === 0;
     this.curve.show(environments.map((name) => {
       const own = evaluations.filter((one) => one.environment === name && one.mean_reward !== null);

@@ -1,7 +1,7 @@
 // The frame: which view is shown, and what goes on now, asked for once a second while somebody looks.
 
 import { el, get, hasKey, Refused, setKey, span, takeKey } from "./common.js";
-import { banner, ending } from "./ending.js";
+import { banner, ending, gone } from "./ending.js";
 import { Group } from "./group.js";
 import { Overview } from "./overview.js";
 import { Rollouts } from "./rollouts.js";
@@ -83,8 +83,9 @@ async function look() {
     await view.now?.(last);
   } catch (error) {
     if (error.name === "AbortError") return;
-    state.className = "lost";
-    state.textContent = error instanceof Refused ? "refused" : last?.is_live ? "the run has ended, or cannot be reached" : "cannot be reached";
+    const end = error instanceof Refused ? { kind: "lost", title: "refused" } : gone(last);
+    state.className = end.kind;
+    state.textContent = end.title;
     if (error instanceof Refused) tell(error);
   } finally {
     asks = false;

@@ -1,7 +1,7 @@
 // How the run does: numbers of now, curves, where the time goes, who waits for whom, engines, evaluations.
 
 import { Chart, MOST } from "./chart.js";
-import { el, get, percent, replace, short, span, whole } from "./common.js";
+import { arrange, el, get, percent, replace, short, span, whole } from "./common.js";
 import { Evaluations } from "./evaluations.js";
 import { engines, environments, idle, waits, workers } from "./panels.js";
 
@@ -140,6 +140,7 @@ export class Overview {
     const found = await get("/page/curves", { names: names.join(","), points: POINTS, ...this.range });
     this.names = new Set(found.names);
     const shown = new Set();
+    const places = new Map([[this.grid, []], [this.others, []]]);
     for (const [title, names, own] of wanted(this.names)) {
       if (names.length === 0) continue;
       const one = names.length === 1;
@@ -148,10 +149,10 @@ export class Overview {
       shown.add(title);
       if (!this.charts.has(title)) this.charts.set(title, new Chart(title, { choose: (from, to) => this.choose(from, to), remove: own && (() => this.add(own)) }));
       const chart = this.charts.get(title);
-      const place = FIRST.has(title) ? this.grid : this.others;
-      if (chart.node.parentNode === null) place.append(chart.node);
+      places.get(FIRST.has(title) ? this.grid : this.others).push(chart.node);
       chart.show(series, names.slice(MOST).map(label));
     }
+    for (const [place, nodes] of places) arrange(place, nodes);
     for (const [title, chart] of this.charts) if (!shown.has(title)) chart.node.remove();
     if (shown.size === 0) replace(this.grid, el("p", { class: "card empty", text: this.isOver ? "No step was trained." : "No step is trained yet." }));
     else this.grid.querySelector(".empty")?.remove();

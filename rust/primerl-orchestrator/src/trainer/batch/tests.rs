@@ -12,6 +12,8 @@ use std::sync::Arc;
 struct Frame {
     header: ByteBuf,
     columns: ByteBuf,
+    #[serde(with = "serde_bytes")]
+    xxh3: [u8; CHECKSUM_BYTES],
 }
 
 #[derive(Deserialize)]
@@ -33,7 +35,15 @@ struct DecodedMicroBatch {
     #[serde(default)]
     truncations: Vec<DecodedTruncation>,
     #[serde(default)]
+    grammars: DecodedGrammars,
+    #[serde(default)]
     extra_columns: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct DecodedGrammars {
+    kinds: Vec<Grammar>,
+    runs: Vec<(usize, usize, usize)>,
 }
 
 #[derive(Deserialize)]
@@ -52,6 +62,12 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
     second.temperature = 0.7;
     if tokens % 2 == 1 {
         second.truncation.top_p = 0.9;
+    }
+    if tokens % 4 == 3 {
+        second.grammar = Some(Arc::new(Grammar {
+            masks: "library/vocabulary".into(),
+            spec: "{}".into(),
+        }));
     }
     second.logprobs = (0..tokens).map(|at| -0.5 - at as f32).collect();
     let crossing = tokens / 3;
@@ -108,7 +124,9 @@ fn batch(samples: Vec<Weighted>, ranks: usize) -> PackedBatch {
 fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
     let frame: Frame = rmp_serde::from_slice(body).expect("is a map");
     let header: DecodedHeader = rmp_serde::from_slice(&frame.header).expect("is a map");
-    assert_eq!((body.len() - frame.columns.len()) % ALIGNMENT, 0);
+    let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
+    assert_eq!((body.len() - end - frame.columns.len()) % ALIGNMENT, 0);
+    assert_eq!(checksum(body).map(u64::to_le_bytes), Some(frame.xxh3));
     let mut rest = frame.columns.as_slice();
     let columns = header.micro_batches.iter().map(|micro_batch| {
         let mut take = |bytes: usize| {
@@ -165,6 +183,13 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 .collect(),
             ce_weights: Vec::new(),
             teacher_logprobs: Vec::new(),
+            grammars: (micro_batch.grammars.runs.iter())
+                .map(|&(begin, end, kind)| GrammarRun {
+                    begin,
+                    end,
+                    grammar: Arc::new(micro_batch.grammars.kinds[kind].clone()),
+                })
+                .collect(),
         };
         take((21 * n).next_multiple_of(16) - 21 * n);
         for name in &micro_batch.extra_columns {
@@ -261,6 +286,19 @@ fn where_nothing_is_truncated_nothing_is_said() {
     };
     assert!(!said(2));
     assert!(said(3));
+}
+
+#[test]
+fn a_grammar_is_named_once() {
+    let samples = (0..4).map(|rollout| weighted(rollout, 7)).collect();
+    let batch = batch(samples, 1);
+    let (header, columns) = decode(&encode(&batch, 0).expect("encodes"));
+    let grammars = &header.micro_batches[0].grammars;
+    assert_eq!((grammars.kinds.len(), grammars.runs.len()), (1, 4));
+    assert_eq!(columns[0], batch.ranks[0][0].columns());
+    let plain = encode(&self::batch(vec![weighted(0, 2)], 1), 0).expect("encodes");
+    let frame: Frame = rmp_serde::from_slice(&plain).expect("is a map");
+    assert!(!String::from_utf8_lossy(&frame.header).contains("grammars"));
 }
 
 #[test]

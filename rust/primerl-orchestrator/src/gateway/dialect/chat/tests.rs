@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::Sampling;
+use crate::gateway::structure::Demanded;
 use primerl_core::Truncation;
 use primerl_render::Message;
 
@@ -56,9 +57,9 @@ fn fields_that_change_the_distribution_are_named() {
         ("temperature", json!(0.7)),
         ("logit_bias", json!({"5": 1})),
         ("frequency_penalty", json!(0.5)),
-        ("tool_choice", json!("required")),
-        ("response_format", json!({"type": "json_object"})),
-        ("structured_outputs", json!({"regex": "a+"})),
+        ("tool_choice", json!("always")),
+        ("tool_choice", json!({"type": "allowed_tools"})),
+        ("response_format", json!({"type": "shoe"})),
         ("guided_regex", json!("a+")),
         ("top_logprobs", json!(3)),
         ("n", json!(0)),
@@ -148,6 +149,24 @@ fn neutral_and_harmless_fields_pass() {
     assert_eq!(request.sampling.stop, ["x"]);
     assert_eq!(request.sampling.logprobs, Some(2));
     assert_eq!(request.parse, Parse::Message { one_call: true });
+}
+
+#[test]
+fn a_training_rollout_may_ask_for_a_format_or_a_call() {
+    let asked = |changes| parse(changes).expect("is fine").sampling;
+    let format = asked(json!({"response_format": {"type": "json_object"}}));
+    assert_eq!(
+        format.structured_outputs,
+        Some(json!({"json_object": true}))
+    );
+    let own = asked(json!({"structured_outputs": {"regex": "a+"}}));
+    assert_eq!(own.structured_outputs, Some(json!({"regex": "a+"})));
+    assert_eq!(own.demanded, None);
+    let any = asked(json!({"tool_choice": "required"}));
+    assert_eq!(any.demanded, Some(Demanded::Any));
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    let named = asked(json!({"tool_choice": named}));
+    assert_eq!(named.demanded, Some(Demanded::Tool("f".to_owned())));
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ("frequency_penalty", json!(0.5)),
         ("add_special_tokens", json!(true)),
         ("prompt_logprobs", json!(1)),
-        ("response_format", json!({"type": "json_object"})),
+        ("response_format", json!({"type": "shoe"})),
         ("mystery", json!(1)),
     ] {
         let error = read_as(json!({name: value})).map(drop).expect_err(name);

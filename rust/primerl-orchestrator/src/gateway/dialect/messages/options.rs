@@ -1,6 +1,7 @@
 //! What the template is told besides the messages: tools, and whether to think.
 
 use crate::gateway::fields::{Fields, missing, unsupported, within};
+use crate::gateway::structure::Demanded;
 use crate::http::ApiError;
 use serde_json::{Map, Value, json};
 
@@ -39,12 +40,14 @@ fn function(mut tool: Fields) -> Result<Value, ApiError> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-/// How the model may use its tools. That it must use one cannot be promised without changing what it samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the model may use its tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolChoice {
     /// Whether the model is told of the tools.
     pub told: bool,
     pub one_call: bool,
+    /// The call that it must make.
+    pub demanded: Option<Demanded>,
 }
 
 impl ToolChoice {
@@ -52,6 +55,7 @@ impl ToolChoice {
         let mut read = ToolChoice {
             told: true,
             one_call: false,
+            demanded: None,
         };
         let Some(choice) = choice else {
             return Ok(read);
@@ -61,6 +65,11 @@ impl ToolChoice {
         match fields.required_text("type").map_err(inner)?.as_str() {
             "auto" => {}
             "none" => read.told = false,
+            "any" => read.demanded = Some(Demanded::Any),
+            "tool" => {
+                let name = fields.required_text("name").map_err(inner)?;
+                read.demanded = Some(Demanded::Tool(name));
+            }
             _ => return Err(unsupported("tool_choice", &choice)),
         }
         read.one_call = fields

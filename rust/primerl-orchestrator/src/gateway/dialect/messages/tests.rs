@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::Sampling;
+use crate::gateway::structure::Demanded;
 use primerl_render::{Content, Message};
 
 mod prompts;
@@ -116,22 +117,17 @@ fn fields_that_cannot_be_honoured_are_named() {
             "context_management",
             json!({"edits": [{"type": "compact_20260112"}]}),
         ),
-        (
-            "output_format",
-            json!({"type": "json_schema", "schema": {}}),
-        ),
-        ("tool_choice", json!({"type": "any"})),
-        ("tool_choice", json!({"type": "tool", "name": "f"})),
+        ("output_format", json!({"type": "shoe"})),
+        ("tool_choice", json!({"type": "always"})),
         ("seed", json!(3)),
         ("stream", json!("yes")),
         ("mystery", json!(1)),
     ] {
         assert_eq!(refused(&json!({name: value})), name);
     }
-    let format = json!({"type": "json_schema", "schema": {}});
     assert_eq!(
-        refused(&json!({"output_config": {"format": format}})),
-        "output_config.format"
+        refused(&json!({"tool_choice": {"type": "tool"}})),
+        "tool_choice.name"
     );
     assert_eq!(
         refused(&json!({"output_config": {"effort": "low"}})),
@@ -142,6 +138,23 @@ fn fields_that_cannot_be_honoured_are_named() {
         &json!({"output_config": {"format": {"type": "regex"}}}),
     );
     assert_eq!(error.param.as_deref(), Some("output_config.format"));
+}
+
+#[test]
+fn a_training_rollout_may_ask_for_a_format_or_a_call() {
+    let asked = |changes| parse(&changes).sampling;
+    let format = json!({"type": "json_schema", "schema": {"type": "object"}});
+    for changes in [
+        json!({"output_config": {"format": format}}),
+        json!({"output_format": format}),
+    ] {
+        let expected = json!({"json": {"type": "object"}});
+        assert_eq!(asked(changes).structured_outputs, Some(expected));
+    }
+    let any = asked(json!({"tool_choice": {"type": "any"}}));
+    assert_eq!(any.demanded, Some(Demanded::Any));
+    let named = asked(json!({"tool_choice": {"type": "tool", "name": "f"}}));
+    assert_eq!(named.demanded, Some(Demanded::Tool("f".to_owned())));
 }
 
 /// Anthropic's SDK sends the whole conversation instead when it reads this, and gives up on any other refusal.

@@ -207,7 +207,8 @@ impl Messages {
 }
 
 impl Turn {
-    /// Whether the part belongs to this turn. Reasoning comes before words, and words before calls.
+    /// Whether the part belongs to this turn. Reasoning comes first, and words come once: before the calls in our own
+    /// responses, behind them where a client lists the calls first. No words can follow a call's output within a turn.
     fn goes_on(&self, part: &Part, from: &Option<String>) -> bool {
         if let (Some(ours), Some(its)) = (&self.from, from) {
             return ours == its;
@@ -216,7 +217,8 @@ impl Turn {
         let called = self.message.has_tool_calls();
         match part {
             Part::Call(_) => true,
-            Part::Text(_) | Part::Reasoning(_) => !spoke && !called,
+            Part::Text(_) => !spoke,
+            Part::Reasoning(_) => !spoke && !called,
         }
     }
 

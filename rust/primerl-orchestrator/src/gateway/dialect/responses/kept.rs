@@ -49,6 +49,9 @@ pub struct KeptResponse {
     parallel_tool_calls: bool,
     previous_response_id: Option<String>,
     format: Value,
+    /// The call that was demanded. Absent where none was, and in what was written before one could be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    demanded: Option<Value>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,6 +119,9 @@ impl ResponseReply {
             parallel_tool_calls: form.parallel_tool_calls,
             previous_response_id: form.previous_response_id.clone(),
             format: form.format.clone(),
+            demanded: Some(&form.tool_choice)
+                .filter(|choice| *choice != "auto" && *choice != "none")
+                .cloned(),
         }
     }
 }
@@ -218,7 +224,10 @@ impl Restoring {
             parallel_tool_calls: kept.parallel_tool_calls,
             previous_response_id: kept.previous_response_id,
             format: kept.format,
-            tool_choice: if tools.as_came().2 { "auto" } else { "none" },
+            tool_choice: kept.demanded.unwrap_or_else(|| match tools.as_came().2 {
+                true => "auto".into(),
+                false => "none".into(),
+            }),
             tools,
         };
         let keep = Keep {

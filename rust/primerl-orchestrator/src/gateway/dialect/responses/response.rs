@@ -24,7 +24,7 @@ pub struct Form {
     pub previous_response_id: Option<String>,
     /// `text.format`.
     pub format: Value,
-    pub tool_choice: &'static str,
+    pub tool_choice: Value,
     pub tools: Arc<Tools>,
 }
 

@@ -24,15 +24,10 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ("text", json!({"verbosity": "low"}), "text.verbosity"),
         (
             "text",
-            json!({"format": {"type": "json_object"}}),
-            "text.format",
-        ),
-        (
-            "text",
             json!({"format": {"type": "grammar"}}),
             "text.format",
         ),
-        ("tool_choice", json!("required"), "tool_choice"),
+        ("tool_choice", json!("always"), "tool_choice"),
         ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
         ("tools", json!([{"type": "function"}]), "tools[0].name"),
         (
@@ -116,7 +111,22 @@ fn neutral_and_harmless_fields_pass() {
 }
 
 #[test]
-fn an_evaluation_may_ask_for_a_schema() {
+fn the_call_that_was_demanded_is_shown() {
+    let named = json!({"type": "function", "name": "f"});
+    for choice in [named, json!("required"), json!("auto"), json!("none")] {
+        let changes = json!({"tool_choice": choice});
+        let (request, reply) = read_in(&Arc::default(), false, changes).expect("is fine");
+        let answer = answer("x", Message::assistant("a"), FinishReason::Stop);
+        let shown = reply.whole(&answer, renderer().tokenizer());
+        let shown: Value = serde_json::from_slice(&shown).expect("is JSON");
+        assert_eq!(shown["tool_choice"], choice);
+        let demands = choice != "auto" && choice != "none";
+        assert_eq!(request.sampling.demanded.is_some(), demands);
+    }
+}
+
+#[test]
+fn a_schema_may_be_asked_for() {
     let schema = json!({"type": "json_schema", "name": "n", "schema": {"type": "object"}});
     let changes = json!({"text": {"format": schema}, "top_p": 0.5});
     let (request, _) = read_in(&Arc::default(), true, changes).expect("is fine");
@@ -202,6 +212,19 @@ fn the_items_of_a_turn_are_one_message() {
             vec![
                 called(None, text("a"), &[("c1", "{}")]),
                 Message::assistant("b"),
+            ],
+        ),
+        // litellm's bridge from /messages: a turn's calls, then its words.
+        (
+            json!([call("", "c1"), {"role": "assistant", "content": "a"}, output]),
+            vec![called(None, text("a"), &[("c1", "{}")]), tool.clone()],
+        ),
+        // A response's own ids say that these are two turns.
+        (
+            json!([call("fc_7-0_0", "c1"), said("msg_8-0_0")]),
+            vec![
+                called(None, Content::Null, &[("c1", "{}")]),
+                Message::assistant("a"),
             ],
         ),
         (

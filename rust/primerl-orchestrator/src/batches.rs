@@ -1,0 +1,172 @@
+//! The batches of a run: written when they are cut, checked whenever they are read from the spool. The journal knows the
+//! checksum of each ([`Event::BatchWritten`]); one that is gone, damaged or of another run is cut again from the journal,
+//! and refused where the journal does not reach back so far.
+
+use crate::driver::DriverHandle;
+use crate::failure::RunError;
+use crate::journal;
+use crate::spool::Spool;
+use crate::trainer::batch::{checksum, encode, is_the_same, is_unchecked};
+use bytes::Bytes;
+use primerl_core::pack::PackedBatch;
+use primerl_core::{Core, Event, Step};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Encoded steps that are kept for ranks that lag behind or ask again; older ones are read from the spool.
+const CACHED_STEPS: usize = 3;
+
+pub(crate) struct Batches {
+    spool: Spool,
+    journal: PathBuf,
+    driver: DriverHandle,
+    /// What the journal knows, of each rank's part.
+    known: BTreeMap<Step, Vec<u64>>,
+    /// One body a rank, by step.
+    encoded: BTreeMap<Step, Vec<Bytes>>,
+}
+
+/// Why what is in the spool cannot be given as it is.
+enum Problem {
+    /// The journal knows no checksum of it: the run was killed before it was noted, or is of an earlier version.
+    Unknown(Bytes),
+    Wrong(String),
+}
+
+impl Batches {
+    /// `core`: as the journal left it.
+    pub fn new(output_dir: &Path, core: &Core, driver: DriverHandle) -> Batches {
+        Batches {
+            spool: Spool::new(output_dir, core.config().data_ranks),
+            journal: output_dir.join("journal"),
+            driver,
+            known: core.batch_checksums().clone(),
+            encoded: BTreeMap::new(),
+        }
+    }
+
+    pub fn spool(&self) -> &Spool {
+        &self.spool
+    }
+
+    /// Have the batch in the spool. After a restart it may be there already.
+    pub fn add(&mut self, batch: &PackedBatch) -> Result<(), RunError> {
+        if self.is_as_known(batch) {
+            return Ok(());
+        }
+        let bodies = self.write(batch)?;
+        self.encoded.insert(batch.step, bodies);
+        while self.encoded.len() > CACHED_STEPS {
+            self.encoded.pop_first();
+        }
+        Ok(())
+    }
+
+    /// The body for one rank, whose checksum is the journal's.
+    pub fn body(&mut self, step: Step, rank: u32) -> Result<Bytes, RunError> {
+        let cached = self.encoded.get(&step);
+        if let Some(body) = cached.and_then(|ranks| ranks.get(rank as usize)) {
+            return Ok(body.clone());
+        }
+        let problem = match self.read(step, rank) {
+            Ok(body) => return Ok(body),
+            Err(problem) => problem,
+        };
+        let path = self.spool.file(step, rank);
+        let why = match journal::cut_again(&self.journal, step) {
+            Ok(None) => "the events by which it was cut are not kept any more".to_owned(),
+            Ok(Some(batch)) => {
+                if let Problem::Wrong(problem) = &problem {
+                    let path = path.display();
+                    tracing::warn!(
+                        "{path}: {problem}; the batch is written again from the journal"
+                    );
+                }
+                let bodies = self.write(&batch)?;
+                match bodies.get(rank as usize) {
+                    Some(body) => return Ok(body.clone()),
+                    None => format!("it was cut for {} ranks", bodies.len()),
+                }
+            }
+            Err(error) => error.to_string(),
+        };
+        match problem {
+            Problem::Unknown(body) => {
+                let path = path.display();
+                tracing::warn!(
+                    "{path}: the journal knows no checksum of it ({why}): it is given unchecked"
+                );
+                Ok(body)
+            }
+            Problem::Wrong(problem) => Err(RunError::DamagedBatch {
+                step: step.0,
+                path,
+                problem,
+                why,
+            }),
+        }
+    }
+
+    /// Batches of steps before this one are not needed any more. `keep`: their files stay all the same.
+    pub fn forget(&mut self, before: Step, keep: bool) -> Result<(), RunError> {
+        self.known = self.known.split_off(&before);
+        match keep {
+            true => Ok(()),
+            false => Ok(self.spool.forget(before)?),
+        }
+    }
+
+    fn read(&self, step: Step, rank: u32) -> Result<Bytes, Problem> {
+        let body = self.spool.read(step, rank);
+        let body = body.map_err(|error| Problem::Wrong(format!("it cannot be read: {error}")))?;
+        let known = self.known.get(&step);
+        let known = known.and_then(|ranks| ranks.get(rank as usize)).copied();
+        match (checksum(&body), known) {
+            (Some(own), Some(known)) if own == known => Ok(body),
+            (Some(_), None) => Err(Problem::Unknown(body)),
+            (None, None) if is_unchecked(&body) => Err(Problem::Unknown(body)),
+            (None, _) => Err(Problem::Wrong("its bytes do not match the checksum".into())),
+            (Some(own), Some(known)) => Err(Problem::Wrong(format!(
+                "its checksum is {own:016x}, the journal knows {known:016x}"
+            ))),
+        }
+    }
+
+    fn is_as_known(&self, batch: &PackedBatch) -> bool {
+        let mut ranks = 0..batch.ranks.len() as u32;
+        self.known.contains_key(&batch.step)
+            && ranks.all(|rank| self.read(batch.step, rank).is_ok())
+    }
+
+    /// What is in the spool under this step and says something else is set aside first.
+    fn write(&mut self, batch: &PackedBatch) -> Result<Vec<Bytes>, RunError> {
+        let step = batch.step;
+        let ranks = 0..batch.ranks.len() as u32;
+        let bodies: Vec<Bytes> = ranks
+            .map(|rank| encode(batch, rank))
+            .collect::<Result<_, _>>()?;
+        let numbered = (0..).zip(&bodies);
+        let there: Vec<(&Bytes, Bytes)> = numbered
+            .filter_map(|(rank, body)| Some((body, self.spool.read(step, rank).ok()?)))
+            .collect();
+        if there.iter().any(|(body, read)| !is_the_same(read, body)) {
+            let place = self.spool.set_aside(step)?;
+            tracing::warn!(
+                "spool/step_{step} is not the batch that the journal tells of: it was moved to {}, and is written anew",
+                place.display()
+            );
+        }
+        if there.len() < bodies.len() || there.iter().any(|(body, read)| read != *body) {
+            self.spool.write(step, &bodies)?;
+        }
+        let checksums: Vec<u64> = bodies.iter().filter_map(|body| checksum(body)).collect();
+        if self.known.get(&step) != Some(&checksums) {
+            self.known.insert(step, checksums.clone());
+            self.driver.send(Event::BatchWritten { step, checksums });
+        }
+        Ok(bodies)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! What lies in the output folder and is not of this run's journal: a journal that lost its last events, or all of them,
+//! leaves batches and lines of steps behind that it does not know. They are moved, not deleted: taken for its own, they
+//! would be trained again, or be in the place of those that it is about to write.
+
+use crate::failure::RunError;
+use crate::going_back::set_lines_aside;
+use crate::spool::Spool;
+use primerl_core::Core;
+use serde_json::Value;
+use std::path::Path;
+
+/// Batches go to `replaced_spool`, lines to `replaced_steps.jsonl` and `replaced_evals.jsonl`. `core`: as the journal
+/// left it.
+///
+/// # Errors
+/// The folder cannot be read or changed.
+pub(crate) fn set_aside(output_dir: &Path, core: &Core) -> Result<(), RunError> {
+    let next = core.next_step();
+    let spool = Spool::new(output_dir, core.config().data_ranks);
+    for step in spool.steps_from(next)? {
+        let place = spool.set_aside(step)?;
+        tracing::warn!(
+            "spool/step_{step} is not of this journal, in which step {next} is the next to be cut: it was moved to {}",
+            place.display()
+        );
+    }
+    lines(output_dir, "steps.jsonl", &|line| {
+        line["step"].as_u64().is_some_and(|step| step >= next.0)
+    })?;
+    // Nothing is measured before weights are published, except of other models.
+    if let Some(published) = core.published_version() {
+        lines(output_dir, "evals.jsonl", &|line| {
+            let version = line["version"].as_u64();
+            version.is_some_and(|version| version > published.0)
+        })?;
+    }
+    Ok(())
+}
+
+fn lines(output_dir: &Path, name: &str, goes: &dyn Fn(&Value) -> bool) -> Result<(), RunError> {
+    let moved =
+        set_lines_aside(output_dir, name, goes).map_err(|source| RunError::OutputFolder {
+            path: output_dir.join(name),
+            source,
+        })?;
+    if moved > 0 {
+        tracing::warn!(
+            "{name}: {moved} lines are of steps that the journal does not know: they were moved to replaced_{name}"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! Files of the output folder that were damaged, lost or are of another journal, between two starts.
+
+use crate::common::engine::Engine;
+use crate::common::trainer::{self, Batch};
+use crate::common::worker::Worker;
+use crate::common::{Orchestrator, Place, read_lines};
+use primerl_core::Event;
+use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::envs::wire::WorkerRole;
+use primerl_orchestrator::{RunError, inspect, journal};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use tokio::task::JoinHandle;
+
+const SETTINGS: &str = "max_async_level = 2\nmax_steps = 8";
+
+struct Session {
+    orchestrator: Orchestrator,
+    worker: JoinHandle<()>,
+}
+
+impl Session {
+    async fn start(place: &Place, engine: &Engine) -> Session {
+        let orchestrator = Orchestrator::start(place.config(SETTINGS, "")).await;
+        orchestrator.join(&engine.url).await;
+        let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
+        let worker = tokio::spawn(async move {
+            worker.work(2).await;
+        });
+        Session {
+            orchestrator,
+            worker,
+        }
+    }
+
+    /// Train these steps, without a checkpoint.
+    async fn train(&self, place: &Place, steps: std::ops::RangeInclusive<u64>) -> Vec<Vec<u8>> {
+        let (url, output) = (&self.orchestrator.url, place.output());
+        trainer::resume(url, steps.start() - 1).await;
+        trainer::publish(url, &output, steps.start() - 1).await;
+        let mut batches = Vec::new();
+        for step in steps {
+            batches.push(trainer::batch_bytes(url, step, 0).await.unwrap());
+            trainer::publish(url, &output, step).await;
+        }
+        batches
+    }
+
+    async fn stop(self) {
+        self.worker.abort();
+        self.orchestrator.shutdown.cancel();
+        self.orchestrator.end().await.unwrap();
+    }
+}
+
+fn spooled(output: &Path, step: u64) -> PathBuf {
+    output.join(format!("spool/step_{step}/rank_0.msgpack"))
+}
+
+/// Changes one bit of what a step trains; the result is what is there then.
+fn damage(output: &Path, step: u64) -> Vec<u8> {
+    let mut body = std::fs::read(spooled(output, step)).unwrap();
+    let middle = body.len() / 2;
+    body[middle] ^= 4;
+    std::fs::write(spooled(output, step), &body).unwrap();
+    body
+}
+
+/// Steps whose checksums are in the journal.
+fn noted(output: &Path) -> BTreeSet<u64> {
+    let mut steps = BTreeSet::new();
+    let note = |_, journal::Entry(_, event)| {
+        if let Event::BatchWritten { step, .. } = event {
+            steps.insert(step.0);
+        }
+    };
+    journal::read_from(&output.join("journal"), 0, note).unwrap();
+    steps
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_batch_is_cut_again_or_given_to_nobody() {
+    let place = Place::new();
+    let output = place.output();
+    let engine = Engine::start(MockConfig::default()).await;
+    let session = Session::start(&place, &engine).await;
+    let first = session.train(&place, 1..=3).await;
+    session.stop().await;
+    assert!(noted(&output).is_superset(&(1..=3).collect()));
+
+    let damaged = damage(&output, 2);
+    std::fs::remove_file(spooled(&output, 3)).unwrap();
+    let session = Session::start(&place, &engine).await;
+    assert_eq!(session.train(&place, 1..=3).await, first);
+    session.stop().await;
+    assert_eq!(std::fs::read(spooled(&output, 2)).unwrap(), first[1]);
+    let aside = output.join("replaced_spool/step_2/rank_0.msgpack");
+    assert_eq!(std::fs::read(aside).unwrap(), damaged);
+    assert_eq!(inspect::check(&output).unwrap().broken, None);
+
+    // As if the oldest events had been deleted to save room.
+    std::fs::remove_file(output.join("journal/000000000000.snapshot")).unwrap();
+    damage(&output, 2);
+    let session = Session::start(&place, &engine).await;
+    assert_eq!(session.train(&place, 1..=1).await, first[..1]);
+    let url = session.orchestrator.url.clone();
+    let given = tokio::spawn(async move { trainer::batch_bytes(&url, 2, 0).await });
+    let error = session.orchestrator.end().await.unwrap_err();
+    assert!(
+        matches!(&*error, RunError::DamagedBatch { step: 2, .. }),
+        "{error}"
+    );
+    session.worker.abort();
+    // The connection may end without an answer.
+    assert!(!matches!(given.await, Ok(Some(_))));
+    engine.stop().await;
+}
+
+fn copy(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_journal_that_lost_its_end_does_not_know_is_set_aside() {
+    let place = Place::new();
+    let output = place.output();
+    let engine = Engine::start(MockConfig::default()).await;
+    let session = Session::start(&place, &engine).await;
+    let first = session.train(&place, 1..=2).await;
+    session.stop().await;
+    let (kept, journal) = (place.path("kept"), output.join("journal"));
+    copy(&journal, &kept);
+    let known = journal::restore(&kept).unwrap().core.next_step().0 - 1;
+    let session = Session::start(&place, &engine).await;
+    session.train(&place, 3..=6).await;
+    session.stop().await;
+    let left = journal::restore(&journal).unwrap().core.next_step().0 - 1;
+    assert!(known < left);
+    let left_behind = std::fs::read(spooled(&output, left)).unwrap();
+
+    copy(&kept, &journal);
+    let session = Session::start(&place, &engine).await;
+    let aside = output.join(format!("replaced_spool/step_{left}/rank_0.msgpack"));
+    assert_eq!(std::fs::read(aside).unwrap(), left_behind);
+    let again = session.train(&place, 3..=8).await;
+    let end = session.orchestrator.end().await.unwrap();
+    session.worker.abort();
+    assert!(end.0.contains("all 8 steps are trained"), "{end:?}");
+    assert_eq!(inspect::check(&output).unwrap().broken, None);
+    let steps = |name: &str| -> Vec<u64> {
+        let lines = read_lines(&output.join(name));
+        lines
+            .iter()
+            .map(|line| line["step"].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(steps("steps.jsonl"), (1..=8).collect::<Vec<_>>());
+    assert_eq!(
+        steps("replaced_steps.jsonl"),
+        (known + 1..=left).collect::<Vec<_>>()
+    );
+    let sequences = first.iter().chain(&again).flat_map(|body| {
+        let batch = Batch::decode(body);
+        batch
+            .sequences()
+            .into_iter()
+            .map(|sequence| sequence.rollout)
+    });
+    assert_eq!(sequences.collect::<BTreeSet<_>>().len(), 8 * 8);
+    engine.stop().await;
+}

@@ -1,0 +1,91 @@
+"""What the page's scripts decide, without a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NODE = shutil.which("node")
+WEB = Path("rust/primerl-orchestrator/src/page/web")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(NODE is None, reason="no node is installed (Debian: apt install nodejs)"),
+]
+
+
+@pytest.fixture
+def evaluate(repository: Path, tmp_path: Path) -> Any:
+    """The value of an expression in a module that has imported a script."""
+    shutil.copytree(repository / WEB, tmp_path / "web")
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+
+    def evaluate(imports: str, body: str) -> Any:
+        assert NODE is not None
+        (tmp_path / "main.js").write_text(f"{imports}\n{body}\n")
+        done = subprocess.run([NODE, str(tmp_path / "main.js")], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return evaluate
+
+
+def live(**run: Any) -> dict[str, Any]:
+    return {"is_live": True, "status": {"run": {"step": 9, "max_steps": 9, "finished": None, **run}}}
+
+
+def test_a_run_that_ended_well_is_not_called_lost(evaluate: Any) -> None:
+    seen = [live(finished="all steps are trained"), live(), live(step=8), live(step=0, max_steps=0), None]
+    seen.append({**live(), "is_live": False})
+    told = evaluate(
+        'import { gone } from "./web/ending.js";', f"console.log(JSON.stringify({json.dumps(seen)}.map(gone)))"
+    )
+    assert told == [
+        {"kind": "finished", "title": "finished: all steps are trained"},
+        {"kind": "", "title": "all 9 steps are trained; the run has ended"},
+        {"kind": "stopped", "title": "the run has ended, or cannot be reached"},
+        {"kind": "stopped", "title": "the run has ended, or cannot be reached"},
+        {"kind": "lost", "title": "cannot be reached"},
+        {"kind": "lost", "title": "cannot be reached"},
+    ]
+
+
+FAKE = """
+class Node {
+  constructor(name) { this.name = name; this.parentNode = null; this.moved = 0; }
+  get previousElementSibling() { const all = this.parentNode.children; return all[all.indexOf(this) - 1] ?? null; }
+  after(other) { this.parentNode.put(other, this.parentNode.children.indexOf(this) + 1); }
+}
+class Place {
+  children = [];
+  prepend(node) { this.put(node, 0); }
+  put(node, at) {
+    const old = this.children.indexOf(node);
+    if (old >= 0) { this.children.splice(old, 1); if (old < at) at -= 1; }
+    this.children.splice(at, 0, node);
+    node.parentNode = this;
+    node.moved += 1;
+  }
+}
+const place = new Place();
+const nodes = Object.fromEntries([..."abcd"].map((name) => [name, new Node(name)]));
+const seen = [];
+for (const order of ["c", "ac", "abcd", "abcd", "bd"]) {
+  arrange(place, [...order].map((name) => nodes[name]));
+  seen.push(place.children.map((node) => node.name).join(""));
+}
+console.log(JSON.stringify([seen, Object.values(nodes).map((node) => node.moved)]));
+"""
+
+
+def test_curves_are_in_one_order_whenever_they_come(evaluate: Any) -> None:
+    seen, moved = evaluate('import { arrange } from "./web/common.js";', FAKE)
+    # Of the last, those that are not shown any more are taken out by the caller.
+    assert seen[:4] == ["c", "ac", "abcd", "abcd"]
+    assert seen[4].startswith("bd")
+    # What was in its place stays there, with its focus.
+    assert moved == [1, 2, 1, 2]
