@@ -14,6 +14,7 @@ import pytest
 import render_helpers
 from anthropic.types import Message, RawMessageStreamEvent
 from gateway_helpers import Gateway, gateway
+from primerl.run_key import run_key
 from pydantic import TypeAdapter
 from test_orchestrator_in_process import PATIENCE_S, post
 
@@ -299,7 +300,8 @@ def test_retries_get_the_same_answer_and_repeats_another(served: Gateway) -> Non
 
 
 def test_counts_without_a_rollout(served: Gateway) -> None:
-    with anthropic.Anthropic(base_url=served.orchestrator.url, api_key="unused") as client:
+    key = run_key(served.output)
+    with anthropic.Anthropic(base_url=served.orchestrator.url, api_key=key) as client:
         counted = client.messages.count_tokens(model="m", system="Be kind.", messages=[user("Hello")])
         assert counted.input_tokens == len(
             served.renderer.render([{"role": "system", "content": "Be kind."}, user("Hello")])
@@ -309,7 +311,9 @@ def test_counts_without_a_rollout(served: Gateway) -> None:
 
 
 def tokens(served: Gateway, url: str, **body: Any) -> Any:
-    headers = {"Authorization": f"Bearer {served.api_key}"}
+    # A rollout's key opens what is below its own address.
+    key = served.api_key if url.startswith(served.root_url) else run_key(served.output)
+    headers = {"Authorization": f"Bearer {key}"}
     answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     return answer.json()

@@ -16,13 +16,14 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from pathlib import Path
 
 import pytest
 from end_to_end import read_lines, until
 from packaging.specifiers import SpecifierSet
+from primerl import run_key
 from run_helpers import write_run
 
 pytestmark = [
@@ -268,6 +269,7 @@ def test_three_steps_of_rl_with_an_env_worker_of_the_base(
     assert address.exists(), said.read_text()
     url = json.loads(address.read_text())["url"]
     assert worker.evaluate("import importlib.util; print(importlib.util.find_spec('torch'))").strip() == "None"
+    worker = replace(worker, variables={**worker.variables, run_key.VARIABLE: str(run_key.run_key(output))})
     joined = worker.start(tmp_path / "joined", "env-worker", "--join", url, "--env", "reverse-text")
     processes.append(joined)
     assert launcher.wait(START_S) == 0, said.read_text()

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from primerl.config.complaint import ConfigError
 from primerl.config.evaluation import EvalConfig
-from primerl.config.resolve import absolute
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 
@@ -65,6 +64,8 @@ def goes_on(config: RLConfig | SFTConfig | EvalConfig) -> str | None:
 
 def newest(beside: Path, label: str, key: str) -> str:
     """Of the folders with that label. Raises ConfigError."""
+    from primerl.config.resolve import absolute
+
     folder = Path(absolute(str(beside)))
     pattern = re.compile(rf"{STAMP}_{re.escape(label)}_[0-9a-f]{{4}}")
     names = [path.name for path in (folder.iterdir() if folder.is_dir() else ()) if pattern.fullmatch(path.name)]

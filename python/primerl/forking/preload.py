@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from importlib import import_module
 
-from primerl.startup import import_transformers
+from primerl.train.import_once import import_transformers
 
 ENVIRONMENTS, TORCH = "environments", "torch"
 

@@ -19,6 +19,7 @@ In the order in which they are best read:
 | `logprobs` | log-probabilities and entropies in chunks |
 | `truncation`, `grammar` | truncated sampling and structured outputs, replayed |
 | `memory`, `lora`, `adapter_files` | how its layers run; low-rank adapters, made, saved, loaded; their files |
+| `import_once` | `transformers`, imported in less time |
 | `loading` | from a model folder to what is trained, also divided among ranks |
 | **what is learnt** | |
 | `loss`, `losses/` | the loss and its components; one file a policy loss |

@@ -21,11 +21,11 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from primerl.startup import import_transformers
 from primerl.train.adapter_files import folder_digest
 from primerl.train.config import ComputationConfig, ConfigError, LoraConfig
 from primerl.train.distributed import Ranks
 from primerl.train.flops import Performance
+from primerl.train.import_once import import_transformers
 from primerl.train.lora import Adapter, add_adapter
 from primerl.train.memory import prepare
 from primerl.train.model import DTYPES, ModelError, dtype_on, load_model, model_shape

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from primerl.startup import import_transformers
 from primerl.train.architectures import annotate, decoder, limit_of_positions, note_of, query_scale, without_dropout
 from primerl.train.attention import written_out
+from primerl.train.import_once import import_transformers
 from primerl.train.logprobs import OutputHead
 from primerl.train.packed import Bucket, to_rows
 from primerl.train.packed import ModelError as ModelError

@@ -84,8 +84,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     output_dir = Path(config.output_dir)
-    folder = checked_folder(config.model.path)
     loss = Loss(config.loss)
+    folder = checked_folder(config.model.path)
     ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
     with ranks.naming_the_missing():
         identity = begin(ranks, client)
