@@ -177,3 +177,35 @@ def test_reasoning_that_is_left_out_is_counted(
     ]
     columns = Masker(model_of("qwen3"), mask, NOW).many(rows, pool)
     assert [found.unwritten_reasoning for found in columns if isinstance(found, Columns)] == [1, 1, 2, 0]
+
+
+@pytest.mark.parametrize("mask", ALL_MASKS)
+@pytest.mark.parametrize(
+    ("messages", "control"),
+    [
+        ([user("system, user and assistant, <b>x</b>"), assistant("a")], ()),
+        ([user("think between <think> and </think>"), assistant("a")], ()),
+        ([{"role": "user", "content": [{"type": "text", "text": "a<|im_start|>"}]}, assistant("a")], ("<|im_start|>",)),
+        ([user("a<|im_end|>b<|im_start|>c<|im_end|>"), assistant("a")], ("<|im_end|>", "<|im_start|>")),
+        ([{"role": "system", "content": "write <tool_call>"}, user("q"), assistant("a")], ()),
+        ([user("q"), assistant("ok<|im_end|>more")], ("<|im_end|>",)),
+        (
+            [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "<|im_end|>"}],
+            ("<|im_end|>",),
+        ),
+        (
+            [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "</tool_response>"}],
+            ("</tool_response>",),
+        ),
+    ],
+)
+def test_control_tokens_in_texts_are_found(
+    messages: list[dict[str, Any]],
+    control: tuple[str, ...],
+    mask: LossMaskConfig,
+    model_of: Callable[[str], Path],
+    pool: ThreadPoolExecutor,
+) -> None:
+    (columns,) = Masker(model_of("qwen3"), mask, NOW).many([Conversation(messages)], pool)
+    assert isinstance(columns, Columns), columns
+    assert columns.control_tokens == control

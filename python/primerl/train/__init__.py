@@ -40,6 +40,7 @@ In the order in which they are best read:
 | `kept_rows` | rows that were read while they were checked |
 | `table_nulls` | which nulls of a table were written, and which are padding |
 | `message_fields` | marks of what is not trained; fields that would be ignored |
+| `control_tokens` | rows whose text holds markup of the model |
 | `masks`, `rows`, `bad_rows` | conversations as tokens with masks; those that cannot be used |
 | `written` | what the chat template leaves out of a row |
 | `mixture`, `packing`, `validation` | the order of rows; steps of micro-batches; the loss on held-out rows |

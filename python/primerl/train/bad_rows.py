@@ -34,6 +34,10 @@ class Dataset:
     unwritten_reasoning: int = 0
     """Rows with answers whose reasoning the template leaves out."""
     answers_without_it: int = 0
+    with_control_tokens: list[int] = field(default_factory=list)
+    """Rows whose messages hold control tokens of the model in their text."""
+    control_tokens: Counter[str] = field(default_factory=Counter)
+    """How many rows hold each."""
     bad: list[BadRow] = field(default_factory=list)
 
     @property
@@ -65,6 +69,10 @@ class BadRows:
     def reasoning_left_out(self, answers: int) -> None:
         self.datasets[-1].unwritten_reasoning += 1
         self.datasets[-1].answers_without_it += answers
+
+    def control_tokens(self, index: int, found: tuple[str, ...]) -> None:
+        self.datasets[-1].with_control_tokens.append(index)
+        self.datasets[-1].control_tokens.update(found)
 
     def add(self, row: BadRow) -> None:
         self.count()
@@ -112,6 +120,8 @@ class BadRows:
                     f"{dataset.title}: in {rows} the chat template leaves out the reasoning of answers "
                     f"({dataset.answers_without_it:,} of them), which are trained without it"
                 )
+            if dataset.with_control_tokens:
+                lines.append(_control_tokens(dataset))
         return lines
 
     def write(self, path: Path) -> None:
@@ -125,3 +135,15 @@ class BadRows:
         if lines:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, "\n".join(lines) + "\n")
+
+
+def _control_tokens(dataset: Dataset) -> str:
+    found = dataset.with_control_tokens
+    tokens = ", ".join(token for token, _ in dataset.control_tokens.most_common(EXAMPLES))
+    named = ", ".join(str(index) for index in found[:EXAMPLES])
+    more = ", .." if len(found) > EXAMPLES else ""
+    return (
+        f"{dataset.title}: in {len(found):,} of {dataset.rows:,} rows the text of messages holds control tokens of the "
+        f"model ({tokens}), which are encoded as such and not as text ({dataset.unit} {named}{more}); take them out "
+        "where they are no syntax of the conversation"
+    )

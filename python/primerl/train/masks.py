@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from primerl.train.control_tokens import ControlTokens
 from primerl.train.conversations import Conversation, RowError
 from primerl.train.message_fields import TemplateFields, unknown
 from primerl.train.model import ModelError
@@ -32,6 +33,8 @@ class Columns(NamedTuple):
     loss_mask: bytes  # uint8
     unwritten_reasoning: int = 0
     """Trained answers whose reasoning the template leaves out."""
+    control_tokens: tuple[str, ...] = ()
+    """Those that the text of messages holds, which became tokens of the model's own syntax."""
 
 
 ROWS_A_TASK = 64
@@ -62,6 +65,7 @@ class Masker:
         self._fields = TemplateFields(model_folder)
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
+        self._control_tokens = ControlTokens(model_folder, self._stops)
         self._left_out = roles_left_out(lambda messages: self._text(messages, {"now": now}))
 
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
@@ -107,7 +111,8 @@ class Masker:
                 messages = self._renderer.trainable(
                     messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
                 )
-            return Columns(*rendered, self._check_written(messages, conversation, options))
+            unwritten_reasoning = self._check_written(messages, conversation, options)
+            return Columns(*rendered, unwritten_reasoning, self._control_tokens.found(messages))
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
 
@@ -137,7 +142,7 @@ class Masker:
                 mask = self._with_roles(messages, ids, mask, conversation.untrained, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
-        return Columns(ids, mask, unwritten_reasoning)
+        return Columns(ids, mask, unwritten_reasoning, self._control_tokens.found(messages))
 
     def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
         """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that

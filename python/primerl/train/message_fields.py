@@ -68,7 +68,7 @@ class TemplateFields:
     """Which fields a model's chat template asks for."""
 
     def __init__(self, model_folder: Path) -> None:
-        self._text = _templates(model_folder)
+        self._text = templates(model_folder)
         self._named: dict[str, bool] = {}
 
     def names(self, field: str) -> bool:
@@ -77,7 +77,7 @@ class TemplateFields:
         return self._named[field]
 
 
-def _templates(model_folder: Path) -> str:
+def templates(model_folder: Path) -> str:
     """The text of all chat templates in the folder."""
     files = [model_folder / "chat_template.jinja", *sorted(model_folder.glob("additional_chat_templates/*.jinja"))]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]

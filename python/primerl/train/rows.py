@@ -135,6 +135,8 @@ class RowsBuilder:
         self.bad.count()
         if kept.unwritten_reasoning:
             self.bad.reasoning_left_out(kept.unwritten_reasoning)
+        if kept.control_tokens:
+            self.bad.control_tokens(index, kept.control_tokens)
         self._token_ids += kept.token_ids
         self._loss_mask += kept.loss_mask
         self._ends.append(len(self._loss_mask))
@@ -151,7 +153,7 @@ class RowsBuilder:
         return Rows(self.bad.titles, token_ids, loss_mask, self._ends, firsts, units, self._found)
 
     def _cut(self, columns: Columns) -> Columns | RowError:
-        token_ids, loss_mask, unwritten_reasoning = columns
+        token_ids, loss_mask = columns.token_ids, columns.loss_mask
         seq_len = self._limits.seq_len
         length = len(loss_mask)
         if length > seq_len:
@@ -164,7 +166,7 @@ class RowsBuilder:
             return RowError(NOTHING, f"no token of it is trained{cut}; see {self._limits.key}loss_mask")
         if length > seq_len:
             self.bad.truncated()
-        return Columns(token_ids, loss_mask, unwritten_reasoning)
+        return columns._replace(token_ids=token_ids, loss_mask=loss_mask)
 
 
 def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: Path) -> Rows:
